@@ -5,6 +5,6 @@
 | `local` | a pool of processes on this machine |
 """
 
-from rowmill.executors.local import LocalPool
+from rowmill.executors.local import LocalPool, open_in_workers
 
-__all__ = ["LocalPool"]
+__all__ = ["LocalPool", "open_in_workers"]

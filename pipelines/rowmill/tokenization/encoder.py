@@ -51,6 +51,12 @@ class Encoder:
         """The reference: the `tokenizers` backend that `transformers` itself calls."""
         return open_reference_backend(self._backend)
 
+    def open_reference(self) -> None:
+        """Open now what is otherwise opened at its first use, so that processes forked later share it."""
+        _ = self.usual
+        if self._fast is not None:
+            _ = self._byte_lengths
+
     def to_transformers(self) -> Any:
         """Return the tokenizer as `transformers` would open it, chat template included; takes seconds."""
         from transformers import PreTrainedTokenizerFast

@@ -120,7 +120,7 @@ def make_packed_shards(work: StageContext) -> StageOutput:
         files, expected = _write_scratch_files(work, plans.lengths, plans.splits, scratch)
         shards = _write_shards(work, plans.lengths, plans.splits, files)
     tasks = [ReadBackTask(work.store.root, part.files["shard"], part.files["segments"]) for part in shards]
-    back = list(work.pool.map(read_back, tasks, size_bytes=4 * sum(task.shard.bytes for task in tasks)))
+    back = list(work.pool.map(read_back, tasks, size_bytes=sum(task.shard.bytes for task in tasks)))
     left = _find_left_out(plans.lengths, plans.splits)
     return _build_shards_output(
         work, plans, [*shards, *_write_side_tables(work, plans, left)], left, _ReadBackSums.of(back, expected)
@@ -263,7 +263,7 @@ def _write_shards(
     at = part_folder(work.folder, _digest_plans(work, lengths, plans))
     card = {k: str(v) for k, v in _build_shard_card(work).items()}
     tasks = [task for one in plans for task in _plan_shard_tasks(work, lengths, one, files, scanned, at, card)]
-    return list(work.pool.map(write_shard, tasks, size_bytes=4 * int(lengths.tokens.sum())))
+    return list(work.pool.map(write_shard, tasks, size_bytes=int(lengths.tokens.sum())))
 
 
 def _digest_plans(work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> str:

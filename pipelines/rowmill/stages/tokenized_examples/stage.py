@@ -18,6 +18,7 @@ from rowmill.conversation.rendering.options import RendererSpec, Template, make_
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.storage import digest_json
+from rowmill.executors import open_in_workers
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import make_example_schema
@@ -144,7 +145,8 @@ def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def prepare_tokenized_examples(work: StageContext) -> PreparedStage:
     """Open tokenizer and template: their content decides, wherever it lies."""
-    loaded, _ = open_recipe_tokenizer(work)
+    loaded, path = open_recipe_tokenizer(work)
+    open_in_workers(text_parts.open_shared_encoder, work.store.root, path)
     spec = resolve_renderer_spec(work, loaded)
     return PreparedStage((loaded.card.digest, _spec_to_json(spec)), lambda: make_tokenized_examples(work))
 
@@ -373,7 +375,8 @@ def require_tokenizer_ready(work: StageContext) -> None:
         If one of them is not there.
 
     """
-    loaded, _ = open_recipe_tokenizer(work)
+    loaded, path = open_recipe_tokenizer(work)
+    open_in_workers(text_parts.open_shared_encoder, work.store.root, path)
     try:
         resolve_renderer_spec(work, loaded)
     except ConfigError as error:

@@ -64,8 +64,14 @@ READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages",
 
 
 @lru_cache(maxsize=2)
-def _open_encoder(root: str, path: str) -> Encoder:
+def open_encoder(root: str, path: str) -> Encoder:
+    """Open a tokenizer of the store, once per process."""
     return Encoder(deserialize_tokenizer(Store(root).read(path)))
+
+
+def open_shared_encoder(root: str, path: str) -> None:
+    """Open a tokenizer of the store and its reference, in a process from which workers are forked."""
+    open_encoder(root, path).open_reference()
 
 
 _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
@@ -76,7 +82,7 @@ def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
     key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
     if key not in _EXAMPLE_BUILDERS:
         _EXAMPLE_BUILDERS.clear()
-        encoder = _open_encoder(task.root, task.tokenizer)
+        encoder = open_encoder(task.root, task.tokenizer)
         _EXAMPLE_BUILDERS[key] = ExampleBuilder(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
         if multiprocessing.parent_process() is not None:
             # What a worker has opened stays: walking it at every collection cost ten per cent of a part.
@@ -202,7 +208,7 @@ def _measure_part_tools(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_leng
     preparer = _get_example_builder(task)
     if preparer.printer is None or tools.null_count == len(tools):
         return tool_lengths.ToolLengths()
-    return tool_lengths.measure_tools(tools, preparer.printer, _open_encoder(task.root, task.tokenizer))
+    return tool_lengths.measure_tools(tools, preparer.printer, open_encoder(task.root, task.tokenizer))
 
 
 def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:

@@ -1,0 +1,12 @@
+"""Imported by the fork server alone, which runs no other code of ours: sets up what its workers share.
+
+What belongs here: the one call at import. What does not: what it does (`worker_setup.py`). Nothing else may import
+this module, the package's `__init__` least of all: the engine that it imports would be imported from its middle.
+"""
+
+import json
+import os
+
+from rowmill.executors.worker_setup import VARIABLE, open_all
+
+open_all(*json.loads(os.environ.pop(VARIABLE, "[[], []]")))

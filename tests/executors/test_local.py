@@ -1,0 +1,108 @@
+"""A pool of processes: ordered results, what the fork server opened is shared, and a dead worker is an error.
+
+What belongs here: the pool alone, with functions of this module as tasks. What does not: builds over workers
+(`end_to_end/test_robustness.py`, `end_to_end/test_interrupt.py`).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from rowmill.core.errors import IntegrityError
+from rowmill.executors import local
+from rowmill.executors.local import INLINE_BELOW_BYTES, LocalPool
+
+SHARED = """
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_local
+
+if __name__ == "__main__":
+    open_in_workers(test_local.opened_by)
+    pool = LocalPool(2)
+    list(pool.map(test_local.take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+    found = set(pool.map(test_local.find_opener, range(8), size_bytes=INLINE_BELOW_BYTES))
+    import os
+    print(sorted((pid != os.getpid(), opener == pid) for pid, opener in found))
+"""
+
+
+@cache
+def opened_by() -> int:
+    return os.getpid()
+
+
+def find_opener(number: int) -> tuple[int, int]:
+    del number
+    time.sleep(0.05)
+    return os.getpid(), opened_by()
+
+
+def take_time(number: int) -> tuple[int, int]:
+    time.sleep(0.02)
+    return number, os.getpid()
+
+
+def die(parent: int) -> None:
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalPool]:
+    pool = LocalPool(2)
+    yield pool
+    pool.close()
+
+
+def start_workers(pool: LocalPool) -> None:
+    """Give the pool work until workers do it."""
+    while {pid for _, pid in pool.map(take_time, range(4), size_bytes=INLINE_BELOW_BYTES)} == {os.getpid()}:
+        pass
+
+
+def test_results_come_in_task_order_wherever_the_tasks_ran(pool: LocalPool) -> None:
+    start_workers(pool)
+
+    made = list(pool.map(take_time, range(50), size_bytes=INLINE_BELOW_BYTES))
+
+    assert [number for number, _ in made] == list(range(50))
+    assert len({pid for _, pid in made} - {os.getpid()}) == 2
+
+
+def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:
+    made = list(pool.map(take_time, range(3), size_bytes=INLINE_BELOW_BYTES - 1))
+
+    assert {pid for _, pid in made} == {os.getpid()}
+
+
+@pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPool) -> None:
+    made = list(pool.map(take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+
+    pids = [pid for _, pid in made]
+    own = pids.count(os.getpid())
+    assert 0 < own < len(pids)
+    assert set(pids[:own]) == {os.getpid()}
+
+
+@pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_what_the_fork_server_opened_is_opened_by_no_worker() -> None:
+    """A process of its own, since a fork server that runs already opens nothing more."""
+    shown = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True, cwd=os.getcwd())
+
+    assert shown.stdout.strip() == "[(True, False), (True, False)]"
+
+
+def test_a_dead_worker_is_an_error_and_the_next_map_has_new_workers(pool: LocalPool) -> None:
+    start_workers(pool)
+
+    with pytest.raises(IntegrityError, match="a worker process died"):
+        list(pool.map(die, [os.getpid()] * 50, size_bytes=INLINE_BELOW_BYTES))
+    start_workers(pool)

@@ -34,24 +34,34 @@ ROOT = Path(__file__).resolve().parents[2]
 NEW_STAGE = '''
 """How many rows a dataset has: a stage that exists in this test only."""
 
+from dataclasses import dataclass
+
 from rowmill.core.number_text import format_count
+from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 
+@dataclass(frozen=True)
+class CensusFacts:
+    seen: int
+    datasets: int
+
+
 def make(work: StageContext) -> StageOutput:
-    rows = work.input("canonical_rows").facts["kept"]
-    return StageOutput(facts={"seen": rows, "datasets": 1})
+    rows = read_facts(CanonicalRowsFacts, work.input("canonical_rows").facts)
+    return StageOutput(CensusFacts(seen=rows.kept, datasets=1))
 
 
 STAGE = StageDeclaration(
     name="row_census",
+    facts=CensusFacts,
     description="The rows of a dataset, counted once more.",
     identity=lambda recipe, name: {"versions": [1]},
     prepare=lambda work: PreparedStage((), lambda: make(work)),
     inputs=("canonical_rows",),
     feeds=StatsInputs(count_rows_by_fact("seen", "row")),
-    summarize=lambda facts, rows: (rows, format_count(facts["datasets"], "dataset")),
+    summarize=lambda facts, rows: (rows, format_count(facts.datasets, "dataset")),
     compared=(ComparedFact("rows seen", "seen"),),
 )
 '''

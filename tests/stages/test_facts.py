@@ -12,23 +12,20 @@ import pytest
 
 from rowmill.checks.catalog import CHECKS, Check
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
+from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
 from rowmill.stages import catalog
-from rowmill.stages.base import UNCOUNTED, StageDeclaration, Uncounted, name_facts
+from rowmill.stages.base import StageDeclaration
 from tests.support.recipes import CHAT, Road, chat
 from tests.support.tables import as_csv, grouped, purchases, records
 
-UNTYPED = {"canonical_rows", "tokenized_examples"}
-"""Stages that still hand over a mapping; take one out when it declares its facts."""
-TYPED = [stage for stage in catalog.STAGES if stage.facts is not None]
-
 
 def names_of(stage: StageDeclaration) -> set[str]:
-    assert stage.facts is not None
     return {one.name for one in fields(stage.facts)}
 
 
-def test_stages_declare_their_facts() -> None:
-    assert {stage.name for stage in catalog.STAGES if stage.facts is None} == UNTYPED
+@pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
+def test_compared_numbers_are_facts_of_their_stage(stage: StageDeclaration) -> None:
+    assert {one.fact for one in stage.compared} <= names_of(stage)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
@@ -37,7 +34,7 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
 
     assert stages
     for stage in stages:
-        if stage.facts is not None and check.name not in CROSS_STAGE_FACTS:
+        if check.name not in CROSS_STAGE_FACTS:
             assert check.name in names_of(stage), stage.name
 
 
@@ -54,12 +51,26 @@ def test_output_holds_the_declared_facts_and_no_others(tmp_path: Path) -> None:
 
     found = [report.manifest for report, _ in built.steps.values()]
 
-    assert {stage.name for stage in TYPED if not stage.on_demand} <= {made.stage for made in found}
+    assert {stage.name for stage in catalog.STAGES if not stage.on_demand} == {made.stage for made in found}
     for made in found:
         stage = catalog.find_stage(made.stage)
-        if stage.facts is not None:
-            required = {one.name for one in fields(stage.facts) if one.default is MISSING}
-            assert required <= set(made.facts) <= names_of(stage), made.key
+        required = {one.name for one in fields(stage.facts) if one.default is MISSING}
+        assert required <= set(made.facts) <= names_of(stage), made.key
+        assert name_facts(read_facts(stage.facts, made.facts)) == made.facts, made.key
+        assert stage.feeds.rows(made) is not None, "its number of rows is a fact"
+
+
+def test_fact_that_an_earlier_release_did_not_count_is_false() -> None:
+    @dataclass(frozen=True)
+    class Facts:
+        rows: int
+        has_source: bool
+
+    found = read_facts(Facts, {"rows": 2, "old": 3})
+
+    assert found.rows == 2
+    assert found.has_source is UNCOUNTED
+    assert not found.has_source
 
 
 def test_fact_that_this_kind_of_data_does_not_have_is_not_stored() -> None:

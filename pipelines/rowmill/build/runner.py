@@ -25,6 +25,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.core.storage import explain_disk_full
 from rowmill.schema import manifest
+from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import exports
 from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageOutput
@@ -213,7 +214,7 @@ def _make_manifest(
         code_version=step.code_version,
         inputs={"/".join(key): one.version for key, one in work.inputs.items()},
         parts=tuple(draft.parts),
-        facts=draft.facts,
+        facts=name_facts(draft.facts),
         ledger=tuple(draft.ledger),
         token_ledger=tuple(draft.token_ledger),
         tables=draft.tables,

@@ -20,6 +20,15 @@ from typing import Any
 from rowmill.core.errors import IntegrityError
 from rowmill.core.storage import Store, digest_json, parse_sealed
 from rowmill.schema import manifest
+from rowmill.schema.facts import (
+    CanonicalRowsFacts,
+    PackedShardsFacts,
+    RawDatasetFacts,
+    TokenizedExamplesFacts,
+    Uncounted,
+    read_facts,
+    require_counted,
+)
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
@@ -57,18 +66,19 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     inputs = manifest.load_inputs(store, packed)
     tokenized = next(one for one in inputs.values() if one.stage == "tokenized_examples")
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
-    packing = packed.facts["packing_losses"]
+    packing = read_facts(PackedShardsFacts, packed.facts).packing_losses
     records = {
         "canonical_rows": _count_rejected(canonical, INTENDED_REASONS),
         "tokenized_examples": _count_rejected(tokenized, frozenset()),
-        "packed_shards": tuple(packing["examples"]),
+        "packed_shards": packing["examples"],
     }
     trained: dict[str, tuple[int, int]] = {}
-    if "trained_removed" in tokenized.facts:
-        cut, refused = int(tokenized.facts["trained_removed"]), int(tokenized.facts["dropped_trained"])
-        trained["truncation"] = (cut, int(tokenized.facts["trained_tokens"]) + cut + refused)
+    examples = read_facts(TokenizedExamplesFacts, tokenized.facts)
+    if not isinstance(examples.trained_removed, Uncounted):
+        cut, refused = examples.trained_removed, require_counted(examples.dropped_trained)
+        trained["truncation"] = (cut, examples.trained_tokens + cut + refused)
         trained["tokenized_examples"] = (refused, trained["truncation"][1] - cut)
-    trained["packed_shards"] = tuple(packing["trained_tokens"])
+    trained["packed_shards"] = packing["trained_tokens"]
     worst, counted = max(
         (("records", records), ("trained tokens", trained)),
         key=lambda one: _compound_loss(one[1].values()),
@@ -163,14 +173,15 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
 
 def read_counts(made: Manifest) -> dict[str, float]:
     """Return the counts of an output that should not fall from one build to the next, by name."""
-    facts = made.facts
     match made.stage:
         case "raw_dataset":
-            return {"files": facts["files"], "records": facts["records"]}
+            source = read_facts(RawDatasetFacts, made.facts)
+            return {"files": source.files, "records": source.records}
         case "canonical_rows":
-            return {"rows": facts["kept"]}
+            return {"rows": read_facts(CanonicalRowsFacts, made.facts).kept}
         case "packed_shards":
-            return {"tokens": facts["tokens"], "trained tokens": facts["trained_tokens"]}
+            packed = read_facts(PackedShardsFacts, made.facts)
+            return {"tokens": packed.tokens, "trained tokens": packed.trained_tokens}
         case "training_splits":
             return _measure_mixture_shares(made)
         case _:

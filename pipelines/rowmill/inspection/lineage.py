@@ -18,6 +18,7 @@ from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError, SourceError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
+from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.sources import SourcePart
 from rowmill.stages import gpu_partitions, inputs, raw_dataset
@@ -218,7 +219,7 @@ def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
         sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
         steps=table.column("step").to_numpy(),
         passes=table.column("pass").to_numpy(),
-        world_size=int(ranks.facts["world_size"])
+        world_size=read_facts(gpu_partitions.GpuPartitionsFacts, ranks.facts).world_size
         if ranks is not None and fits
         else project.recipe.partitions.world_size,
         files=_list_rank_files(project.store, ranks) if ranks is not None and fits else {},

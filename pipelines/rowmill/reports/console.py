@@ -33,6 +33,7 @@ from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, fo
 from rowmill.inspection.diff import NumberComparison, ScopeComparison
 from rowmill.inspection.generated_output import ParsedFiles
 from rowmill.inspection.verify import StageVerification
+from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import DisplayTable, Manifest
 from rowmill.stages import catalog
 
@@ -162,7 +163,8 @@ def summarize_output(made: Manifest) -> str:
     """Say in one line what a stage's output holds."""
     held = catalog.count_output_rows(made)
     rows = format_count(held.count, held.noun) if held else ""
-    return join_facts(catalog.find_stage(made.stage).summarize(made.facts, rows))
+    stage = catalog.find_stage(made.stage)
+    return join_facts(stage.summarize(read_facts(stage.facts, made.facts), rows))
 
 
 # ── check results ──────────────────────────────────────────────────────────────────────────────────

@@ -4,9 +4,6 @@ What belongs here: wording and aligning numbers that the stages counted. What do
 tables behind SQL (`stats/`), the short table of a recipe (`summary.py`).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -18,6 +15,7 @@ from rowmill.core.number_text import format_count, format_percent
 from rowmill.reports import plots
 from rowmill.reports.console import render_manifest_table
 from rowmill.schema import manifest
+from rowmill.schema.facts import CanonicalRowsFacts, TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
@@ -25,6 +23,7 @@ from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.truncation_stats import stage as truncation_stats
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 
 
 def render_statistics(project: Project) -> RenderableType:
@@ -37,7 +36,7 @@ def list_hints(project: Project) -> list[str]:
     found: list[str] = []
     for name in project.recipe.datasets:
         made = load_current(project, name, truncation_stats.STAGE)
-        found += [f"{name}: {hint}" for hint in (made.facts["hints"] if made else [])]
+        found += [f"{name}: {hint}" for hint in (_read_truncation(made).hints if made else [])]
     return found
 
 
@@ -56,8 +55,8 @@ def _render_dataset_statistics(project: Project, name: str) -> RenderableType:
     lines: list[RenderableType] = [Text(f"\n{name}", HEAD).append(f"  {_format_row_counts(rows, examples)}", DIM)]
     if rows is not None:
         lines += _render_notices(rows)
-    if examples is not None and examples.facts["rows_with_tools"]:
-        lines += _render_tools(examples.facts)
+    if examples is not None:
+        lines += _render_tools(read_facts(TokenizedExamplesFacts, examples.facts))
     if lengths is not None:
         lines += _render_lengths(lengths)
     lines += _render_rejects(rows, examples)
@@ -73,23 +72,28 @@ def _render_dataset_statistics(project: Project, name: str) -> RenderableType:
 def _format_row_counts(rows: Manifest | None, examples: Manifest | None) -> str:
     if rows is None:
         return "not built"
-    made = format_count(examples.facts["examples"], "example") if examples is not None else "not tokenized"
-    return f"{format_count(rows.facts['records'], 'record')} → {format_count(rows.facts['kept'], 'row')} → {made}"
+    made = "not tokenized"
+    if examples is not None:
+        made = format_count(read_facts(TokenizedExamplesFacts, examples.facts).examples, "example")
+    facts = read_facts(CanonicalRowsFacts, rows.facts)
+    return f"{format_count(facts.records, 'record')} → {format_count(facts.kept, 'row')} → {made}"
 
 
 def _render_notices(rows: Manifest) -> list[RenderableType]:
     """Show what canonicalisation noticed in the rows that it kept."""
-    found = [(name.replace("_", " "), count) for name in NORMALIZATION_COLUMNS if (count := rows.facts.get(name))]
-    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in rows.facts["notes"].items()]
+    facts = read_facts(CanonicalRowsFacts, rows.facts)
+    found = [(name.replace("_", " "), count) for name in NORMALIZATION_COLUMNS if (count := getattr(facts, name))]
+    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in facts.notes.items()]
     return [_render_label("noticed in the rows"), make_grid(["", "times"], found, indent=4)] if found else []
 
 
-def _render_tools(facts: Mapping[str, Any]) -> list[RenderableType]:
+def _render_tools(facts: TokenizedExamplesFacts) -> list[RenderableType]:
     """Show what tool schemas cost: they stand in every example of a row, and truncation never takes them."""
-    rows, tokens = int(facts["rows_with_tools"]), int(facts["tool_tokens"])
+    rows, tokens = facts.rows_with_tools, facts.tool_tokens
+    if not rows:
+        return []
     words = (
-        f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most "
-        f"{facts['most_tool_tokens']:,}"
+        f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most {facts.most_tool_tokens:,}"
     )
     return [_render_label("tool schemas"), Text(f"    {words}")]
 
@@ -110,11 +114,15 @@ LENGTH_BUCKETS = {
 TRUNCATION_COLUMNS = ("stage", "examples", "", "messages", "tokens", "trained of them")
 
 
+def _read_truncation(made: Manifest) -> TruncationStatsFacts:
+    return read_facts(TruncationStatsFacts, made.facts)
+
+
 def _render_lengths(made: Manifest) -> list[RenderableType]:
-    facts, limit = made.facts, int(made.facts["limit"])
-    quantiles = "   ".join(f"{name} {value:,}" for name, value in facts["quantiles"].items())
-    total = sum(facts["buckets"].values())
-    counts = [facts["buckets"][name] for name in LENGTH_BUCKETS]
+    facts = _read_truncation(made)
+    quantiles = "   ".join(f"{name} {value:,}" for name, value in facts.quantiles.items())
+    total = sum(facts.buckets.values())
+    counts = [facts.buckets[name] for name in LENGTH_BUCKETS]
     buckets = make_grid(
         list(LENGTH_BUCKETS.values()), [counts, [format_percent(count, total) for count in counts]], indent=4
     )
@@ -122,7 +130,7 @@ def _render_lengths(made: Manifest) -> list[RenderableType]:
     lines: list[RenderableType] = [
         _render_label(f"{made.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
-        _render_label(f"length as a share of max_length {limit:,}"), buckets,
+        _render_label(f"length as a share of max_length {facts.limit:,}"), buckets,
     ]  # fmt: skip
     if "stages" in made.tables:
         taken = [
@@ -130,20 +138,20 @@ def _render_lengths(made: Manifest) -> list[RenderableType]:
             for stage, touched, messages, tokens, trained in made.tables["stages"].rows
         ]
         lines += [_render_label("what truncation took"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
-    if facts["dropped_for_length"]:
-        lines.append(Text(f"    dropped for their length: {format_count(facts['dropped_for_length'], 'row')}"))
-    return [*lines, *_render_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"])]
+    if facts.dropped_for_length:
+        lines.append(Text(f"    dropped for their length: {format_count(facts.dropped_for_length, 'row')}"))
+    return [*lines, *_render_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts.hints)]
 
 
 def _render_what_if(made: Manifest) -> list[RenderableType]:
     """Show what other limits would do, and how it is known: estimated, or planned anew."""
-    table, limit = made.tables["what_if"], int(made.facts["limit"])
+    table, facts = made.tables["what_if"], _read_truncation(made)
     is_planned = "examples" in table.columns
     headings = WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS
     # A plan has other examples at each length, so what is over are records.
-    total, place = (made.facts["records"], 2) if is_planned else (made.facts["examples"], 1)
+    total, place = (require_counted(facts.records), 2) if is_planned else (facts.examples, 1)
     lines = [(*row[: place + 1], format_percent(row[place], total), *row[place + 1 :]) for row in table.rows]
-    marked = next((i for i, row in enumerate(lines) if row[0] == limit), None)
+    marked = next((i for i, row in enumerate(lines) if row[0] == facts.limit), None)
     return [
         _render_label("what another limit would do" + ("" if is_planned else " (estimated)")),
         make_grid(list(headings), lines, indent=4, marked=marked),

@@ -7,7 +7,7 @@ What does not: the numbers of one dataset in full (`statistics.py`), one step or
 import os
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -21,11 +21,20 @@ from rowmill.exports import Export
 from rowmill.reports.console import format_key, render_check_result, render_title
 from rowmill.reports.statistics import load_current
 from rowmill.schema import manifest
+from rowmill.schema.facts import (
+    CanonicalRowsFacts,
+    FactsT,
+    PackedShardsFacts,
+    TokenizedExamplesFacts,
+    TrainingSplitsFacts,
+    read_facts,
+)
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import EXPORTS, Manifest, get_stage_folder
 from rowmill.stages import exports, gpu_partitions
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
@@ -60,50 +69,49 @@ SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens
 
 def list_summary_cells(project: Project, name: str) -> tuple[object, ...]:
     """Return a dataset's line of the summary, in the order of `SUMMARY_COLUMNS`."""
-    rows, examples = (
-        load_current(project, name, canonical_rows.STAGE),
-        load_current(project, name, tokenized_examples.STAGE),
-    )
-    packed = load_current(project, name, packed_shards.STAGE)
-    of_rows = {} if rows is None else rows.facts
-    of_examples = {} if examples is None else examples.facts
-    of_shards = {} if packed is None else packed.facts
-    rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
+    rows = _read_current(project, name, canonical_rows.STAGE, CanonicalRowsFacts)
+    examples = _read_current(project, name, tokenized_examples.STAGE, TokenizedExamplesFacts)
+    packed = _read_current(project, name, packed_shards.STAGE, PackedShardsFacts)
     return (
         name,
-        of_rows.get("records"),
-        of_rows.get("kept"),
-        rejected,
-        of_examples.get("examples"),
-        of_examples.get("tokens"),
-        _format_share(of_examples.get("trained_share")),
-        of_shards.get("sequences"),
-        _format_share(of_shards.get("fill")),
+        rows and rows.records,
+        rows and rows.kept,
+        (rows.rejected if rows else 0) + (examples.rejected if examples else 0),
+        examples and examples.examples,
+        examples and examples.tokens,
+        _format_share(examples and examples.trained_share),
+        packed and packed.sequences,
+        _format_share(packed and packed.fill),
     )
+
+
+def _read_current(project: Project, name: str, stage: StageDeclaration, kind: type[FactsT]) -> FactsT | None:
+    """Return the facts of a dataset's current output; None if it was never built."""
+    made = load_current(project, name, stage)
+    return None if made is None else read_facts(kind, made.facts)
 
 
 def _total_summary_cells(project: Project) -> tuple[object, ...]:
     """Add up the datasets; shares are those of all tokens and of all sequences' room."""
 
-    def built(stage: StageDeclaration) -> list[Manifest]:
-        found = (load_current(project, name, stage) for name in project.recipe.datasets)
+    def read_built(stage: StageDeclaration, kind: type[FactsT]) -> list[FactsT]:
+        found = (_read_current(project, name, stage, kind) for name in project.recipe.datasets)
         return [one for one in found if one is not None]
 
-    def total(made: Sequence[Manifest], fact: str) -> int:
-        return sum(int(one.facts[fact]) for one in made)
-
-    rows, examples, packed = (built(one.STAGE) for one in (canonical_rows, tokenized_examples, packed_shards))
-    tokens, sequences = total(examples, "tokens"), total(packed, "sequences")
+    rows = read_built(canonical_rows.STAGE, CanonicalRowsFacts)
+    examples = read_built(tokenized_examples.STAGE, TokenizedExamplesFacts)
+    packed = read_built(packed_shards.STAGE, PackedShardsFacts)
+    tokens, sequences = sum(one.tokens for one in examples), sum(one.sequences for one in packed)
     return (
         Text("all"),
-        total(rows, "records"),
-        total(rows, "kept"),
-        total(rows, "rejected") + total(examples, "rejected"),
-        total(examples, "examples"),
+        sum(one.records for one in rows),
+        sum(one.kept for one in rows),
+        sum(one.rejected for one in (*rows, *examples)),
+        sum(one.examples for one in examples),
         tokens,
-        format_percent(total(examples, "trained_tokens"), tokens),
+        format_percent(sum(one.trained_tokens for one in examples), tokens),
         sequences,
-        format_percent(total(packed, "tokens"), sequences * project.recipe.seq_len),
+        format_percent(sum(one.tokens for one in packed), sequences * project.recipe.seq_len),
     )
 
 
@@ -143,20 +151,20 @@ def _render_summary_places(project: Project) -> list[RenderableType]:
             label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{packed_shards.STAGE.name}"))
         )
     if splits is not None:
+        order = read_facts(TrainingSplitsFacts, splits.facts)
         lines.append(
             label_value(
                 "order",
-                join_facts(
-                    [format_count(splits.facts["places"], "place"), format_count(splits.facts["steps"], "step")]
-                ),
+                join_facts([format_count(order.places, "place"), format_count(order.steps, "step")]),
             )
         )
     if ranks is not None:
         where = project.store.path(f"{get_stage_folder(ranks.key)}/current.json")
+        facts = read_facts(GpuPartitionsFacts, ranks.facts)
         held = join_facts(
             [
-                format_count(ranks.facts["ranks"], "rank"),
-                format_count(ranks.facts["tokens"], "token"),
+                format_count(facts.ranks, "rank"),
+                format_count(facts.tokens, "token"),
                 f"opened through {where}",
             ]
         )

@@ -25,11 +25,10 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from enum import Enum
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import polars as pl
 
@@ -110,8 +109,9 @@ class StageContext:
 class StageOutput:
     """What a stage made, before it is a manifest; the fields are those of `manifest.Manifest`."""
 
+    facts: "DataclassInstance"
+    """Its numbers by name, as the stage declares them."""
     parts: Sequence[Part] = ()
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
     ledger: Sequence[tuple[str, str, int]] = ()
     token_ledger: Sequence[tuple[str, str, int]] = ()
     tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
@@ -122,21 +122,6 @@ class StageOutput:
     details: dict[str, Any] = field(default_factory=dict[str, Any])
     parts_reused: int = 0
     rows_made: int = 0
-
-
-class Uncounted(Enum):
-    """Stands for a fact that outputs of this kind of data do not have; nothing is stored of it."""
-
-    UNCOUNTED = "uncounted"
-
-
-UNCOUNTED: Final = Uncounted.UNCOUNTED
-
-
-def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
-    """Return a stage's facts by name, in the order of its fields, as a manifest stores them."""
-    values = {one.name: getattr(facts, one.name) for one in fields(facts)}
-    return {name: value for name, value in values.items() if value is not UNCOUNTED}
 
 
 # ── What a stage is ────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +155,7 @@ class ComparedFact:
     is_share: bool = False
 
 
-def _summarize_rows(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+def _summarize_rows(facts: object, rows: str) -> Sequence[str]:
     del facts
     return (rows,)
 
@@ -198,7 +183,7 @@ class StageDeclaration:
     Dagster calls fresh."""
     prepare: Callable[[StageContext], PreparedStage]
     """Find out what the stage reads beside its recipe and inputs, and return the function that runs it."""
-    facts: "type[DataclassInstance] | None" = None
+    facts: "type[DataclassInstance]"
     """What an output is counted by, a frozen dataclass; every check of the stage is named after one of its fields."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
@@ -224,8 +209,9 @@ class StageDeclaration:
     # What people are shown.
     feeds: StatsInputs = field(default_factory=StatsInputs)
     """How many rows an output holds, what one of them is called, and the tables of statistics that it feeds."""
-    summarize: Callable[[Mapping[str, Any], str], Sequence[str]] = _summarize_rows
-    """Word in a few phrases what an output holds, from its facts and its number of rows (`1,342 rows`, or empty)."""
+    summarize: Callable[[Any, str], Sequence[str]] = _summarize_rows
+    """Word in a few phrases what an output holds, from its facts, of the type above, and its number of rows (`1,342
+    rows`, or empty)."""
     compared: tuple[ComparedFact, ...] = ()
     """The numbers that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
@@ -378,9 +364,9 @@ def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[s
     return {reason: tuple(ids) for reason, ids in sorted(found.items())}
 
 
-def format_rejected(facts: Mapping[str, Any]) -> str:
+def format_rejected(rejected: int) -> str:
     """Word how many records a stage rejected; empty if none."""
-    return f"{facts['rejected']:,} rejected" if facts["rejected"] else ""
+    return f"{rejected:,} rejected" if rejected else ""
 
 
 def compute_share(count: float, total: float) -> float:

@@ -36,6 +36,7 @@ from rowmill.packing.layout import expand_ranges
 from rowmill.packing.plan import plan_best_fit
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import EXPORTS, DisplayTable, File, Manifest, Part, StageKey
 from rowmill.shards import native
@@ -48,7 +49,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     load_kept_part,
-    name_facts,
     part_folder,
     save_kept_part,
     scratch_folder,
@@ -262,7 +262,7 @@ def _build_dataset_card(work: StageContext, packed: Manifest) -> dict[str, Any]:
         "template_digest": packed.card["template_digest"],
         "plan": packed.version,
         "source": raw.version,
-        "source_files": raw.facts["files"],
+        "source_files": read_facts(RawDatasetFacts, raw.facts).files,
     }
 
 
@@ -487,15 +487,13 @@ def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> Sta
     counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
     return StageOutput(
         parts=[part],
-        facts=name_facts(
-            ExportFacts(
-                conservation=0 if facts["conserved"] else 1,
-                **counts,
-                left_out=int(facts["left_out"]),
-                files=len(rows),
-                size_bytes=sum(size for _, _, size in rows),
-                content_hash=facts["content_hash"],
-            )
+        facts=ExportFacts(
+            conservation=0 if facts["conserved"] else 1,
+            **counts,
+            left_out=int(facts["left_out"]),
+            files=len(rows),
+            size_bytes=sum(size for _, _, size in rows),
+            content_hash=facts["content_hash"],
         ),
         ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
         # Exports have targets, but no kinds of spans: what is no target is context.
@@ -546,8 +544,8 @@ def _count_export_rows(made: Manifest) -> RowCount | None:
     return count(made)
 
 
-def _summarize_export(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
-    return rows, format_count(facts["tokens"], "token"), format_size(facts["size_bytes"])
+def _summarize_export(facts: ExportFacts, rows: str) -> Sequence[str]:
+    return rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)
 
 
 STAGE = StageDeclaration(

@@ -9,6 +9,7 @@ came leaves nothing behind.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rowmill.core.errors import GenerationError
+from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
@@ -23,8 +25,8 @@ from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.rows import Rejected
 from rowmill.stages import generated_tables, generated_texts, tokenizer_files
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share, name_facts
-from rowmill.stages.generated_tables import summarize_generated
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import (
     PARSED,
     AcceptedRecords,
@@ -210,16 +212,14 @@ def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: G
     beside = generated_tables.compare_with_train(work, [part])
     return StageOutput(
         parts=[part],
-        facts=name_facts(
-            GeneratedSeriesFacts(
-                valid_fraction=compute_share(len(result.records), len(result.records) + bad),
-                failed_series=_compute_failed_share(result, statuses["failed"]),
-                series=len(result.series),
-                kept=len(result.records),
-                rejected=sum(reasons.values()),
-                rounds=sum(one.rounds for one in result.series),
-                **beside.facts,
-            )
+        facts=GeneratedSeriesFacts(
+            valid_fraction=compute_share(len(result.records), len(result.records) + bad),
+            failed_series=_compute_failed_share(result, statuses["failed"]),
+            series=len(result.series),
+            kept=len(result.records),
+            rejected=sum(reasons.values()),
+            rounds=sum(one.rounds for one in result.series),
+            **beside.facts,
         ),
         ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
         tables=_build_series_tables(result) | beside.tables,
@@ -252,6 +252,11 @@ def _has_backend(dataset: Dataset) -> bool:
     return table is not None and table.generation is not None and table.generation.backend is not None
 
 
+def _summarize_generated_series(facts: GeneratedSeriesFacts, rows: str) -> Sequence[str]:
+    series = format_count(facts.series, "series", "series") if facts.series else ""
+    return series, rows, *format_generated(facts.valid_fraction, facts.kept, facts.rejected)
+
+
 STAGE = StageDeclaration(
     name="generated_series",
     facts=GeneratedSeriesFacts,
@@ -264,5 +269,5 @@ STAGE = StageDeclaration(
     feeds=StatsInputs(
         count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
     ),
-    summarize=summarize_generated,
+    summarize=_summarize_generated_series,
 )

@@ -7,7 +7,7 @@ Copies are looked for among all training rows. Columns are compared over at most
 evenly taken, because the measures sort values in memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.number_text import format_count, format_percent
+from rowmill.core.number_text import format_percent
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
+from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.stages.base import StageContext, compute_share, format_rejected, scratch_folder
 from rowmill.stages.table_inputs import get_table_options, load_observed_table
@@ -68,7 +69,7 @@ def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainCompar
     schema = load_observed_table(trained.details).schema
     tables = [work.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
-    train = int(rows.facts["splits"].get("train", 0))
+    train = read_facts(CanonicalRowsFacts, rows.facts).splits.get("train", 0)
     if not generated.num_rows or not train or not schema.names:
         return TrainComparison()
     # Numbered groups of private series are nobody's; what else is equal is what counts.
@@ -134,9 +135,7 @@ def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.ui
     return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)
 
 
-def summarize_generated(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
-    """Word what came of generated text: how many texts or series, records, and what was refused."""
-    texts = format_count(facts["texts"], "text") if "texts" in facts else ""
-    series = format_count(facts["series"], "series", "series") if facts.get("series") else ""
-    valid = f"{format_percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
-    return texts, series, rows, valid, format_rejected(facts)
+def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> tuple[str, str]:
+    """Word how much of generated text is valid, and what was refused."""
+    valid = f"{format_percent(float(valid_fraction))} valid" if kept or rejected else ""
+    return valid, format_rejected(rejected)

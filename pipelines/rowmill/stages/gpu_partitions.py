@@ -27,6 +27,7 @@ from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards import gather, native
 from rowmill.shards.native import ShardScratchTask, find_content_damage
@@ -39,7 +40,6 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
     load_kept_part,
-    name_facts,
     part_folder,
     save_kept_part,
     scratch_folder,
@@ -287,18 +287,16 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
     ]
     return StageOutput(
         parts=ranks,
-        facts=name_facts(
-            GpuPartitionsFacts(
-                conservation=sum(not part.facts["conserved"] for part in ranks),
-                stale_rank=count_stale_ranks(work, names),
-                ranks=len(ranks),
-                world_size=work.recipe.partitions.world_size,
-                sequences=sum(int(p.facts["sequences"]) for p in ranks),
-                fillers=sum(int(p.facts["fillers"]) for p in ranks),
-                tokens=sum(int(p.facts["tokens"]) for p in ranks),
-                trained_tokens=sum(trained),
-                trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
-            )
+        facts=GpuPartitionsFacts(
+            conservation=sum(not part.facts["conserved"] for part in ranks),
+            stale_rank=count_stale_ranks(work, names),
+            ranks=len(ranks),
+            world_size=work.recipe.partitions.world_size,
+            sequences=sum(int(p.facts["sequences"]) for p in ranks),
+            fillers=sum(int(p.facts["fillers"]) for p in ranks),
+            tokens=sum(int(p.facts["tokens"]) for p in ranks),
+            trained_tokens=sum(trained),
+            trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
         ),
         token_ledger=_account_rank_tokens(ranks),
         tables={
@@ -348,8 +346,8 @@ def publish_gpu_partitions(
 
     What it says is read from what was built: a kept version may be of another recipe than today's.
     """
-    world = int(made.facts["world_size"])
-    if made.facts["conservation"] or int(made.facts["ranks"]) != world:
+    facts = read_facts(GpuPartitionsFacts, made.facts)
+    if facts.conservation or facts.ranks != facts.world_size:
         return
     splits = work.inputs[(work.recipe.name, "training_splits")]
     ranks = {
@@ -358,8 +356,9 @@ def publish_gpu_partitions(
             "files": [[f.path, f.rows, f.digest] for n, f in part.files.items() if n.startswith("data/")],
             "sequences": part.facts["sequences"],
         }
-        for name, part in zip(rank_names(world), made.parts, strict=True)
+        for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)
     }
+    order = read_facts(TrainingSplitsFacts, splits.facts)
     packed = {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
     content = {
@@ -368,10 +367,10 @@ def publish_gpu_partitions(
         "order": splits.card["order"],
         "order_file": splits.parts[0].files["order"].path,
         "datasets": splits.card["datasets"],
-        "world_size": world,
+        "world_size": facts.world_size,
         "seq_len": int(first.card["seq_len"]),
-        "places": splits.facts["places"],
-        "steps": splits.facts["steps"],
+        "places": order.places,
+        "steps": order.steps,
         # Orders that were kept by a version before 3 do not say.
         "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
         "sets": {name: _describe_evaluation_set(work, name, one) for name, one in packed.items()},
@@ -435,7 +434,7 @@ STAGE = StageDeclaration(
     find_data_version=_identify_rank_data,
     # Ranks hold shards, too: the same sequences again, which statistics have of the shards.
     feeds=StatsInputs(count_rows_by_fact("sequences", "sequence")),
-    summarize=lambda facts, rows: (format_count(facts["ranks"], "rank"), rows),
+    summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
     compared=(
         ComparedFact("ranks", "ranks"),
         ComparedFact("sequences of all ranks", "sequences"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
+from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
@@ -31,9 +32,8 @@ from rowmill.stages.base import (
     collect_samples,
     compute_share,
     make_parts,
-    name_facts,
 )
-from rowmill.stages.generated_tables import summarize_generated
+from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import PARSED, GeneratedTextSpec, ParseTask, expected_texts, get_generation_options
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
@@ -147,18 +147,16 @@ def make_parsed_records(work: StageContext, scans: Sequence[FileScan]) -> StageO
     beside = generated_tables.compare_with_train(work, made)
     return StageOutput(
         parts=made,
-        facts=name_facts(
-            ParsedRecordsFacts(
-                valid_fraction=compute_valid_fraction(report, has_texts=texts > 0),
-                files=len(scans),
-                texts=texts,
-                kept=report.valid,
-                rejected=sum(reasons.values()),
-                truncated=items.get("truncated", 0),
-                characters=sum(characters.values()),
-                classified=compute_share(characters.get("record", 0), sum(characters.values())),
-                **beside.facts,
-            )
+        facts=ParsedRecordsFacts(
+            valid_fraction=compute_valid_fraction(report, has_texts=texts > 0),
+            files=len(scans),
+            texts=texts,
+            kept=report.valid,
+            rejected=sum(reasons.values()),
+            truncated=items.get("truncated", 0),
+            characters=sum(characters.values()),
+            classified=compute_share(characters.get("record", 0), sum(characters.values())),
+            **beside.facts,
         ),
         ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
         tables=tabulate_classes(items, characters) | beside.tables,
@@ -200,6 +198,11 @@ def _has_generation(dataset: Dataset) -> bool:
     return table is not None and table.generation is not None
 
 
+def _summarize_parsed_records(facts: ParsedRecordsFacts, rows: str) -> Sequence[str]:
+    shown = format_generated(facts.valid_fraction, facts.kept, facts.rejected)
+    return format_count(facts.texts, "text"), rows, *shown
+
+
 STAGE = StageDeclaration(
     name="parsed_records",
     facts=ParsedRecordsFacts,
@@ -213,5 +216,5 @@ STAGE = StageDeclaration(
     feeds=StatsInputs(
         count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
     ),
-    summarize=summarize_generated,
+    summarize=_summarize_parsed_records,
 )

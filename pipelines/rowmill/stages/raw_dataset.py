@@ -3,8 +3,7 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from rowmill import sources
@@ -12,10 +11,11 @@ from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
 from rowmill.stages import generated_source
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, name_facts
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2
@@ -39,17 +39,6 @@ def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
     earlier = manifest.load_current_if_intact(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     return {scan.url: scan for scan in known}
-
-
-@dataclass(frozen=True, slots=True)
-class RawDatasetFacts:
-    """What an output of the stage is counted by."""
-
-    nonempty: int
-    records: int
-    files: int
-    empty_files: int
-    parts: int
 
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -88,8 +77,8 @@ def _list_unusual_dialects(scans: list[FileScan]) -> list[list[Any]]:
     return [[scan.url, *found] for scan in scans if (found := sources.find_unusual_dialect(scan)) is not None]
 
 
-def _summarize_raw_dataset(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
-    return rows, format_count(facts["files"], "file"), format_count(facts["parts"], "part")
+def _summarize_raw_dataset(facts: RawDatasetFacts, rows: str) -> Sequence[str]:
+    return rows, format_count(facts.files, "file"), format_count(facts.parts, "part")
 
 
 STAGE = StageDeclaration(
@@ -108,14 +97,12 @@ def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[Par
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     return StageOutput(
-        facts=name_facts(
-            RawDatasetFacts(
-                nonempty=sum(scan.records for scan in scans),
-                records=sum(scan.records for scan in scans),
-                files=len(scans),
-                empty_files=sum(1 for scan in scans if not scan.records),
-                parts=len(groups),
-            )
+        facts=RawDatasetFacts(
+            nonempty=sum(scan.records for scan in scans),
+            records=sum(scan.records for scan in scans),
+            files=len(scans),
+            empty_files=sum(1 for scan in scans if not scan.records),
+            parts=len(groups),
         ),
         tables={"files": _files_table(scans, _load_earlier_scans(work))},
         schema=tuple(columns.items()),

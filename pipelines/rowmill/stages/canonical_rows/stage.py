@@ -8,7 +8,7 @@ source order, so appended rows never displace earlier ones and a finished part s
 time that need all rows (`time_splits.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,8 +21,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_json
 from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
-from rowmill.formats.splits import Boundaries
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, NORMALIZATION_COLUMNS, ROW_SCHEMA, Rejected
@@ -70,27 +70,30 @@ def _digest_row_options(work: StageContext) -> str:
 
 def make_canonical_rows(work: StageContext) -> StageOutput:
     """Make the rows of all parts and leave later copies out."""
-    groups = inputs.load_part_groups(work.input("raw_dataset").details)
-    scanned = [part for group in groups for part in group]
+    part_groups = inputs.load_part_groups(work.input("raw_dataset").details)
+    scanned = [part for group in part_groups for part in group]
     _require_one_holdout(work, scanned)
     options = _digest_row_options(work)
     if work.dataset.format.IS_TABLE:
         # A cell is found again by its place in its part: small files of tables share no group.
         made, reused, rows_made, known = table_schema.make_table_rows(
-            work, _flatten_groups(_limit_groups(work, groups)), options
+            work, _flatten_groups(_limit_groups(work, part_groups)), options
         )
     else:
-        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, _plan_row_tasks(work, groups, options))
+        tasks = _plan_row_tasks(work, part_groups, options)
+        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, tasks)
         known = None
     distinct = _drop_duplicates(work, made)
     split = time_splits.split_by_time(work, distinct)
     final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
-    draft = _build_rows_output(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
-    _note_boundaries(work, draft, split.resolved)
-    draft.facts["validation_source"] = any(part.split_hint == "validation" for part in scanned)
+    boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
+    groups = _count_group_rows(work, final)
+    facts = _count_rows(work, scanned, final, groups, boundaries)
+    draft = _build_rows_output(work, facts, final, groups)
+    draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
     draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
-    return draft if known is None else table_schema.complete_table_output(work, draft, known)
+    return draft if known is None else table_schema.complete_table_output(work, draft, facts, known)
 
 
 def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) -> None:
@@ -99,18 +102,6 @@ def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) 
             f"datasets.{work.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
             "the two may say what is held out; delete time_key, or name a source without validation"
         )
-
-
-def _note_boundaries(work: StageContext, draft: StageOutput, resolved: Boundaries | None) -> None:
-    """Record the boundaries that shares of time came to: new rows move them, so a recipe had better pin them."""
-    found = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
-    is_by_time = work.dataset.splits.time_key is not None
-    draft.facts |= {"boundaries": found, "unpinned_boundaries": len(found) if is_by_time else NOT_APPLICABLE}
-    if found:
-        draft.tables["boundaries"] = DisplayTable(
-            ("split", "begins"), tuple((name, str(at)) for name, at in found.items())
-        )
-        draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
 
 
 def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
@@ -204,68 +195,92 @@ def _find_row_id(work: StageContext, made: list[Part], starts: NDArray[np.int64]
     return str(column[place - int(starts[which])].as_py())
 
 
-def _build_rows_output(
-    work: StageContext, final: list[Part], *, records: int, reused: int, rows_made: int
-) -> StageOutput:
+def _count_rows(
+    work: StageContext,
+    scanned: Sequence[sources.SourcePart],
+    final: Sequence[Part],
+    groups: pl.DataFrame,
+    boundaries: dict[str, str],
+) -> CanonicalRowsFacts:
+    """Add up what the parts counted."""
+    records = sum(part.records for part in scanned)
+    ledger = _build_rows_ledger(final)
+    reasons = {reason: count for state, reason, count in ledger if state == REJECTED}
+    left_out = sum(count for state, _, count in ledger if state not in (KEPT, REJECTED))
+    # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
+    taken = records - left_out - reasons.get("blank", 0)
+    kept = sum(int(p.facts["kept"]) for p in final)
+    options = work.dataset.splits
+    return CanonicalRowsFacts(
+        nonempty=kept,
+        # A class of one's own may make several rows of one record; each has a line of its own.
+        accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
+        unknown_roles=_share_unknown_roles(work, final, taken),
+        preference_data=_share_preference_data(work, final, taken),
+        group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
+        rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
+        duplicates=compute_share(reasons.get("duplicate", 0), taken),
+        records=records,
+        kept=kept,
+        rejected=sum(reasons.values()),
+        groups=int(groups["rows"].len()),
+        splits=sum_counts(p.facts["splits"] for p in final),
+        notes=sum_counts(p.facts["notes"] for p in final),
+        **_count_messages(final),
+        boundaries=boundaries,
+        unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
+        validation_source=any(part.split_hint == "validation" for part in scanned),
+    )
+
+
+def _build_rows_ledger(final: Sequence[Part]) -> list[tuple[str, str, int]]:
     reasons = sum_counts(p.facts["reasons"] for p in final)
     left_out = sum_counts(p.facts["left_out"] for p in final)
-    kept = sum(int(p.facts["kept"]) for p in final)
-    ledger = [
-        (KEPT, "", kept),
-        *((REJECTED, r, n) for r, n in reasons.items()),
-        *((s, "", n) for s, n in left_out.items()),
+    return [
+        (KEPT, "", sum(int(p.facts["kept"]) for p in final)),
+        *((REJECTED, reason, count) for reason, count in reasons.items()),
+        *((state, "", count) for state, count in left_out.items()),
     ]
-    roles = sum_counts(p.facts["roles"] for p in final)
-    groups = _count_group_rows(work, final)
-    refused = sum(n for r, n in reasons.items() if r not in INTENDED_REASONS)
-    # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
-    taken = records - sum(left_out.values()) - reasons.get("blank", 0)
-    largest = int(groups["rows"][0]) if len(groups) else 0
-    is_record = work.dataset.format.IS_TABLE
-    preferences = {} if is_record else sum_counts(p.facts["preference_columns"] for p in final)
-    facts = {
-        "nonempty": kept,
-        # A class of one's own may make several rows of one record; each has a line of its own.
-        "accounted": count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        "unknown_roles": _share_unknown_roles(work, final, taken),
-        "preference_data": _share_preference_data(work, final, taken),
-        "group_size": largest if work.dataset.splits.group_key is not None else NOT_APPLICABLE,
-        # Only records say something of these (`record_rows.completed`).
-        "group_advice": NOT_APPLICABLE,
-        "interval_mismatch": NOT_APPLICABLE,
-        "rejects": compute_share(refused, taken),
-        "duplicates": compute_share(reasons.get("duplicate", 0), taken),
-        "records": records,
-        "kept": kept,
-        "rejected": sum(reasons.values()),
-        "groups": int(groups["rows"].len()),
-        "splits": sum_counts(p.facts["splits"] for p in final),
-        "notes": sum_counts(p.facts["notes"] for p in final),
-        **_count_messages(final),
-    }
+
+
+def _select_unintended(reasons: Mapping[str, int]) -> dict[str, int]:
+    return {reason: count for reason, count in reasons.items() if reason not in INTENDED_REASONS}
+
+
+def _get_largest(groups: pl.DataFrame) -> int:
+    return int(groups["rows"][0]) if len(groups) else 0
+
+
+def _build_rows_output(
+    work: StageContext, facts: CanonicalRowsFacts, final: list[Part], groups: pl.DataFrame
+) -> StageOutput:
+    reasons = sum_counts(p.facts["reasons"] for p in final)
     samples = collect_samples(final, "examples_of_rejects")
     return StageOutput(
+        facts,
         parts=final,
-        facts=facts,
-        ledger=ledger,
-        tables=_build_rows_tables(reasons, roles, preferences, final, groups, samples)
-        | _build_message_tables(final, facts),
+        ledger=_build_rows_ledger(final),
+        tables={
+            **_build_rows_tables(reasons, final, groups, samples),
+            **_build_message_tables(final, facts),
+            # New rows move boundaries that come from shares, so a recipe had better pin them.
+            **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
+        },
         histograms=_draw_group_sizes(groups, work),
         samples={
-            "rejects": describe_rejects(
-                {reason: count for reason, count in reasons.items() if reason not in INTENDED_REASONS},
-                samples,
-                _make_row_locator(work),
-            ),
+            "rejects": describe_rejects(_select_unintended(reasons), samples, _make_row_locator(work)),
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": collect_samples(final, "examples_of_roles").get("", ()),
-            "preference_data": () if is_record else collect_samples(final, "examples_of_preferences").get("", ()),
+            "preference_data": collect_samples(final, "examples_of_preferences").get("", ()),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
-        },
+        }
+        | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
         schema=tuple((f.name, str(f.type)) for f in ROW_SCHEMA),
-        parts_reused=reused,
-        rows_made=rows_made,
     )
+
+
+def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:
+    return tuple(f"{name}: {at}" for name, at in facts.boundaries.items())
 
 
 def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
@@ -291,14 +306,14 @@ def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
     return place_of
 
 
-def _share_unknown_roles(work: StageContext, final: list[Part], taken: int) -> float | str:
+def _share_unknown_roles(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
     """Return the share of rows with a role that is not known; only conversations have roles."""
     if work.dataset.row_kind != "conversation":
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
-def _share_preference_data(work: StageContext, final: list[Part], taken: int) -> float | str:
+def _share_preference_data(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
     """Return the share of records that have answers judged in a column that nothing reads."""
     if work.dataset.format.list_answer_columns() is None:
         return NOT_APPLICABLE
@@ -316,30 +331,35 @@ def _count_group_rows(work: StageContext, final: list[Part]) -> pl.DataFrame:
 
 def _build_rows_tables(
     reasons: dict[str, int],
-    roles: dict[str, int],
-    preferences: dict[str, int],
-    final: list[Part],
+    final: Sequence[Part],
     groups: pl.DataFrame,
     samples: Mapping[str, Sequence[str]],
 ) -> dict[str, DisplayTable]:
+    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _sort_by_count(reasons))
     schemas = sum_counts(p.facts["schemas"] for p in final)
-    most_first = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30]
-    rejects = tuple((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in most_first)
-    tables = {
-        "rejects": DisplayTable(("reason", "records", "for_example"), rejects),
+    preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
+    roles = sum_counts(p.facts["roles"] for p in final)
+    largest = ((str(group), int(rows)) for group, rows in groups.head(10).iter_rows())
+    return {
+        "rejects": DisplayTable(("reason", "records", "for_example"), tuple(rejects)),
         "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
+        **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
+        **_tabulate_found("unknown_roles", ("role", "rows"), _sort_by_count(roles)),
+        **_tabulate_found("largest_groups", ("group", "rows"), largest),
     }
-    if preferences:
-        tables["preference_columns"] = DisplayTable(("column", "records"), tuple(preferences.items()))
-    if roles:
-        tables["unknown_roles"] = DisplayTable(
-            ("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30])
-        )
-    if len(groups):
-        tables["largest_groups"] = DisplayTable(
-            ("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows())
-        )
-    return tables
+
+
+def _sort_by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the 30 commonest, most first."""
+    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:30]
+
+
+def _tabulate_found(
+    name: str, columns: tuple[str, str], lines: Iterable[tuple[str, object]]
+) -> dict[str, DisplayTable]:
+    """Return a table of this name with what was found; none if nothing was."""
+    rows = tuple(lines)
+    return {name: DisplayTable(columns, rows)} if rows else {}
 
 
 def _count_messages(final: Sequence[Part]) -> dict[str, int]:
@@ -357,15 +377,17 @@ def _count_messages(final: Sequence[Part]) -> dict[str, int]:
     }
 
 
-def _build_message_tables(final: Sequence[Part], facts: Mapping[str, Any]) -> dict[str, DisplayTable]:
+def _build_message_tables(final: Sequence[Part], facts: CanonicalRowsFacts) -> dict[str, DisplayTable]:
     """Show the messages of each role, and what there is of reasoning and tools; nothing where there are no messages."""
     by_role = sum_counts(p.facts["messages_by_role"] for p in final)
     if not by_role:
         return {}
-    most_first = sorted(by_role.items(), key=lambda found: (-found[1], found[0]))[:30]
-    found = [(name.replace("_", " "), int(facts[name])) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)]
+    found = [
+        (name.replace("_", " "), int(getattr(facts, name)))
+        for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)
+    ]
     return {
-        "roles": DisplayTable(("role", "messages"), tuple(most_first)),
+        "roles": DisplayTable(("role", "messages"), tuple(_sort_by_count(by_role))),
         "reasoning_and_tools": DisplayTable(("found", "times"), tuple(found)),
     }
 
@@ -387,11 +409,12 @@ def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, His
 
 STAGE = StageDeclaration(
     name="canonical_rows",
+    facts=CanonicalRowsFacts,
     description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
     identity=identify_canonical_rows,
     prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work)),
     inputs=("raw_dataset",),
     feeds=StatsInputs(count_rows_by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
-    summarize=lambda facts, rows: (rows, format_rejected(facts)),
+    summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
 )

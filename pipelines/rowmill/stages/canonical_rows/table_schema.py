@@ -11,7 +11,7 @@ text may change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import FileScan
 from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, load_kept_part, make_parts
@@ -323,18 +324,26 @@ def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wante
 # ── What the page says ─────────────────────────────────────────────────────────────────────────────
 
 
-def complete_table_output(work: StageContext, draft: StageOutput, known: ObservedTable) -> StageOutput:
+def complete_table_output(
+    work: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
+) -> StageOutput:
     """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
     form = get_table_options(work)
     index = index_parts(work, draft.parts, known)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
     rows = len(index.splits)
     times = _measure_intervals(form, index)
-    draft.facts |= {
-        "columns": len(known.schema.columns),
-        "interval_mismatch": times["mismatch"],
-        "characters": characters,
-    }
+    mismatches = _merge_mismatches(draft.parts)
+    drifts = [] if known.contract is None else list(_find_drifts(work, known, mismatches))
+    facts = replace(
+        facts,
+        columns=len(known.schema.columns),
+        interval_mismatch=times["mismatch"],
+        characters=characters,
+        table_drift=len(drifts),
+        type_mismatch=sum(one.count for one in mismatches.values()),
+        non_finite=_count_non_finite(draft, known),
+    )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
         tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
@@ -342,14 +351,18 @@ def complete_table_output(work: StageContext, draft: StageOutput, known: Observe
     if form.mode != "tabular":
         # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
-        draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE
-        _report_groups(work, draft, index, characters / max(rows, 1))
-    draft.facts["non_finite"] = _count_non_finite(draft, known)
+        facts = replace(
+            facts,
+            group_size=int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
+            group_advice=_report_groups(work, draft, index, characters / max(rows, 1)),
+            groups=len(index.keys),
+        )
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # What parses generated records reads the schema, so another schema is another version.
     draft.card["schema"] = digest_json(known.schema.to_json())
-    _report_contract(work, draft, known)
+    _report_contract(work, draft, known, drifts, mismatches)
+    draft.facts = facts
     return draft
 
 
@@ -369,16 +382,18 @@ def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
 MAX_SHOWN_DRIFTS = 30
 
 
-def _report_contract(work: StageContext, draft: StageOutput, known: ObservedTable) -> None:
-    """Compare the contract in force with the data, and note both for the next build."""
+def _report_contract(
+    work: StageContext,
+    draft: StageOutput,
+    known: ObservedTable,
+    drifts: Sequence[ColumnDrift],
+    mismatches: Mapping[str, ColumnMismatch],
+) -> None:
+    """Show where the contract in force and the data differ, and note both for the next build."""
     form, contract = get_table_options(work), known.contract
-    mismatches = _merge_mismatches(draft.parts)
-    draft.facts |= {"table_drift": 0, "type_mismatch": sum(one.count for one in mismatches.values())}
     if contract is None:
         return
     parts = [(part, scan) for scan in _load_scans(work) for part in scan.parts]
-    drifts = list(_find_drifts(work, known, mismatches))
-    draft.facts["table_drift"] = len(drifts)
     counts = {name: one.count for name, one in mismatches.items()}
     before = {} if known.earlier is None else known.earlier["mismatches"]
     draft.details["table"] = {
@@ -468,7 +483,8 @@ def _describe_drift(drift: ColumnDrift, place: str) -> str:
     return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"
 
 
-def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> None:
+def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
+    """Show the groups and the advice on them; return how many points are against the chosen column."""
     form, sizes = get_table_options(work), index.group_sizes
     room = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
@@ -482,8 +498,6 @@ def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, char
         is_ordered=form.order_column is not None,
         is_approximate=True,
     )
-    draft.facts["group_advice"] = len(advice.unsuitable) + len(advice.warnings)
-    draft.facts["groups"] = len(index.keys)
     draft.tables["group_advice"] = advice.table()
     largest = np.argsort(-sizes, kind="stable")[:10]
     draft.tables["largest_groups"] = DisplayTable(
@@ -493,6 +507,7 @@ def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, char
     limit = room / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
     draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
     draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
+    return len(advice.unsuitable) + len(advice.warnings)
 
 
 def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rowmill.core.number_text import format_percent
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.packing.plan import count_best_fit, count_left_out_tokens
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.facts import PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards import native
@@ -38,7 +39,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    name_facts,
     part_folder,
     scratch_folder,
 )
@@ -79,24 +79,6 @@ LEFT_OUT = pa.schema(
     ]
 )
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedShardsFacts:
-    """What an output of the stage is counted by."""
-
-    conservation: int
-    shard_digests: int
-    fill: float
-    limit_cost: float
-    packing_loss: float | str
-    packing_losses: dict[str, tuple[int, int]]
-    sequences: int
-    segments: int
-    tokens: int
-    trained_tokens: int
-    tokens_left_out: int
-    content_hash: str
 
 
 def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -340,23 +322,19 @@ def _build_shards_output(
     kept = len(plans.lengths.tokens) - sum(fates.values())
     return StageOutput(
         parts=made,
-        facts=name_facts(
-            PackedShardsFacts(
-                conservation=0 if read.found == read.expected and planned == written else 1,
-                shard_digests=read.damaged,
-                fill=compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
-                limit_cost=_measure_limit_cost(work, plans.splits),
-                packing_loss=max(compute_share(*of) for of in losses.values())
-                if losses["examples"][1]
-                else NOT_APPLICABLE,
-                packing_losses=losses,
-                sequences=sequences,
-                segments=sum(len(p.plan.examples) for p in plans.splits),
-                tokens=planned,
-                trained_tokens=sum(int(p.facts["trained_tokens"]) for p in shards),
-                tokens_left_out=total - planned,
-                content_hash=f"{read.found:032x}",
-            )
+        facts=PackedShardsFacts(
+            conservation=0 if read.found == read.expected and planned == written else 1,
+            shard_digests=read.damaged,
+            fill=compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
+            limit_cost=_measure_limit_cost(work, plans.splits),
+            packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
+            packing_losses=losses,
+            sequences=sequences,
+            segments=sum(len(p.plan.examples) for p in plans.splits),
+            tokens=planned,
+            trained_tokens=sum(int(p.facts["trained_tokens"]) for p in shards),
+            tokens_left_out=total - planned,
+            content_hash=f"{read.found:032x}",
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
@@ -449,7 +427,7 @@ STAGE = StageDeclaration(
         count_rows_by_fact("sequences", "sequence"),
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),
-    summarize=lambda facts, rows: (rows, f"{format_percent(facts['fill'])} full"),
+    summarize=lambda facts, rows: (rows, f"{format_percent(facts.fill)} full"),
     compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
     find_content_damage=_find_shard_damage,
 )

@@ -7,7 +7,7 @@ The tokenizer is loaded through `transformers` once and kept as data under the s
 and later builds need neither that library nor its two seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rowmill.executors import open_in_workers
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import make_example_schema
+from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.stages.base import (
@@ -234,25 +235,34 @@ def _build_examples_output(
     # What is cut for its length, or has nothing to train, has checks of its own.
     refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET_REASONS, "content_dropped"}}
     counted = {name: sum(int(p.facts[name]) for p in made) for name in _COUNTED_FACTS}
-    facts: dict[str, Any] = {
-        "nonempty": examples,
-        "accounted": count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
-        "rejects": compute_share(sum(refused.values()), rows),
-        "mask_verified": compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
-        "zero_loss_rows": compute_share(sum(n for r, n in reasons.items() if r in NO_TARGET_REASONS), rows),
-        "token_ids": counted["outside_vocabulary"],
-        "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": examples,
-        "tokens": tokens, "trained_tokens": classes.get("trained", 0),
-        "trained_share": compute_share(classes.get("trained", 0), tokens),
-        "trained_removed": counted["trained_removed"], "dropped_trained": counted["dropped_trained"],
-        "dropped_kinds": sum_counts(p.facts["dropped"] for p in made),
-        "text_roundtrip": compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
-        "short_documents": _compute_short_share(work.input("canonical_rows").parts, made),
+    facts = TokenizedExamplesFacts(
+        nonempty=examples,
+        accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
+        rejects=compute_share(sum(refused.values()), rows),
+        mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
+        zero_loss_rows=compute_share(sum(n for r, n in reasons.items() if r in NO_TARGET_REASONS), rows),
+        token_ids=counted["outside_vocabulary"],
+        rows=rows,
+        kept=kept,
+        rejected=sum(reasons.values()),
+        examples=examples,
+        tokens=tokens,
+        trained_tokens=classes.get("trained", 0),
+        trained_share=compute_share(classes.get("trained", 0), tokens),
+        dropped_kinds=sum_counts(p.facts["dropped"] for p in made),
+        text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
+        short_documents=_compute_short_share(work.input("canonical_rows").parts, made),
         **_summarize_template(work, made, spec, reasons, rows),
-        **{name: counted[name] for name in ("usual_way", "lane_differences", "straddles", "prompts_compared")},
-        "rows_with_tools": counted["rows_with_tools"], "tool_tokens": counted["tool_tokens"],
-        "most_tool_tokens": max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
-    }  # fmt: skip
+        trained_removed=counted["trained_removed"],
+        dropped_trained=counted["dropped_trained"],
+        usual_way=counted["usual_way"],
+        lane_differences=counted["lane_differences"],
+        straddles=counted["straddles"],
+        prompts_compared=counted["prompts_compared"],
+        rows_with_tools=counted["rows_with_tools"],
+        tool_tokens=counted["tool_tokens"],
+        most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
+    )
     samples = collect_samples(made, "examples_of_rejects")
     return StageOutput(
         parts=made,
@@ -340,7 +350,9 @@ def _account_split_tokens(made: list[Part]) -> list[tuple[str, str, int]]:
     return [*lines, *([("rejected", "dropped", dropped)] if dropped else [])]
 
 
-def _build_examples_tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) -> dict[str, DisplayTable]:
+def _build_examples_tables(
+    made: list[Part], reasons: dict[str, int], facts: TokenizedExamplesFacts
+) -> dict[str, DisplayTable]:
     tables = {
         "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
         "tokens": DisplayTable(
@@ -359,10 +371,10 @@ def _build_examples_tables(made: list[Part], reasons: dict[str, int], facts: dic
         tables["control_strings"] = DisplayTable(
             ("role", "string", "occurrences"), tuple((*name.split(" ", 1), count) for name, count in lines)
         )
-    if facts["template_warnings"]:
-        tables["template"] = DisplayTable(("warning",), tuple((one,) for one in facts["template_warnings"]))
-    if facts["dropped_kinds"]:
-        tables["dropped"] = DisplayTable(("kind", "pieces"), tuple(facts["dropped_kinds"].items()))
+    if facts.template_warnings:
+        tables["template"] = DisplayTable(("warning",), tuple((one,) for one in facts.template_warnings))
+    if facts.dropped_kinds:
+        tables["dropped"] = DisplayTable(("kind", "pieces"), tuple(facts.dropped_kinds.items()))
     return tables
 
 
@@ -383,13 +395,14 @@ def require_tokenizer_ready(work: StageContext) -> None:
         raise ConfigError(f"datasets.{work.dataset_name}: {error}") from error
 
 
-def _summarize_tokenized_examples(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
-    trained = f"{format_percent(facts['trained_share'])} trained"
-    return rows, format_count(facts["tokens"], "token"), trained, format_rejected(facts)
+def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> Sequence[str]:
+    trained = f"{format_percent(facts.trained_share)} trained"
+    return rows, format_count(facts.tokens, "token"), trained, format_rejected(facts.rejected)
 
 
 STAGE = StageDeclaration(
     name="tokenized_examples",
+    facts=TokenizedExamplesFacts,
     description="Token ids with a verified loss mask, and what every token is.",
     identity=identify_tokenized_examples,
     prepare=prepare_tokenized_examples,

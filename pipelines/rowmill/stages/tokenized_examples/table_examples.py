@@ -29,6 +29,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Part
 from rowmill.shards import gather
@@ -559,37 +560,45 @@ def _build_table_output(
     planned = sum(told["tokens"] for told in plan.facts["splits"].values())
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
-    facts: dict[str, Any] = {
-        "nonempty": made,
-        "accounted": (
-            count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan))
-        ),
-        "rejects": compute_share(sum(reasons.values()) - of_length, rows),
-        "mask_verified": compute_share(verified, made) if made else NOT_APPLICABLE,
-        "zero_loss_rows": compute_share(untrained, made),
-        # Records are printed by no chat template.
-        **dict.fromkeys(("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned"), NOT_APPLICABLE),
-        "short_documents": NOT_APPLICABLE,
-        "template_warnings": [],
-        "mismatched_prompts": [],
-        "rows_with_tools": 0,
-        "tool_tokens": 0,
-        "most_tool_tokens": 0,
-        "straddles": 0,
-        "control_strings": compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
-        "text_roundtrip": compute_share(altered, rows),
-        "prompt_parity": 0 if frame.is_parity else 1,
-        "token_ids": sum(int(p.facts["outside_vocabulary"]) for p in examples),
-        "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": made,
-        "tokens": tokens, "trained_tokens": classes.get("trained", 0),
-        "trained_share": compute_share(classes.get("trained", 0), tokens),
-        "dropped_kinds": {},
-        "usual_way": sum(int(p.facts["usual_way"]) for p in accounts),
-        "lane_differences": sum(int(p.facts["lane_differences"]) for p in accounts),
-        "changed_by_wire": plan.changed,
-        "prompt_tokens": plan.room.prompt, "limit": plan.room.limit, "record_room": plan.room.records,
+    facts = TokenizedExamplesFacts(
+        nonempty=made,
+        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan)),
+        rejects=compute_share(sum(reasons.values()) - of_length, rows),
+        mask_verified=compute_share(verified, made) if made else NOT_APPLICABLE,
+        zero_loss_rows=compute_share(untrained, made),
+        control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
+        text_roundtrip=compute_share(altered, rows),
+        prompt_parity=0 if frame.is_parity else 1,
+        token_ids=sum(int(p.facts["outside_vocabulary"]) for p in examples),
+        rows=rows,
+        kept=kept,
+        rejected=sum(reasons.values()),
+        examples=made,
+        tokens=tokens,
+        trained_tokens=classes.get("trained", 0),
+        trained_share=compute_share(classes.get("trained", 0), tokens),
+        usual_way=sum(int(p.facts["usual_way"]) for p in accounts),
+        lane_differences=sum(int(p.facts["lane_differences"]) for p in accounts),
+        changed_by_wire=plan.changed,
+        prompt_tokens=plan.room.prompt,
+        limit=plan.room.limit,
+        record_room=plan.room.records,
         **_measure_longest(plan),
-    }  # fmt: skip
+        # Records are printed by no chat template, have no tools and no borders inside a token.
+        render_equal=NOT_APPLICABLE,
+        content_dropped=NOT_APPLICABLE,
+        contract=NOT_APPLICABLE,
+        prompt_match=NOT_APPLICABLE,
+        date_pinned=NOT_APPLICABLE,
+        short_documents=NOT_APPLICABLE,
+        template_warnings=[],
+        mismatched_prompts=[],
+        dropped_kinds={},
+        straddles=0,
+        rows_with_tools=0,
+        tool_tokens=0,
+        most_tool_tokens=0,
+    )
     samples = collect_samples(accounts, "examples_of_rejects")
     return StageOutput(
         parts=[*accounts, *built],

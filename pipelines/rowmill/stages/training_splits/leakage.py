@@ -21,6 +21,7 @@ from rowmill.core.storage import Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema import manifest
+from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
@@ -162,7 +163,7 @@ def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mappin
     worst = 0.0
     for name, dataset in work.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
-        has_source = bool(sources[name].canonical.facts.get("validation_source"))
+        has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
         # Rows of a validation source are not among those of which a share was asked for.
         total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
         if not total or dataset.splits.time_key is not None:
@@ -196,7 +197,7 @@ def _count_time_leaks(leaks: LeakReport, work: StageContext, sources: Mapping[st
 
 def _load_boundaries(canonical: Manifest) -> Boundaries | None:
     """Return the boundaries that shares of time came to; None where nothing was held out."""
-    recorded = canonical.facts.get("boundaries")
+    recorded = read_facts(CanonicalRowsFacts, canonical.facts).boundaries
     return Boundaries.model_validate(recorded) if recorded else None
 
 

@@ -24,6 +24,7 @@ from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleOrder, compute_wanted_shares, measure_share_error, schedule_sequences
 from rowmill.packing.rank_assignment import FILLER, RankOrder
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
 from rowmill.stages import part_files
@@ -34,7 +35,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    name_facts,
     part_folder,
 )
 from rowmill.stages.inputs import get_packed_shards
@@ -65,30 +65,6 @@ class SequenceFacts:
     trained: Ints
     segments: Ints
     longest: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSplitsFacts:
-    """What an output of the stage is counted by."""
-
-    same_row: int
-    same_group: int | str
-    same_prompt: float | str
-    time_order: int | str
-    near_duplicate: float | str
-    split_share: float
-    mixture_share: float
-    order_nonempty: int
-    dropped_share: float
-    filler_share: float
-    rank_balance: float
-    empty_step: int
-    sequences: int
-    places: int
-    fillers: int
-    steps: int
-    tokens: int
-    trained_tokens: int
 
 
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -252,22 +228,20 @@ def _build_order_output(
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
     return StageOutput(
         parts=[part],
-        facts=name_facts(
-            TrainingSplitsFacts(
-                **leaking.facts,
-                mixture_share=round(measure_share_error(work.recipe.mixture, sizes, order), 6),
-                order_nonempty=held,
-                dropped_share=compute_share(len(dealt.dropped), held + len(dealt.dropped)),
-                filler_share=compute_share(fillers, places),
-                rank_balance=balance,
-                empty_step=empty_pairs,
-                sequences=total,
-                places=places,
-                fillers=fillers,
-                steps=len(dealt.step_offsets) - 1,
-                tokens=int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
-                trained_tokens=int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
-            )
+        facts=TrainingSplitsFacts(
+            **leaking.facts,
+            mixture_share=round(measure_share_error(work.recipe.mixture, sizes, order), 6),
+            order_nonempty=held,
+            dropped_share=compute_share(len(dealt.dropped), held + len(dealt.dropped)),
+            filler_share=compute_share(fillers, places),
+            rank_balance=balance,
+            empty_step=empty_pairs,
+            sequences=total,
+            places=places,
+            fillers=fillers,
+            steps=len(dealt.step_offsets) - 1,
+            tokens=int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
+            trained_tokens=int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
         ),
         ledger=[line for line in lines if line[2] or line[0] == KEPT],
         tables={
@@ -369,7 +343,7 @@ STAGE = StageDeclaration(
     feeds=StatsInputs(
         count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")
     ),
-    summarize=lambda facts, rows: (rows, format_count(facts["steps"], "step")),
+    summarize=lambda facts, rows: (rows, format_count(facts.steps, "step")),
     compared=(
         ComparedFact("places", "places"),
         ComparedFact("steps", "steps"),

@@ -5,7 +5,7 @@ What belongs here: their names and types. What does not: counting them (`stage.p
 
 from dataclasses import dataclass
 
-from rowmill.stages.base import UNCOUNTED, Uncounted
+from rowmill.schema.facts import UNCOUNTED, Uncounted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

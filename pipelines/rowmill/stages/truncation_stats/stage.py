@@ -4,7 +4,7 @@ What belongs here: facts for the check of context overflow, histograms, the what
 not: truncating (`truncation.py`), examples that are planned of records and never truncated (`table_lengths.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    name_facts,
 )
 from rowmill.stages.truncation_stats import table_lengths
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
@@ -84,19 +83,17 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
     whole = stats.make_length_histogram(original, limit)
     what_if = _compare_seq_lens(work, original, trained, limit)
     return StageOutput(
-        facts=name_facts(
-            TruncationStatsFacts(
-                context_overflow=compute_share(int(shortened.sum()) + dropped, rows),
-                limit=limit,
-                examples=len(original),
-                shortened=int(shortened.sum()),
-                dropped_for_length=dropped,
-                tokens_removed=int(removed.sum()),
-                trained_removed=int(_read_ints(columns, "trained_removed").sum()),
-                quantiles=stats.compute_length_quantiles(original),
-                buckets=buckets,
-                hints=list(hints),
-            )
+        facts=TruncationStatsFacts(
+            context_overflow=compute_share(int(shortened.sum()) + dropped, rows),
+            limit=limit,
+            examples=len(original),
+            shortened=int(shortened.sum()),
+            dropped_for_length=dropped,
+            tokens_removed=int(removed.sum()),
+            trained_removed=int(_read_ints(columns, "trained_removed").sum()),
+            quantiles=stats.compute_length_quantiles(original),
+            buckets=buckets,
+            hints=list(hints),
         ),
         tables={
             "what_if": what_if,
@@ -214,10 +211,10 @@ def _trained_shares(columns: pa.Table) -> Histogram:
     )
 
 
-def _summarize_truncation_stats(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Sequence[str]:
     del rows
-    quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
-    return *quantiles, f"{format_percent(facts['context_overflow'])} over {facts['limit']:,}"
+    quantiles = [f"{name} {facts.quantiles[name]:,}" for name in ("p50", "p95", "max")]
+    return *quantiles, f"{format_percent(facts.context_overflow)} over {facts.limit:,}"
 
 
 STAGE = StageDeclaration(

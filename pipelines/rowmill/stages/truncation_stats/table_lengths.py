@@ -19,10 +19,11 @@ from rowmill.packing.plan import plan_slices
 from rowmill.packing.slicing import keep_examples_whole
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest
 from rowmill.stages import table_inputs, table_plan
-from rowmill.stages.base import StageContext, StageOutput, compute_share, name_facts
+from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
@@ -62,20 +63,18 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     quantiles = stats.compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
     return StageOutput(
-        facts=name_facts(
-            TruncationStatsFacts(
-                context_overflow=compute_share(over, records),
-                limit=limit,
-                examples=len(lengths),
-                records=records,
-                dropped_for_length=over,
-                shortened=NOT_APPLICABLE,
-                tokens_removed=NOT_APPLICABLE,
-                trained_removed=NOT_APPLICABLE,
-                quantiles=quantiles,
-                buckets=stats.count_length_buckets(lengths, limit),
-                hints=list(hints),
-            )
+        facts=TruncationStatsFacts(
+            context_overflow=compute_share(over, records),
+            limit=limit,
+            examples=len(lengths),
+            records=records,
+            dropped_for_length=over,
+            shortened=NOT_APPLICABLE,
+            tokens_removed=NOT_APPLICABLE,
+            trained_removed=NOT_APPLICABLE,
+            quantiles=quantiles,
+            buckets=stats.count_length_buckets(lengths, limit),
+            hints=list(hints),
         ),
         tables={
             "what_if": _compare_table_seq_lens(work, made, limit),
@@ -113,7 +112,7 @@ def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> D
         work.dataset_name or "",
         work.recipe.seed,
         form,
-        ExampleLimits(limit, int(made.facts["prompt_tokens"]), form.cap),
+        ExampleLimits(limit, _read_prompt_tokens(made), form.cap),
     )
     lines: list[tuple[int, ...]] = []
     for candidate in stats.choose_candidate_seq_lens(limit):
@@ -121,6 +120,10 @@ def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> D
         examples = sum(len(split) for split in one.lengths)
         lines.append((candidate, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
     return DisplayTable(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
+
+
+def _read_prompt_tokens(made: Manifest) -> int:
+    return require_counted(read_facts(TokenizedExamplesFacts, made.facts).prompt_tokens)
 
 
 def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
@@ -148,8 +151,9 @@ def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
 def _advise_assembly(made: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
     """Say what would make better examples of this table."""
     flushes = sum_counts(part.facts["flushes"] for part in made.parts if "flushes" in part.facts)
-    examples, tokens = int(made.facts["examples"]), int(made.facts["tokens"])
-    cap, prompt = made.details["records"]["options"]["cap"], int(made.facts["prompt_tokens"]) * examples
+    facts = read_facts(TokenizedExamplesFacts, made.facts)
+    examples, tokens = facts.examples, facts.tokens
+    cap, prompt = made.details["records"]["options"]["cap"], _read_prompt_tokens(made) * examples
     hints: list[str] = []
     if over:
         hints.append(

@@ -1,0 +1,223 @@
+"""What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
+
+What belongs here: the facts of stages that are an input of other stages, and the way of facts into a manifest and out
+of it. What does not: counting them (`stages/`), the checks (`checks/catalog.py`), and the facts of stages that no
+stage reads: those are declared in the stage's own module.
+
+    CanonicalRowsFacts(kept=98, rejected=2, …) ─name_facts─► Manifest.facts {"kept": 98, …} ─read_facts─► the same
+
+A fact is a number that is compared, or a few more that people are shown. `manifest.NOT_APPLICABLE` in one says that
+its check has nothing to ask of this output; `UNCOUNTED` says that outputs of this kind do not have the fact at all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from rowmill.schema.manifest import NOT_APPLICABLE
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FactsT = TypeVar("FactsT", bound="DataclassInstance")
+ValueT = TypeVar("ValueT")
+
+
+class Uncounted(Enum):
+    """Stands for a fact that outputs of this kind of data do not have; nothing is stored of it."""
+
+    UNCOUNTED = "uncounted"
+
+    def __bool__(self) -> bool:
+        """Be false: there is none of it."""
+        return False
+
+
+UNCOUNTED: Final = Uncounted.UNCOUNTED
+
+
+def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
+    """Return a stage's facts by name, in the order of its fields, as a manifest stores them."""
+    values = {one.name: getattr(facts, one.name) for one in fields(facts)}
+    return {name: value for name, value in values.items() if value is not UNCOUNTED}
+
+
+def read_facts(kind: type[FactsT], stored: Mapping[str, Any]) -> FactsT:
+    """Return the facts that a manifest stores, as a stage declares them.
+
+    A version made by an earlier release may lack some, and have others: those are `UNCOUNTED`, and left out.
+    """
+    return kind(**{one.name: stored.get(one.name, UNCOUNTED) for one in fields(kind)})
+
+
+def require_counted(value: ValueT | Uncounted) -> ValueT:
+    """Return a fact that every output of this kind of data has."""
+    assert not isinstance(value, Uncounted)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RawDatasetFacts:
+    """What scanned source files are counted by."""
+
+    nonempty: int
+    records: int
+    files: int
+    empty_files: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalRowsFacts:
+    """What canonical rows are counted by, whatever they hold; `| str` is a share or count that may not apply."""
+
+    nonempty: int
+    accounted: int
+    unknown_roles: float | str
+    preference_data: float | str
+    group_size: int | str
+    """Rows of the largest group."""
+    group_advice: int | str = NOT_APPLICABLE
+    """Points against the chosen group column."""
+    interval_mismatch: float | str = NOT_APPLICABLE
+    """Share of the steps of time series that are not as long as the recipe says."""
+    rejects: float
+    duplicates: float
+    records: int
+    """Records read, those that were not taken among them."""
+    kept: int
+    rejected: int
+    groups: int
+    splits: dict[str, int]
+    """Rows kept by split."""
+    notes: dict[str, int]
+    """What was noticed in records and changed nothing, by name."""
+    messages: int
+    system_messages: int
+    user_messages: int
+    assistant_messages: int
+    tool_messages: int
+    other_messages: int
+    """Messages of all other roles."""
+    reasoning_messages: int
+    tool_call_messages: int
+    tool_calls: int
+    extracted_think_from_content: int
+    moved_reasoning_keys: int
+    dropped_think_messages: int
+    tools_present: int
+    tools_parsed_from_string: int
+    boundaries: dict[str, str]
+    """Where splits by time begin: split → time; empty for all other splits."""
+    unpinned_boundaries: int | str
+    validation_source: bool
+    """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
+    # Tables only.
+    columns: int | Uncounted = UNCOUNTED
+    characters: int | Uncounted = UNCOUNTED
+    """Characters of the records as JSON."""
+    non_finite: int | Uncounted = UNCOUNTED
+    """Floats that are NaN or infinite."""
+    table_drift: int | Uncounted = UNCOUNTED
+    type_mismatch: int | Uncounted = UNCOUNTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedExamplesFacts:
+    """What tokenized examples are counted by, whatever they were made of."""
+
+    nonempty: int
+    accounted: int
+    rejects: float
+    mask_verified: float | str
+    zero_loss_rows: float
+    token_ids: int
+    rows: int
+    kept: int
+    rejected: int
+    examples: int
+    tokens: int
+    trained_tokens: int
+    trained_share: float
+    trained_removed: int | Uncounted = UNCOUNTED
+    """Tokens that truncation removed and that would have been trained; nothing is truncated of tables."""
+    dropped_trained: int | Uncounted = UNCOUNTED
+    """Tokens of rejected rows that would have been trained."""
+    dropped_kinds: dict[str, int]
+    text_roundtrip: float | str
+    short_documents: float | str
+    # What the chat template does.
+    render_equal: int | str
+    content_dropped: float | str
+    contract: int | str
+    prompt_match: int | str
+    date_pinned: int | str
+    control_strings: float | str
+    prompt_parity: float | str
+    template_warnings: list[str]
+    mismatched_prompts: list[str]
+    usual_way: int
+    """Rows that the reference path encoded, not the fast one."""
+    lane_differences: int
+    """Sampled rows for which the two paths differ; the reference path's ids are kept."""
+    straddles: int
+    """Tokens on a border between trained and other text."""
+    prompts_compared: int | Uncounted = UNCOUNTED
+    """Generation prompts of a sample that were compared with the training text."""
+    rows_with_tools: int
+    tool_tokens: int
+    most_tool_tokens: int
+    # Tables only.
+    changed_by_wire: int | Uncounted = UNCOUNTED
+    prompt_tokens: int | Uncounted = UNCOUNTED
+    """Tokens of the prompt that begins each example."""
+    limit: int | Uncounted = UNCOUNTED
+    """Tokens that an example may have."""
+    record_room: int | Uncounted = UNCOUNTED
+    """Tokens of an example that records may take."""
+    longest_example: int | Uncounted = UNCOUNTED
+    longest_group: int | Uncounted = UNCOUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class PackedShardsFacts:
+    """What packed shards are counted by."""
+
+    conservation: int
+    shard_digests: int
+    fill: float
+    limit_cost: float
+    packing_loss: float | str
+    packing_losses: dict[str, tuple[int, int]]
+    """What stands in no sequence and what entered, of `examples` and of `trained_tokens`."""
+    sequences: int
+    segments: int
+    tokens: int
+    trained_tokens: int
+    tokens_left_out: int
+    content_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSplitsFacts:
+    """What an order of sequences is counted by."""
+
+    same_row: int
+    same_group: int | str
+    same_prompt: float | str
+    time_order: int | str
+    near_duplicate: float | str
+    split_share: float
+    mixture_share: float
+    order_nonempty: int
+    dropped_share: float
+    filler_share: float
+    rank_balance: float
+    empty_step: int
+    sequences: int
+    places: int
+    fillers: int
+    steps: int
+    tokens: int
+    trained_tokens: int

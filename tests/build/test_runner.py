@@ -91,9 +91,9 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
 
-    def counted(options: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
+    def counted(options: Any, stage: str, dataset: str | None, *, is_table: bool) -> Any:
         made.append((stage, dataset))
-        return list_thresholds(options, stage, dataset, kind)
+        return list_thresholds(options, stage, dataset, is_table=is_table)
 
     monkeypatch.setattr(steps, "list_thresholds", counted)
     project = ready.project

@@ -24,7 +24,7 @@ GOOD = {
     "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
 }  # fmt: skip
 REASON = "looked at each of them"
-OF_RECORDS = {check.name for check in CHECKS if check.row_kind == "record"}
+OF_TABLES = {check.name for check in CHECKS if check.tables_only}
 
 
 def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
@@ -33,15 +33,16 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
     saved = manifest.save_manifest(store, made)
-    # Of the checks for one kind of rows alone those are judged whose facts are there.
-    kind = "record" if OF_RECORDS & facts.keys() else "conversation"
-    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
-    thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in OF_RECORDS)
+    # Of the checks of tables alone those are judged whose facts are there.
+    is_table = bool(OF_TABLES & facts.keys())
+    options = validate_options(Gates, gates, "gates")
+    thresholds = list_thresholds(options, "canonical_rows", "chats", is_table=is_table)
+    thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in OF_TABLES)
     return saved, {result.check: result for result in judge.run_checks(store, saved, thresholds)}
 
 
 def _terms(**gates: Any) -> tuple[Threshold, ...]:
-    return list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
+    return list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", is_table=False)
 
 
 def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
@@ -68,15 +69,15 @@ def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path,
     assert failed[check.name].blocking is (check.severity == "error")
 
 
-def test_checks_of_one_kind_of_rows_are_not_run_on_other_kinds() -> None:
+def test_checks_of_tables_are_not_run_on_other_data() -> None:
     gates = validate_options(Gates, {}, "gates")
 
-    of_chats, of_records = (
-        {one.check for one in list_thresholds(gates, "canonical_rows", "a", kind)}
-        for kind in ("conversation", "record")
+    of_chats, of_tables = (
+        {one.check for one in list_thresholds(gates, "canonical_rows", "a", is_table=is_table)}
+        for is_table in (False, True)
     )
 
-    assert of_records - of_chats == OF_RECORDS == {"table_drift", "type_mismatch"}
+    assert of_tables - of_chats == OF_TABLES == {"table_drift", "type_mismatch"}
 
 
 def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
@@ -84,7 +85,7 @@ def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
+    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None, is_table=False)
     own = [one for one in thresholds if one.check == "dropped_share"]
     return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
 

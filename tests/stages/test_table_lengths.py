@@ -16,7 +16,6 @@ from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
 from rowmill.reports.statistics import render_statistics
-from rowmill.schema.rows import RowKind
 from tests.support.recipes import LENIENT, Built, Road
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -122,10 +121,9 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
 
 def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
     for check in catalog.CHECKS:
-        wanted: dict[RowKind, str] = {"record": check.of_records or check.remedy, "conversation": check.remedy}
-        for kind, remedy in wanted.items():
-            thresholds = list_thresholds(Gates(), check.stages[0], "rows", kind)
-            has_it = check.row_kind in (None, kind)
+        for is_table, remedy in {True: check.of_tables or check.remedy, False: check.remedy}.items():
+            thresholds = list_thresholds(Gates(), check.stages[0], "rows", is_table=is_table)
+            has_it = is_table or not check.tables_only
             assert [one.remedy for one in thresholds if one.check == check.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}

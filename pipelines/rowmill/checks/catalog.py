@@ -9,8 +9,6 @@ The list stands below recipes and stages: a recipe has an option for every check
 from dataclasses import dataclass
 from typing import Literal
 
-from rowmill.schema.rows import RowKind
-
 Severity = Literal["error", "warn"]
 RESULT_VERSION = 5
 """Raise it when the meaning of a check or the shape of a result changes: what was saved is then judged anew."""
@@ -36,10 +34,10 @@ class Check:
     warn_from: float | None = None
     """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
     applies_to: str = ""
-    of_records: str = ""
+    of_tables: str = ""
     """The remedy for tables, where that of other rows cannot help."""
-    row_kind: RowKind | None = None
-    """The kind of rows whose stages have the check, None is every kind; stages of others count nothing for it."""
+    tables_only: bool = False
+    """Whether only stages of tables have the check; stages of other data count nothing for it."""
     names_samples: bool = False
     """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
 
@@ -60,7 +58,7 @@ CHECKS: tuple[Check, ...] = (
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
         applies_to="datasets with splits.group_key, and records in groups that are not cut",
-        of_records="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
+        of_tables="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
         "on_overflow: split, or raise gates.group_size if one group may be that large"),
     Check("group_advice", ("canonical_rows",), "at_most", 0, "warn",
         "points against the chosen group column",
@@ -73,14 +71,14 @@ CHECKS: tuple[Check, ...] = (
     Check("table_drift", ("canonical_rows",), "at_most", 0, "error",
         "changes of the table against its contract, pinned or the last build's",
         "mend the data where the cell stands; or accept it: write the contract of today's data with "
-        "`rowmill advise {recipe} --write`, look through it, and build again", applies_to="records", row_kind="record",
-        names_samples=True),
+        "`rowmill advise {recipe} --write`, look through it, and build again", applies_to="records",
+        tables_only=True, names_samples=True),
     Check("type_mismatch", ("canonical_rows",), "at_most", 0, "warn",
         "values that do not fit the type of their column; their records are rejected, or the values null, as the table "
         "contract says",
         "look at the table type_mismatch; mend the values, name them in the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
-        row_kind="record", names_samples=True),
+        tables_only=True, names_samples=True),
     Check("preference_data", ("canonical_rows",), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
@@ -128,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
         "share of rows whose own text holds strings of control tokens",
         "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows",
         applies_to="chat templates, and records",
-        of_records="nothing is lost: such strings are written escaped and never become control tokens; gates."
+        of_tables="nothing is lost: such strings are written escaped and never become control tokens; gates."
         "control_strings says how many may hold one"),
     Check("text_roundtrip", ("tokenized_examples",), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalises",
@@ -146,7 +144,7 @@ CHECKS: tuple[Check, ...] = (
         "share of examples that were longer than the context and lost tokens, or were dropped for it; of records, of "
         "those that no example could hold",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
-        of_records="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
+        of_tables="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
         "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow"),
     Check("conservation", ("packed_shards", "gpu_partitions", "exports"), "at_most", 0, "error",
         "tokens or segments that differ between what went in and the shards read back",
@@ -175,7 +173,7 @@ CHECKS: tuple[Check, ...] = (
         "share of each sequence's room that holds tokens",
         "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
-        of_records="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
+        of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
         "sequence, raise format.data.max_sequences_per_example where examples end at it, or lower seq_len"),
     Check("order_nonempty", ("training_splits",), "at_least", 1, "error",
         "places of the training order that hold a sequence",

@@ -18,7 +18,6 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices, suggest_name
 from rowmill.core.storage import digest_json
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.schema.rows import RowKind
 
 
 class Bound(Config):
@@ -266,31 +265,27 @@ class Threshold:
         return float(arguments.get("min_value", -math.inf)) <= value <= float(arguments.get("max_value", math.inf))
 
 
-def list_thresholds(
-    gates: GatesBase, stage: str, dataset: str | None, kind: RowKind | None = None
-) -> tuple[Threshold, ...]:
+def list_thresholds(gates: GatesBase, stage: str, dataset: str | None, *, is_table: bool) -> tuple[Threshold, ...]:
     """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
-    `kind` is that of the dataset's rows, None for a stage of the whole recipe: checks of another kind alone are left
-    out.
+    `is_table` is what the dataset's kind declares, false for a stage of the whole recipe: without it, checks of tables
+    alone are left out.
     """
     ours = tuple(
-        _make_threshold(check, gates, dataset, kind)
+        _make_threshold(check, gates, dataset, is_table)
         for check in CHECKS
-        if stage in check.stages and check.row_kind in (None, kind)
+        if stage in check.stages and (is_table or not check.tables_only)
     )
     return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
 def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
     """Return the thresholds of an output whose dataset the recipe may no longer have; its facts show its kind."""
-    kinds: Iterator[RowKind | None] = (
-        check.row_kind for check in CHECKS if check.row_kind and check.name in made.facts
-    )
-    return list_thresholds(gates, made.stage, dataset, next(kinds, None))
+    is_table = any(check.tables_only and check.name in made.facts for check in CHECKS)
+    return list_thresholds(gates, made.stage, dataset, is_table=is_table)
 
 
-def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, kind: RowKind | None) -> Threshold:
+def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, is_table: bool) -> Threshold:
     bound: Bound | None = getattr(gates, check.name, None)
     own = getattr(bound, check.direction) if bound else None
     covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
@@ -304,7 +299,7 @@ def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, kind: R
         bound=limit,
         severity=(bound.severity if bound else None) or check.severity,
         what=check.what,
-        remedy=(kind == "record" and check.of_records) or check.remedy,
+        remedy=(check.of_tables if is_table else "") or check.remedy,
         waiver_bound=getattr(waiver, check.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
         warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),

@@ -63,7 +63,7 @@ def require_open_gates(store: Store, made: Manifest, gates: GatesBase, recipe: s
     """
     # A waiver names a dataset of the recipe that it stands in.
     dataset = made.key[1] if made.key[0] == recipe else None
-    thresholds = list_thresholds(gates, made.stage, dataset, "record")
+    thresholds = list_thresholds(gates, made.stage, dataset, is_table=True)
     asked = [one for one in thresholds if one.severity == "error" and one.check not in cross_stage.CROSS_STAGE_FACTS]
     closed = [
         f"{'/'.join(made.key)}, which source.generated reads: {result.sentence}"

@@ -82,3 +82,14 @@ def test_fact_that_this_kind_of_data_does_not_have_is_not_stored() -> None:
 
     assert name_facts(Facts(2)) == {"rows": 2, "note": None}
     assert name_facts(Facts(2, 3)) == {"rows": 2, "records": 3, "note": None}
+
+
+def test_table_has_no_facts_of_messages_and_templates(tmp_path: Path) -> None:
+    source = {"train_urls": [Road(tmp_path).write("table.csv", as_csv(purchases(60)))]}
+    built = Road(tmp_path).recipe({"table": {"source": source, "format": records(**grouped())}}, seq_len=1024).build()
+
+    rows, examples = (built.manifest("table", stage).facts for stage in ("canonical_rows", "tokenized_examples"))
+
+    assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
+    assert not {"tool_tokens", "straddles", "template_warnings"} & set(examples)
+    assert {"columns", "table_drift"} <= set(rows)

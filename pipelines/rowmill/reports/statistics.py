@@ -83,15 +83,15 @@ def _render_notices(rows: Manifest) -> list[RenderableType]:
     """Show what canonicalisation noticed in the rows that it kept."""
     facts = read_facts(CanonicalRowsFacts, rows.facts)
     found = [(name.replace("_", " "), count) for name in NORMALIZATION_COLUMNS if (count := getattr(facts, name))]
-    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in facts.notes.items()]
+    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in (facts.notes or {}).items()]
     return [_render_label("noticed in the rows"), make_grid(["", "times"], found, indent=4)] if found else []
 
 
 def _render_tools(facts: TokenizedExamplesFacts) -> list[RenderableType]:
     """Show what tool schemas cost: they stand in every example of a row, and truncation never takes them."""
-    rows, tokens = facts.rows_with_tools, facts.tool_tokens
-    if not rows:
+    if not facts.rows_with_tools:
         return []
+    rows, tokens = facts.rows_with_tools, require_counted(facts.tool_tokens)
     words = (
         f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most {facts.most_tool_tokens:,}"
     )

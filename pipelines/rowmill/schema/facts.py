@@ -13,7 +13,7 @@ its check has nothing to ask of this output; `UNCOUNTED` says that outputs of th
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from rowmill.schema.manifest import NOT_APPLICABLE
 
@@ -29,7 +29,7 @@ class Uncounted(Enum):
 
     UNCOUNTED = "uncounted"
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         """Be false: there is none of it."""
         return False
 
@@ -91,28 +91,29 @@ class CanonicalRowsFacts:
     groups: int
     splits: dict[str, int]
     """Rows kept by split."""
-    notes: dict[str, int]
-    """What was noticed in records and changed nothing, by name."""
-    messages: int
-    system_messages: int
-    user_messages: int
-    assistant_messages: int
-    tool_messages: int
-    other_messages: int
-    """Messages of all other roles."""
-    reasoning_messages: int
-    tool_call_messages: int
-    tool_calls: int
-    extracted_think_from_content: int
-    moved_reasoning_keys: int
-    dropped_think_messages: int
-    tools_present: int
-    tools_parsed_from_string: int
     boundaries: dict[str, str]
     """Where splits by time begin: split → time; empty for all other splits."""
     unpinned_boundaries: int | str
     validation_source: bool
     """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
+    # All but tables.
+    notes: dict[str, int] | Uncounted = UNCOUNTED
+    """What was noticed in records and changed nothing, by name."""
+    messages: int | Uncounted = UNCOUNTED
+    system_messages: int | Uncounted = UNCOUNTED
+    user_messages: int | Uncounted = UNCOUNTED
+    assistant_messages: int | Uncounted = UNCOUNTED
+    tool_messages: int | Uncounted = UNCOUNTED
+    other_messages: int | Uncounted = UNCOUNTED
+    """Messages of all other roles."""
+    reasoning_messages: int | Uncounted = UNCOUNTED
+    tool_call_messages: int | Uncounted = UNCOUNTED
+    tool_calls: int | Uncounted = UNCOUNTED
+    extracted_think_from_content: int | Uncounted = UNCOUNTED
+    moved_reasoning_keys: int | Uncounted = UNCOUNTED
+    dropped_think_messages: int | Uncounted = UNCOUNTED
+    tools_present: int | Uncounted = UNCOUNTED
+    tools_parsed_from_string: int | Uncounted = UNCOUNTED
     # Tables only.
     columns: int | Uncounted = UNCOUNTED
     characters: int | Uncounted = UNCOUNTED
@@ -144,7 +145,7 @@ class TokenizedExamplesFacts:
     """Tokens that truncation removed and that would have been trained; nothing is truncated of tables."""
     dropped_trained: int | Uncounted = UNCOUNTED
     """Tokens of rejected rows that would have been trained."""
-    dropped_kinds: dict[str, int]
+    dropped_kinds: dict[str, int] | Uncounted = UNCOUNTED
     text_roundtrip: float | str
     short_documents: float | str
     # What the chat template does.
@@ -155,19 +156,19 @@ class TokenizedExamplesFacts:
     date_pinned: int | str
     control_strings: float | str
     prompt_parity: float | str
-    template_warnings: list[str]
-    mismatched_prompts: list[str]
+    template_warnings: list[str] | Uncounted = UNCOUNTED
+    mismatched_prompts: list[str] | Uncounted = UNCOUNTED
     usual_way: int
     """Rows that the reference path encoded, not the fast one."""
     lane_differences: int
     """Sampled rows for which the two paths differ; the reference path's ids are kept."""
-    straddles: int
+    straddles: int | Uncounted = UNCOUNTED
     """Tokens on a border between trained and other text."""
     prompts_compared: int | Uncounted = UNCOUNTED
     """Generation prompts of a sample that were compared with the training text."""
-    rows_with_tools: int
-    tool_tokens: int
-    most_tool_tokens: int
+    rows_with_tools: int | Uncounted = UNCOUNTED
+    tool_tokens: int | Uncounted = UNCOUNTED
+    most_tool_tokens: int | Uncounted = UNCOUNTED
     # Tables only.
     changed_by_wire: int | Uncounted = UNCOUNTED
     prompt_tokens: int | Uncounted = UNCOUNTED

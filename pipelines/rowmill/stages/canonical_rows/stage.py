@@ -225,8 +225,7 @@ def _count_rows(
         rejected=sum(reasons.values()),
         groups=int(groups["rows"].len()),
         splits=sum_counts(p.facts["splits"] for p in final),
-        notes=sum_counts(p.facts["notes"] for p in final),
-        **_count_messages(final),
+        **({} if work.dataset.format.IS_TABLE else _count_messages(final)),
         boundaries=boundaries,
         unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
         validation_source=any(part.split_hint == "validation" for part in scanned),
@@ -362,14 +361,15 @@ def _tabulate_found(
     return {name: DisplayTable(columns, rows)} if rows else {}
 
 
-def _count_messages(final: Sequence[Part]) -> dict[str, int]:
-    """Add up messages, reasoning and tools, under names that are the same whatever the data holds."""
+def _count_messages(final: Sequence[Part]) -> dict[str, Any]:
+    """Add up messages, reasoning, tools and notes, under names that are the same whatever the data holds."""
     by_role = sum_counts(p.facts["messages_by_role"] for p in final)
     counts = sum_counts(p.facts["reasoning_and_calls"] for p in final) | sum_counts(p.facts["noticed"] for p in final)
     total = sum(by_role.values())
     # Roles that only some data names are counted together.
     counted = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
     return {
+        "notes": sum_counts(p.facts["notes"] for p in final),
         "messages": total,
         **counted,
         "other_messages": total - sum(counted.values()),

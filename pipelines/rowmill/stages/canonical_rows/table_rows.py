@@ -361,8 +361,6 @@ def _save_table_rows(
         "rows_with_unknown_roles": 0,
         "examples_of_roles": {"": []},
         "schemas": {"record": len(columns.ids)} if columns.ids else {},
-        "notes": {},
-        "noticed": {},
         **count_messages(()),
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": sample_rejects(log),

@@ -40,7 +40,7 @@ from rowmill.tabular.table_contract import ColumnDrift, ColumnMismatch, TableCon
 from rowmill.tabular.table_contract.document import format_contract_yaml
 from rowmill.tabular.table_contract.drift import describe_column_contract
 
-VERSION = 4
+VERSION = 5
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
 
 

@@ -66,7 +66,7 @@ from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
-VERSION = 3
+VERSION = 4
 """Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
 
 PART_TOKENS = 1 << 20
@@ -560,6 +560,7 @@ def _build_table_output(
     planned = sum(told["tokens"] for told in plan.facts["splits"].values())
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
+    longest = _measure_longest(plan)
     facts = TokenizedExamplesFacts(
         nonempty=made,
         accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan)),
@@ -583,21 +584,15 @@ def _build_table_output(
         prompt_tokens=plan.room.prompt,
         limit=plan.room.limit,
         record_room=plan.room.records,
-        **_measure_longest(plan),
-        # Records are printed by no chat template, have no tools and no borders inside a token.
+        longest_example=longest["longest_example"],
+        longest_group=longest["longest_group"],
+        # Records are printed by no chat template.
         render_equal=NOT_APPLICABLE,
         content_dropped=NOT_APPLICABLE,
         contract=NOT_APPLICABLE,
         prompt_match=NOT_APPLICABLE,
         date_pinned=NOT_APPLICABLE,
         short_documents=NOT_APPLICABLE,
-        template_warnings=[],
-        mismatched_prompts=[],
-        dropped_kinds={},
-        straddles=0,
-        rows_with_tools=0,
-        tool_tokens=0,
-        most_tool_tokens=0,
     )
     samples = collect_samples(accounts, "examples_of_rejects")
     return StageOutput(

@@ -16,8 +16,8 @@ from dagster_rowmill import metadata
 from rowmill import stats
 from rowmill.build import runner
 from rowmill.core import number_text
+from rowmill.core.stage_names import EXPORTS
 from rowmill.reports import console
-from rowmill.schema.manifest import EXPORTS
 from rowmill.stages import catalog
 from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document
 from tests.support.tiny_project import FOREIGN_WARNINGS

@@ -18,6 +18,14 @@ from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
+from rowmill.core.stage_names import (
+    CANONICAL_ROWS,
+    GPU_PARTITIONS,
+    PACKED_SHARDS,
+    RAW_DATASET,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+)
 from rowmill.core.storage import Store, digest_json, parse_sealed
 from rowmill.schema import manifest
 from rowmill.schema.facts import (
@@ -64,21 +72,21 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     if "packing_losses" not in packed.facts:
         return CrossStageMeasurement(NOT_APPLICABLE, "made by a version of rowmill that did not count it")
     inputs = manifest.load_inputs(store, packed)
-    tokenized = next(one for one in inputs.values() if one.stage == "tokenized_examples")
+    tokenized = next(one for one in inputs.values() if one.stage == TOKENIZED_EXAMPLES)
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
     packing = read_facts(PackedShardsFacts, packed.facts).packing_losses
     records = {
-        "canonical_rows": _count_rejected(canonical, INTENDED_REASONS),
-        "tokenized_examples": _count_rejected(tokenized, frozenset()),
-        "packed_shards": packing["examples"],
+        CANONICAL_ROWS: _count_rejected(canonical, INTENDED_REASONS),
+        TOKENIZED_EXAMPLES: _count_rejected(tokenized, frozenset()),
+        PACKED_SHARDS: packing["examples"],
     }
     trained: dict[str, tuple[int, int]] = {}
     examples = read_facts(TokenizedExamplesFacts, tokenized.facts)
     if not isinstance(examples.trained_removed, Uncounted):
         cut, refused = examples.trained_removed, require_counted(examples.dropped_trained)
         trained["truncation"] = (cut, examples.trained_tokens + cut + refused)
-        trained["tokenized_examples"] = (refused, trained["truncation"][1] - cut)
-    trained["packed_shards"] = packing["trained_tokens"]
+        trained[TOKENIZED_EXAMPLES] = (refused, trained["truncation"][1] - cut)
+    trained[PACKED_SHARDS] = packing["trained_tokens"]
     worst, counted = max(
         (("records", records), ("trained tokens", trained)),
         key=lambda one: _compound_loss(one[1].values()),
@@ -113,7 +121,7 @@ def _compound_loss(stages: Iterable[tuple[int, int]]) -> float:
 
 def published_path(recipe: str) -> str:
     """Return the path of the counts of what trainers have."""
-    return f"{recipe}/gpu_partitions/published.json"
+    return f"{recipe}/{GPU_PARTITIONS}/published.json"
 
 
 _NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
@@ -144,11 +152,11 @@ def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
     kept = _decode_published(store.read(path)) if store.exists(path) else None
     if kept is not None:
         return kept
-    current = store.read_sealed(f"{recipe}/gpu_partitions/current.json")
+    current = store.read_sealed(f"{recipe}/{GPU_PARTITIONS}/current.json")
     if current is None:
         return None
     try:
-        ranks = manifest.load_version(store, (recipe, "gpu_partitions"), current["version"])
+        ranks = manifest.load_version(store, (recipe, GPU_PARTITIONS), current["version"])
         return _describe_stages(store, ranks, _NOTHING_PUBLISHED)
     except IntegrityError:
         # One of them was collected: then nothing can be compared.
@@ -173,19 +181,22 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
 
 def read_counts(made: Manifest) -> dict[str, float]:
     """Return the counts of an output that should not fall from one build to the next, by name."""
-    match made.stage:
-        case "raw_dataset":
-            source = read_facts(RawDatasetFacts, made.facts)
-            return {"files": source.files, "records": source.records}
-        case "canonical_rows":
-            return {"rows": read_facts(CanonicalRowsFacts, made.facts).kept}
-        case "packed_shards":
-            packed = read_facts(PackedShardsFacts, made.facts)
-            return {"tokens": packed.tokens, "trained tokens": packed.trained_tokens}
-        case "training_splits":
-            return _measure_mixture_shares(made)
-        case _:
-            return {}
+    count = SHRINKING_COUNTS.get(made.stage)
+    return {} if count is None else count(made)
+
+
+def _count_source(scanned: Manifest) -> dict[str, float]:
+    facts = read_facts(RawDatasetFacts, scanned.facts)
+    return {"files": facts.files, "records": facts.records}
+
+
+def _count_rows(canonical: Manifest) -> dict[str, float]:
+    return {"rows": read_facts(CanonicalRowsFacts, canonical.facts).kept}
+
+
+def _count_packed(packed: Manifest) -> dict[str, float]:
+    facts = read_facts(PackedShardsFacts, packed.facts)
+    return {"tokens": facts.tokens, "trained tokens": facts.trained_tokens}
 
 
 def _measure_mixture_shares(order: Manifest) -> dict[str, float]:
@@ -194,6 +205,15 @@ def _measure_mixture_shares(order: Manifest) -> dict[str, float]:
     name, trained = table.columns.index("dataset"), table.columns.index("trained_tokens")
     total = sum(int(row[trained]) for row in table.rows)
     return {f"share of {row[name]}": round(int(row[trained]) / total, 9) for row in table.rows} if total else {}
+
+
+SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
+    RAW_DATASET: _count_source,
+    CANONICAL_ROWS: _count_rows,
+    PACKED_SHARDS: _count_packed,
+    TRAINING_SPLITS: _measure_mixture_shares,
+}
+"""Stage → its counts: of the stages that the check `shrunk` is of."""
 
 
 def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:

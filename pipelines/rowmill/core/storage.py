@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 from rowmill.core import remote
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
+from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 ResultT = TypeVar("ResultT")
 
@@ -46,7 +47,7 @@ UNFINISHED_SUFFIX = ".tmp"
 NAME_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Names of recipes, datasets and exports: each becomes a folder, an asset key and a SQL value."""
 
-RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
+RESERVED_NAMES = frozenset({TRAINING_SPLITS, GPU_PARTITIONS, EXPORTS, "stats", "reports", "_recipe"})
 
 
 def check_name(name: str, where: str) -> str:

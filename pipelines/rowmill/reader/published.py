@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_bytes, digest_file, digest_json
 
 CHECKED_AT_ONCE = 16
@@ -83,7 +84,7 @@ class PublishedBuild:
 
 
 def _current_path(recipe: str) -> str:
-    return f"{recipe}/gpu_partitions/current.json"
+    return f"{recipe}/{GPU_PARTITIONS}/current.json"
 
 
 def find_published_version(store: Store, recipe: str) -> str | None:
@@ -173,7 +174,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         recipe=str(raw["recipe"]),
         order=str(raw["order"]),
         content=digest_json(
-            sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))
+            sorted((key, version) for key, version in raw["inputs"].items() if key.endswith(f"/{PACKED_SHARDS}"))
         ),
         world_size=world_size,
         seq_len=int(raw["seq_len"]),

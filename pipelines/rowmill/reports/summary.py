@@ -17,6 +17,7 @@ from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
 from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, join_facts
+from rowmill.core.stage_names import EXPORTS
 from rowmill.exports import Export
 from rowmill.reports.console import format_key, render_check_result, render_title
 from rowmill.reports.statistics import load_current
@@ -30,7 +31,7 @@ from rowmill.schema.facts import (
     read_facts,
 )
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import EXPORTS, Manifest, get_stage_folder
+from rowmill.schema.manifest import Manifest, get_stage_folder
 from rowmill.stages import exports, gpu_partitions
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows

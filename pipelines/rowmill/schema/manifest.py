@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.errors import IntegrityError
+from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 
 StageKey: TypeAlias = tuple[str, ...]
@@ -94,10 +95,6 @@ class Manifest:
     def files(self, name: str) -> list[File]:
         """Return the files called `name` of all parts, in part order."""
         return [part.files[name] for part in self.parts if name in part.files]
-
-
-EXPORTS = "exports"
-"""The second word of an export's key, whose third is its name."""
 
 
 def get_stage_name(key: StageKey) -> str:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_size
+from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.exports import astrai, export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout
@@ -38,7 +39,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import EXPORTS, DisplayTable, File, Manifest, Part, StageKey
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
 from rowmill.shards import native
 from rowmill.shards.native import ShardScratchTask
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
@@ -147,7 +148,7 @@ def _accumulate_counts(counts: "Sequence[int] | Ints") -> Ints:
 
 def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
     """Return the rows of the train shards in the order of training, without fillers."""
-    splits = work.inputs[(work.recipe.name, "training_splits")]
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "pass", "filler"))
     shown = pc.invert(order.column("filler"))
     if export.passes == "first":
@@ -200,7 +201,7 @@ def _read_segment_domains(work: StageContext, source: _ExportSource) -> tuple[tu
     found = [pl.Series("domain", [], pl.String)]
     for one in inputs.get_packed_shards(work).values():
         lineage = [file for file in one.files("segments") if file in source.lineage]
-        examples = _load_export_input(work, one, "tokenized_examples").files("examples")
+        examples = _load_export_input(work, one, TOKENIZED_EXAMPLES).files("examples")
         if not lineage:
             continue
         known = _read_frame(work.store, examples, ("example_id", "domain"))
@@ -244,7 +245,7 @@ def _build_export_card(
         "seq_len": work.recipe.seq_len,
         "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
         "recipe": work.recipe.name,
-        "order": work.inputs[(work.recipe.name, "training_splits")].card["order"],
+        "order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"],
         "datasets": {name: _build_dataset_card(work, one) for name, one in packed.items()},
         "waivers": sorted({waiver for one in work.inputs.values() for waiver in one.waivers}),
         "builder": export_manifest.describe_builder(),
@@ -256,7 +257,7 @@ def _build_export_card(
 
 
 def _build_dataset_card(work: StageContext, packed: Manifest) -> dict[str, Any]:
-    raw = _load_export_input(work, packed, "raw_dataset")
+    raw = _load_export_input(work, packed, RAW_DATASET)
     return {
         "attention": packed.card["attention"],
         "template_digest": packed.card["template_digest"],
@@ -295,7 +296,7 @@ def make_export(work: StageContext) -> StageOutput:
 def _fingerprint_export(work: StageContext) -> str:
     versions = sorted(("/".join(key), one.version) for key, one in work.inputs.items())
     waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers})
-    return digest_json("exports", identify_export(work.recipe, work.key[-1]), versions, waivers)
+    return digest_json(EXPORTS, identify_export(work.recipe, work.key[-1]), versions, waivers)
 
 
 def _make_export_part(work: StageContext, at: str) -> Part:
@@ -555,7 +556,7 @@ STAGE = StageDeclaration(
     scope="export",
     identity=identify_export,
     prepare=lambda work: PreparedStage((), lambda: make_export(work)),
-    inputs=("training_splits", "packed_shards"),
+    inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     feeds=StatsInputs(_count_export_rows),
     summarize=_summarize_export,

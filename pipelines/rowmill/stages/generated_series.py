@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from rowmill.core.errors import GenerationError
 from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
@@ -93,7 +94,7 @@ def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
 def load_trained_model(work: StageContext) -> TrainedModel:
     """Return what the model was trained on."""
     meant = expected_texts(work)
-    told = work.input("tokenized_examples").details["records"]
+    told = work.input(TOKENIZED_EXAMPLES).details["records"]
     frame = told["frame"]
     encoder = Encoder(tokenizer_files.open_recipe_tokenizer(work)[0])
     return TrainedModel(
@@ -156,7 +157,7 @@ def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
 
     Under differential privacy no beginnings are kept, and nothing of the data is used but how many series there are.
     """
-    kept = work.input("tokenized_examples").files("prefill")
+    kept = work.input(TOKENIZED_EXAMPLES).files("prefill")
     if not kept:
         return [Prefill({}, ())] * _count_train_groups(work)
     order = trained.place.order_column
@@ -188,7 +189,7 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
 def _count_train_groups(work: StageContext) -> int:
     """Count the groups of train, of columns or of files; without groups there is one series."""
     keys: set[str] = set()
-    for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
+    for part in work.inputs[(*work.dataset_key, CANONICAL_ROWS)].parts:
         table = work.store.table(part.files["rows"], ["group_key", "split"])
         own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
         keys |= {key for key in own.unique().to_pylist() if key is not None}
@@ -258,12 +259,12 @@ def _summarize_generated_series(facts: GeneratedSeriesFacts, rows: str) -> Seque
 
 
 STAGE = StageDeclaration(
-    name="generated_series",
+    name=GENERATED_SERIES,
     facts=GeneratedSeriesFacts,
     description="Records that the backend generated: series continued step by step, or groups and rows.",
     identity=identify_generated_series,
     prepare=lambda work: PreparedStage((), lambda: make_generated_series(work)),
-    inputs=("tokenized_examples", "canonical_rows"),
+    inputs=(TOKENIZED_EXAMPLES, CANONICAL_ROWS),
     applies=_has_backend,
     command="generate",
     feeds=StatsInputs(

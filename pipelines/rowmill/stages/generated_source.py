@@ -16,13 +16,14 @@ from rowmill import sources
 from rowmill.checks import cross_stage, judge
 from rowmill.checks.gates import GatesBase, list_thresholds
 from rowmill.core.errors import GateError, SourceError
+from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.sources import ContentStager, FileScan, GeneratedSource, GenerationStage
 
 GENERATION_STAGES: tuple[GenerationStage, ...] = get_args(GenerationStage)
-CLI_VERBS: Mapping[GenerationStage, str] = {"parsed_records": "parse", "generated_series": "generate"}
+CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_SERIES: "generate"}
 """The commands that make them."""
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.number_text import format_percent
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
@@ -63,8 +64,8 @@ class _TrainSearchTask:
 
 def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the train rows that the model was trained on."""
-    trained = work.input("tokenized_examples")
-    key = (*work.dataset_key, "canonical_rows")
+    trained = work.input(TOKENIZED_EXAMPLES)
+    key = (*work.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(work.store, key, trained.inputs["/".join(key)])
     schema = load_observed_table(trained.details).schema
     tables = [work.store.table(part.files["records"], ["text_id", "record"]) for part in parts]

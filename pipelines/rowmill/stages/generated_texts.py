@@ -26,6 +26,7 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
+from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
@@ -185,7 +186,7 @@ def _read_record_texts(name: str, value: dict[str, Json], raw: bytes) -> Iterato
 def parse_texts(task: ParseTask) -> Part:
     """Take the texts of a part apart and write what came of them."""
     parser, write = _open_parser(task.meant)
-    log = RejectLog("parsed_records")
+    log = RejectLog(PARSED_RECORDS)
     made = AcceptedRecords()
     reports: list[SpanCounts] = []
     for text in read_texts(task.part, Path(task.base)):
@@ -259,7 +260,7 @@ def expected_texts(work: StageContext) -> GeneratedTextSpec:
     """Return what generated texts of the dataset are meant to be."""
     form, generation = get_generation_options(work)
     return load_text_spec(
-        work.input("tokenized_examples").details,
+        work.input(TOKENIZED_EXAMPLES).details,
         group_columns=form.group_columns,
         order_column=form.order_column,
         interval_seconds=form.time_series.timestamp_interval_seconds,

@@ -23,6 +23,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints
 from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -117,12 +118,10 @@ def count_stale_ranks(work: StageContext, present: Sequence[str]) -> int:
 
 def _fingerprint_rank(work: StageContext, name: str) -> str:
     """Identify a rank's files: the order, the sequences that it orders, the world size."""
-    splits = work.inputs[(work.recipe.name, "training_splits")]
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
     packed = [one.version for one in inputs.get_packed_shards(work).values()]
-    return digest_json(
-        "gpu_partitions", identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name
-    )
+    return digest_json(GPU_PARTITIONS, identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name)
 
 
 def make_gpu_partitions(work: StageContext) -> StageOutput:
@@ -246,7 +245,7 @@ def _write_filler_scratch(work: StageContext, target: str) -> bytes:
 
 def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
     """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
-    splits = work.inputs[(work.recipe.name, "training_splits")]
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
     rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
     firsts = np.concatenate(([0], np.cumsum(rows)))
@@ -259,7 +258,7 @@ def _make_rank_task(work: StageContext, name: str, files: tuple[str, ...], first
     world = work.recipe.partitions.world_size
     rank = int(name.split("-")[1])
     fingerprint = _fingerprint_rank(work, name)
-    splits = work.inputs[(work.recipe.name, "training_splits")]
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     steps = work.store.table(splits.parts[0].files["rank_steps"])
     shard_card = next(iter(inputs.get_packed_shards(work).values())).card
     own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
@@ -304,7 +303,7 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
             "datasets": _tabulate_datasets(work, ranks),
         },
         schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
-        card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
+        card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
@@ -349,7 +348,7 @@ def publish_gpu_partitions(
     facts = read_facts(GpuPartitionsFacts, made.facts)
     if facts.conservation or facts.ranks != facts.world_size:
         return
-    splits = work.inputs[(work.recipe.name, "training_splits")]
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     ranks = {
         name: {
             "folder": part.files["facts"].path.rsplit("/", 1)[0],
@@ -359,7 +358,7 @@ def publish_gpu_partitions(
         for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)
     }
     order = read_facts(TrainingSplitsFacts, splits.facts)
-    packed = {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in splits.card["datasets"]}
+    packed = {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
     content = {
         "version": made.version,
@@ -410,7 +409,7 @@ def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) ->
 
 def _identify_rank_data(recipe: Recipe, made: Manifest) -> str:
     """Identify some ranks by the order they are dealt from and how many there are: what they all have in common."""
-    return digest_json(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
+    return digest_json(made.inputs[f"{recipe.name}/{TRAINING_SPLITS}"], recipe.partitions.world_size)
 
 
 def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
@@ -421,13 +420,13 @@ def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
 
 
 STAGE = StageDeclaration(
-    name="gpu_partitions",
+    name=GPU_PARTITIONS,
     facts=GpuPartitionsFacts,
     description="One folder of shards per data-parallel rank, in the order of training.",
     scope="recipe",
     identity=identify_gpu_partitions,
     prepare=prepare_gpu_partitions,
-    inputs=("training_splits", "packed_shards"),
+    inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     publish=publish_gpu_partitions,
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from rowmill import sources
+from rowmill.core.stage_names import PACKED_SHARDS
 from rowmill.schema.manifest import Manifest
 from rowmill.sources import FileScan, PartGroup
 from rowmill.stages.base import StageContext
@@ -35,4 +36,4 @@ def load_part_groups(details: Mapping[str, Any]) -> list[PartGroup]:
 
 def get_packed_shards(work: StageContext) -> dict[str, Manifest]:
     """Return the packed shards of each dataset, in recipe order."""
-    return {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in work.recipe.datasets}
+    return {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in work.recipe.datasets}

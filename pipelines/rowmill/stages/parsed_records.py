@@ -14,6 +14,7 @@ from typing import Any
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
@@ -204,12 +205,12 @@ def _summarize_parsed_records(facts: ParsedRecordsFacts, rows: str) -> Sequence[
 
 
 STAGE = StageDeclaration(
-    name="parsed_records",
+    name=PARSED_RECORDS,
     facts=ParsedRecordsFacts,
     description="Files of generated text taken apart: records, and refused objects with their reasons.",
     identity=identify_parsed_records,
     prepare=prepare_parsed_records,
-    inputs=("tokenized_examples",),
+    inputs=(TOKENIZED_EXAMPLES,),
     applies=_has_generation,
     command="parse",
     uses_all_cores=True,

@@ -8,6 +8,7 @@ from typing import Any
 
 from rowmill import sources
 from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -82,7 +83,7 @@ def _summarize_raw_dataset(facts: RawDatasetFacts, rows: str) -> Sequence[str]:
 
 
 STAGE = StageDeclaration(
-    name="raw_dataset",
+    name=RAW_DATASET,
     facts=RawDatasetFacts,
     description="Source files read once and cut into parts with digests; columns untouched.",
     identity=identify_raw_dataset,

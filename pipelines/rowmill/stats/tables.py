@@ -30,8 +30,9 @@ import pyarrow.parquet as pq
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, SchemaError
+from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import Store, damaged_file_error
-from rowmill.schema.manifest import EXPORTS, DisplayTable, File, Manifest, Part, StageKey, get_stage_name
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey, get_stage_name
 from rowmill.stats.counts import StatsInputs, count_parts
 from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.json import from_json
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
@@ -49,7 +50,7 @@ def rewrite_rows(task: RewriteTask) -> Part:
     if task.splits is not None:
         names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
-    log = RejectLog("canonical_rows")
+    log = RejectLog(CANONICAL_ROWS)
     dropped = rows.take(pa.array(task.drop, pa.int64())).to_pylist()
     for row, rejected in zip(dropped, task.why, strict=True):
         log.add(row["row_id"], rejected, row_as_bytes(row))

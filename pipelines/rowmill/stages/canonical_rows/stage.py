@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
+from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
@@ -65,12 +66,12 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
 def _digest_row_options(work: StageContext) -> str:
     """Identify what decides the rows of a part, the part itself left out."""
     name = work.dataset_name or ""
-    return digest_json("canonical_rows", name, identify_canonical_rows(work.recipe, name)["rows"])
+    return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(work.recipe, name)["rows"])
 
 
 def make_canonical_rows(work: StageContext) -> StageOutput:
     """Make the rows of all parts and leave later copies out."""
-    part_groups = inputs.load_part_groups(work.input("raw_dataset").details)
+    part_groups = inputs.load_part_groups(work.input(RAW_DATASET).details)
     scanned = [part for group in part_groups for part in group]
     _require_one_holdout(work, scanned)
     options = _digest_row_options(work)
@@ -106,7 +107,7 @@ def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) 
 
 def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
     """Return the parts of a dataset's source with how many records of each are taken; None is all."""
-    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input("raw_dataset").details)))
+    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input(RAW_DATASET).details)))
 
 
 def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
@@ -290,7 +291,7 @@ def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
 
     @cache
     def owners() -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
-        scans = [sources.FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+        scans = [sources.FileScan.from_json(one) for one in work.input(RAW_DATASET).details["scans"]]
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
 
     def place_of(rank: int, row_id: str) -> str:
@@ -408,12 +409,12 @@ def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, His
 
 
 STAGE = StageDeclaration(
-    name="canonical_rows",
+    name=CANONICAL_ROWS,
     facts=CanonicalRowsFacts,
     description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
     identity=identify_canonical_rows,
     prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work)),
-    inputs=("raw_dataset",),
+    inputs=(RAW_DATASET,),
     feeds=StatsInputs(count_rows_by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
     summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),

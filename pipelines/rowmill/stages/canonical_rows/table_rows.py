@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.json import Json
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.splits import Split, Splits, Splitter, assign_split
@@ -225,7 +226,7 @@ def make_table_part(task: TableRowsTask) -> Part:
     """Make the rows of one source part."""
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
-    log, kept, mismatches = RejectLog("canonical_rows"), _TableRowColumns(task), MismatchLog()
+    log, kept, mismatches = RejectLog(CANONICAL_ROWS), _TableRowColumns(task), MismatchLog()
     decoded = _decode_part(task.part, Path(task.base), task.take)
     for number, rejected, raw in decoded.rejected:
         log.add(f"{task.part.part_id}:{number}", rejected, raw)

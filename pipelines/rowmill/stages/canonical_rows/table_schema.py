@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
+from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
@@ -241,7 +242,7 @@ def _require_columns(evidence: TableEvidence, contract: TableContract, form: Rec
 
 
 def _load_scans(work: StageContext) -> list[FileScan]:
-    return [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+    return [FileScan.from_json(one) for one in work.input(RAW_DATASET).details["scans"]]
 
 
 def _read_declared_types(work: StageContext) -> dict[str, str]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.json import Json, to_json
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats import filters
 from rowmill.formats.preference import list_present_columns
@@ -50,7 +51,7 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     # A class of the user's may remember what it has read: every part gets a reader of its own.
     reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base))
     splitter = Splitter(task.dataset.splits)
-    log = RejectLog("canonical_rows")
+    log = RejectLog(CANONICAL_ROWS)
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
     left_out: list[str] = []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
+from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
 from rowmill.formats.splits import Splitter
 from rowmill.packing import plan as packing
@@ -82,7 +83,7 @@ def get_holdout_size(recipe: Recipe, name: str) -> int | None:
 
 
 def _read_example_lengths(work: StageContext) -> ExampleLengths:
-    files = work.input("tokenized_examples").files("examples")
+    files = work.input(TOKENIZED_EXAMPLES).files("examples")
     tables = [work.store.table(file, ["tokens", "trained_tokens", "split"]) for file in files]
     counts = [table.num_rows for table in tables]
     if not tables:
@@ -225,7 +226,7 @@ def _take_first_sequences(plan: SequencePlan, count: int) -> SequencePlan:
 
 
 def _require_no_other_validation(work: StageContext) -> None:
-    parts = inputs.load_source_parts(work.input("raw_dataset").details)
+    parts = inputs.load_source_parts(work.input(RAW_DATASET).details)
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
             f"mixture.num_validation_sequences.{work.dataset_name}: the source has rows for validation of its own; one "
@@ -256,8 +257,8 @@ class _HashedRows:
 
 def _hash_rows(work: StageContext, lengths: ExampleLengths) -> list[_HashedRows]:
     """Return the hashes of the rows that the examples were made of, part by part."""
-    name = (*work.dataset_key, "canonical_rows")
-    canonical = manifest.load_version(work.store, name, work.input("tokenized_examples").inputs.get("/".join(name)))
+    name = (*work.dataset_key, CANONICAL_ROWS)
+    canonical = manifest.load_version(work.store, name, work.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
     splitter = Splitter(work.dataset.splits)
     found: list[_HashedRows] = []
     for rows, examples in zip(canonical.files("rows"), lengths.files, strict=True):

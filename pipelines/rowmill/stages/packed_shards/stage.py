@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.number_text import format_percent
+from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.packing.plan import count_best_fit, count_left_out_tokens
 from rowmill.recipe.recipe import Recipe
@@ -241,7 +242,7 @@ def _collect_segments(
 def _write_shards(
     work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], files: list[str]
 ) -> list[Part]:
-    scanned = inputs.load_source_parts(work.input("raw_dataset").details)
+    scanned = inputs.load_source_parts(work.input(RAW_DATASET).details)
     at = part_folder(work.folder, _digest_plans(work, lengths, plans))
     card = {k: str(v) for k, v in _build_shard_card(work).items()}
     tasks = [task for one in plans for task in _plan_shard_tasks(work, lengths, one, files, scanned, at, card)]
@@ -249,12 +250,12 @@ def _write_shards(
 
 
 def _digest_plans(work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> str:
-    examples = [file.digest for file in work.input("tokenized_examples").files("examples")]
+    examples = [file.digest for file in work.input(TOKENIZED_EXAMPLES).files("examples")]
     arrays = [[p.split, digest_bytes(p.plan.examples.tobytes()), digest_bytes(p.plan.ranges.tobytes())] for p in plans]
     name = work.dataset_name or ""
     # The card stands in every shard: another one must not take the place of files that a kept version names.
     return digest_json(
-        "packed_shards", name, identify_packed_shards(work.recipe, name), _build_shard_card(work), examples, arrays
+        PACKED_SHARDS, name, identify_packed_shards(work.recipe, name), _build_shard_card(work), examples, arrays
     )
 
 
@@ -268,7 +269,7 @@ def _build_shard_card(work: StageContext) -> dict[str, Any]:
         "recipe": work.recipe.name,
         "dataset": work.dataset_name or "",
     }
-    return work.input("tokenized_examples").card | own
+    return work.input(TOKENIZED_EXAMPLES).card | own
 
 
 def _plan_shard_tasks(
@@ -414,14 +415,14 @@ def _find_shard_damage(store: Store, made: Manifest) -> Iterator[str]:
 
 
 STAGE = StageDeclaration(
-    name="packed_shards",
+    name=PACKED_SHARDS,
     facts=PackedShardsFacts,
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
     identity=identify_packed_shards,
     prepare=lambda work: PreparedStage((), lambda: make_packed_shards(work)),
-    inputs=("tokenized_examples", "raw_dataset"),
+    inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
     # Shards are not packed past a failed check of the statistics.
-    gates=("truncation_stats",),
+    gates=(TRUNCATION_STATS,),
     uses_all_cores=True,
     feeds=StatsInputs(
         count_rows_by_fact("sequences", "sequence"),

@@ -17,6 +17,7 @@ from rowmill.conversation.rendering import renderer
 from rowmill.conversation.rendering.options import RendererSpec, Template, make_renderer_spec, resolve_template
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.recipe.dataset import Dataset
@@ -159,7 +160,7 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
 def _digest_example_options(work: StageContext, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
     """Identify what decides the examples of a part of rows, the rows themselves left out."""
     own = identify_tokenized_examples(work.recipe, work.dataset_name or "")["examples"]
-    return digest_json("tokenized_examples", own, loaded.card.digest, _spec_to_json(spec))
+    return digest_json(TOKENIZED_EXAMPLES, own, loaded.card.digest, _spec_to_json(spec))
 
 
 def _resolve_vocab_size(work: StageContext, loaded: LoadedTokenizer) -> int:
@@ -177,7 +178,7 @@ def make_tokenized_examples(work: StageContext) -> StageOutput:
 
 def _tokenize_dataset(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
     spec = resolve_renderer_spec(work, loaded)
-    rows = work.input("canonical_rows").parts
+    rows = work.input(CANONICAL_ROWS).parts
     options = _digest_example_options(work, loaded, spec)
     planned = [
         _plan_tokenize_task(work, path, spec, part, digest_json(options, part.files["rows"].digest), loaded)
@@ -251,7 +252,7 @@ def _build_examples_output(
         trained_share=compute_share(classes.get("trained", 0), tokens),
         dropped_kinds=sum_counts(p.facts["dropped"] for p in made),
         text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
-        short_documents=_compute_short_share(work.input("canonical_rows").parts, made),
+        short_documents=_compute_short_share(work.input(CANONICAL_ROWS).parts, made),
         **_summarize_template(work, made, spec, reasons, rows),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
@@ -401,12 +402,12 @@ def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> S
 
 
 STAGE = StageDeclaration(
-    name="tokenized_examples",
+    name=TOKENIZED_EXAMPLES,
     facts=TokenizedExamplesFacts,
     description="Token ids with a verified loss mask, and what every token is.",
     identity=identify_tokenized_examples,
     prepare=prepare_tokenized_examples,
-    inputs=("canonical_rows",),
+    inputs=(CANONICAL_ROWS,),
     require_ready=require_tokenizer_ready,
     find_outside_change=describe_tokenizer_change,
     uses_all_cores=True,

@@ -26,6 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
@@ -142,7 +143,7 @@ def _encode_parts(
     With `keep` ids are kept part by part, before anything is planned: a build that does not fit, or is killed, leaves
     them to the next.
     """
-    rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
+    rows = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
     tasks = [
@@ -190,7 +191,7 @@ def _plan_dataset(
 
 def _read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
     """Return one column of some rows, in their order, reading each part once."""
-    files = [part.files["rows"] for part in work.input("canonical_rows").parts]
+    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     which = np.searchsorted(index.first_rows, rows, "right") - 1
     found = np.empty(len(rows), object)
     for i in np.unique(which).tolist():
@@ -238,9 +239,9 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
         As `record_plan.plan` does.
 
     """
-    known = load_observed_table(work.input("canonical_rows").details)
+    known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
-    index = index_parts(work, work.input("canonical_rows").parts, known)
+    index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
     with _open_scratch_folder() as scratch:
         encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
         return _plan_dataset(work, known, frame, encoded, index)
@@ -248,9 +249,9 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
 
 def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, leaving nothing behind."""
-    known = load_observed_table(work.input("canonical_rows").details)
+    known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
-    index = index_parts(work, work.input("canonical_rows").parts, known)
+    index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
     with _open_scratch_folder() as scratch:
         encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
     return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, _join_lengths(encoded))
@@ -278,9 +279,9 @@ def _join_lengths(encoded: Sequence[EncodedPart]) -> Ints:
 
 def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; nothing but the ids of records is written unless the plan holds."""
-    known = load_observed_table(work.input("canonical_rows").details)
+    known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
-    rows = work.input("canonical_rows").parts
+    rows = work.input(CANONICAL_ROWS).parts
     index = index_parts(work, rows, known)
     with scratch_folder(work) as scratch:
         encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, scratch, keep=True)
@@ -306,7 +307,7 @@ def _write_ledgers(
     states = plan.states.copy()
     overflows = _OverflowDetails.of(plan.overflows)
     planned: list[PartTask] = []
-    rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
+    rows = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     for i, (file, one, name) in enumerate(zip(rows, encoded, names, strict=True)):
         first, last = int(index.first_rows[i]), int(index.first_rows[i + 1])
         details = overflows.between(first, last)
@@ -637,7 +638,7 @@ def _describe_table_model(
     work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
 ) -> dict[str, Any]:
     """Return what parsing and generation read of a dataset."""
-    earlier = work.input("canonical_rows").details["records"]
+    earlier = work.input(CANONICAL_ROWS).details["records"]
     return {
         **earlier,
         "frame": frame.to_json(),

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
@@ -248,7 +249,7 @@ def account_part(task: LedgerTask) -> Part:
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
     states = np.frombuffer(task.states, np.int8)
-    log = RejectLog("tokenized_examples")
+    log = RejectLog(TOKENIZED_EXAMPLES)
     places = np.flatnonzero(states > 1).tolist()
     raw = store.table(task.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
     for place, row in zip(places, raw, strict=True):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.core.errors import ContextOverflowError
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
@@ -98,7 +99,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
     counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
     preparer.compare_prompts(rows, counts)
-    log = RejectLog("tokenized_examples")
+    log = RejectLog(TOKENIZED_EXAMPLES)
     for place, rejected in prepared.rejected:
         row = rows.slice(place, 1).to_pylist()[0]
         log.add(row["row_id"], rejected, row_as_bytes(row))

@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.recipe.dataset import Dataset
@@ -85,8 +86,8 @@ class _LeakSource:
 
     @classmethod
     def of(cls, work: StageContext, name: str, packed: Manifest) -> "_LeakSource":
-        tokenized = _load_leak_input(work, packed, (work.recipe.name, name, "tokenized_examples"))
-        canonical = _load_leak_input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
+        tokenized = _load_leak_input(work, packed, (work.recipe.name, name, TOKENIZED_EXAMPLES))
+        canonical = _load_leak_input(work, tokenized, (work.recipe.name, name, CANONICAL_ROWS))
         return cls(canonical, packed.files("moved"))
 
     def rows(self, store: Store) -> pl.LazyFrame | None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import IntegrityError
 from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleOrder, compute_wanted_shares, measure_share_error, schedule_sequences
@@ -192,7 +193,7 @@ def _save_order(work: StageContext, order: SampleOrder, dealt: RankOrder, steps:
         [columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER_SCHEMA
     )
     packed = [one.version for one in get_packed_shards(work).values()]
-    fingerprint = digest_json("training_splits", identify_training_splits(work.recipe, "")["order"], packed)
+    fingerprint = digest_json(TRAINING_SPLITS, identify_training_splits(work.recipe, "")["order"], packed)
     at = part_folder(work.folder, fingerprint)
     files = {
         "order": part_files.write_parquet(work.store, f"{at}/order.parquet", table),
@@ -332,13 +333,13 @@ def _mixture_table(
 
 
 STAGE = StageDeclaration(
-    name="training_splits",
+    name=TRAINING_SPLITS,
     facts=TrainingSplitsFacts,
     description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
     scope="recipe",
     identity=identify_training_splits,
     prepare=lambda work: PreparedStage((), lambda: make_training_splits(work)),
-    inputs=("packed_shards",),
+    inputs=(PACKED_SHARDS,),
     shows_overdue=True,
     feeds=StatsInputs(
         count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rowmill import stats
 from rowmill.core.number_text import format_percent
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File
 from rowmill.packing.plan import plan_best_fit
 from rowmill.packing.slicing import slice_too_long
@@ -62,7 +63,7 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
     if work.dataset.format.IS_TABLE:
         return table_lengths.make_table_lengths(work)
-    manifest = work.input("tokenized_examples")
+    manifest = work.input(TOKENIZED_EXAMPLES)
     limit = work.recipe.limit_of(work.dataset_name or "")
     columns = _read_length_columns(work, manifest.files("examples"))
     splits = columns.column("split").combine_chunks()
@@ -120,7 +121,7 @@ def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
 def _find_first_shortened(work: StageContext, limit: int = 10) -> tuple[str, ...]:
     """Return the first examples that lost tokens; read from as few parts as it takes."""
     found: list[str] = []
-    for file in work.input("tokenized_examples").files("examples"):
+    for file in work.input(TOKENIZED_EXAMPLES).files("examples"):
         table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
         found += table.filter(pc.greater(table.column("original_tokens"), table.column("tokens"))).column(0).to_pylist()
         if len(found) >= limit:
@@ -218,12 +219,12 @@ def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Seque
 
 
 STAGE = StageDeclaration(
-    name="truncation_stats",
+    name=TRUNCATION_STATS,
     facts=TruncationStatsFacts,
     description="Length distribution, what truncation removed, and what another context length would do.",
     identity=identify_truncation_stats,
     prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),
-    inputs=("tokenized_examples",),
+    inputs=(TOKENIZED_EXAMPLES,),
     # It writes no rows; these are those that it measures.
     feeds=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
     summarize=_summarize_truncation_stats,

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.packing.plan import plan_slices
 from rowmill.packing.slicing import keep_examples_whole
 from rowmill.recipe.recipe import Recipe
@@ -46,7 +47,7 @@ def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_table_lengths(work: StageContext) -> StageOutput:
     """Measure the examples, and plan the records at other lengths."""
-    made = work.input("tokenized_examples")
+    made = work.input(TOKENIZED_EXAMPLES)
     limit = work.recipe.limit_of(work.dataset_name or "")
     columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
     own = [work.store.table(file, ["tokens"]).column(0).to_numpy().astype(np.int64) for file in columns]
@@ -103,7 +104,7 @@ def _find_first_overflows(work: StageContext, made: Manifest, limit: int = 10) -
 
 def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> DisplayTable:
     """Say what each length would come to: examples, records in none of them, and packed sequences."""
-    key = (*work.dataset_key, "canonical_rows")
+    key = (*work.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(work.store, key, made.inputs["/".join(key)])
     index = index_files(work, rows.files("rows"), load_observed_table(made.details))
     lengths = table_inputs.read_token_lengths(work.store, made.files("tokens"))

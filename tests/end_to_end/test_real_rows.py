@@ -211,7 +211,7 @@ def _first_records(project: Project, dataset: str) -> dict[str, int]:
 
     starts: dict[str, int] = {}
     before = 0
-    for part in inputs.load_source_parts(made(project, dataset, "raw_dataset").details):
+    for part in inputs.load_source_parts(made(project, dataset, "raw_dataset")):
         starts[part.part_id] = before
         before += part.records
     return starts

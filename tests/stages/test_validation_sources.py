@@ -48,8 +48,7 @@ def splits_of(
     options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
     built = road.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
     hint = {
-        part.part_id: str(part.split_hint)
-        for part in inputs.load_source_parts(built.manifest("rows", "raw_dataset").details)
+        part.part_id: str(part.split_hint) for part in inputs.load_source_parts(built.manifest("rows", "raw_dataset"))
     }
     found: dict[str, Counter[str]] = {"train": Counter(), "validation": Counter()}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):

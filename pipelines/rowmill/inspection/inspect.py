@@ -171,8 +171,7 @@ class _FirstRecordsStager:
 
 def _scan_source(project: Project, work: StageContext, count: int | None) -> list[FileScan]:
     """Scan the source; files that were scanned for a build and did not move are not read again."""
-    earlier = manifest.load_current(project.store, (*work.dataset_key, raw_dataset.STAGE.name))
-    known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
+    known = inputs.load_scans(manifest.load_current(project.store, (*work.dataset_key, raw_dataset.STAGE.name)))
     stage = _FirstRecordsStager(sources.StoreStager(work.store, "staged"), count)
     source = work.dataset.source
     assert not isinstance(source, GeneratedSource), (
@@ -266,7 +265,7 @@ def _inspect_table(project: Project, name: str, count: int, row_id: str | None) 
         return
     with _open_table_build(project, name) as made:
         left, shown = count, set[str]()
-        for index, part in inputs.number_source_parts(made.raw.details):
+        for index, part in inputs.number_source_parts(made.raw):
             if wanted is None:
                 numbers = range(min(left, part.records))
                 left -= len(numbers)

@@ -90,7 +90,7 @@ class Lineage:
     @cached_property
     def _numbered_parts(self) -> list[tuple[int, SourcePart]]:
         raw = self.made.get(raw_dataset.STAGE.name)
-        return list(inputs.number_source_parts(raw.details)) if raw else []
+        return list(inputs.number_source_parts(raw)) if raw else []
 
     def made_of(self, stage: str, index: int) -> manifest.Part | None:
         """Return the part of `canonical_rows` or `tokenized_examples` that has the rows of a source part.

@@ -346,6 +346,15 @@ def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
     return None if is_usual else (scan.delimiter, scan.quote)
 
 
+def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
+    """Word where a record of a part stands: `data/sales.csv line 20002`, or `record 20000` where no line is known.
+
+    A line takes reading: `reads_lines` says whether it is worth that.
+    """
+    line = find_part_line(part, scan, base, row) if reads_lines else None
+    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + row}'}"
+
+
 def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
     """Return the line of its file on which a record of a part begins; None where files have no lines, or not now.
 

@@ -3,9 +3,8 @@
 What belongs here: recovering values from manifests. What does not: what only one stage reads.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import Any
 
 from rowmill import sources
 from rowmill.core.stage_names import PACKED_SHARDS
@@ -14,23 +13,28 @@ from rowmill.sources import FileScan, PartGroup
 from rowmill.stages.base import StageContext
 
 
-def load_source_parts(details: Mapping[str, Any]) -> list[sources.SourcePart]:
-    """Recover the source's parts from a `raw_dataset` manifest's details."""
-    return [part for one in details["scans"] for part in FileScan.from_json(one).parts]
+def load_scans(made: Manifest | None) -> list[FileScan]:
+    """Recover what a stage that scans files found in each of them; nothing if it was never built."""
+    return [] if made is None else [FileScan.from_json(one) for one in made.details["scans"]]
 
 
-def number_source_parts(details: Mapping[str, Any]) -> Iterator[tuple[int, sources.SourcePart]]:
+def load_source_parts(scanned: Manifest) -> list[sources.SourcePart]:
+    """Recover the source's parts from a `raw_dataset` manifest."""
+    return [part for scan in load_scans(scanned) for part in scan.parts]
+
+
+def number_source_parts(scanned: Manifest) -> Iterator[tuple[int, sources.SourcePart]]:
     """Yield the source's parts, each with the number of its group: of the part of `canonical_rows` with its rows."""
-    for number, group in enumerate(load_part_groups(details)):
+    for number, group in enumerate(load_part_groups(scanned)):
         for part in group:
             yield number, part
 
 
-def load_part_groups(details: Mapping[str, Any]) -> list[PartGroup]:
+def load_part_groups(scanned: Manifest) -> list[PartGroup]:
     """Recover the groups that rows are made of: one for each part of `canonical_rows`, in its order."""
-    parts = load_source_parts(details)
+    parts = load_source_parts(scanned)
     # A manifest of before files shared groups has each part alone.
-    ends = list(accumulate(details.get("groups", [1] * len(parts)), initial=0))
+    ends = list(accumulate(scanned.details.get("groups", [1] * len(parts)), initial=0))
     return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]
 
 

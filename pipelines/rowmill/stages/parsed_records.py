@@ -36,6 +36,7 @@ from rowmill.stages.base import (
 )
 from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import PARSED, GeneratedTextSpec, ParseTask, expected_texts, get_generation_options
+from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
 
@@ -56,8 +57,7 @@ def scan_generated_texts(work: StageContext) -> list[FileScan]:
         if not _has_texts(work.base / folder):
             return []
         chosen = [folder]
-    earlier = manifest.load_current_if_intact(work.store, work.key)
-    known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
+    known = load_scans(manifest.load_current_if_intact(work.store, work.key))
     stage = sources.StoreStager(work.store, f"{work.folder}/staged")
     return scan_text_urls(chosen, work.base, stage, known)
 

@@ -17,6 +17,7 @@ from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
 from rowmill.stages import generated_source
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
+from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2
@@ -37,8 +38,7 @@ def scan_dataset_source(work: StageContext) -> list[FileScan]:
 
 def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
     """Return what the last build knew of each file."""
-    earlier = manifest.load_current_if_intact(work.store, work.key)
-    known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
+    known = load_scans(manifest.load_current_if_intact(work.store, work.key))
     return {scan.url: scan for scan in known}
 
 

@@ -71,7 +71,7 @@ def _digest_row_options(work: StageContext) -> str:
 
 def make_canonical_rows(work: StageContext) -> StageOutput:
     """Make the rows of all parts and leave later copies out."""
-    part_groups = inputs.load_part_groups(work.input(RAW_DATASET).details)
+    part_groups = inputs.load_part_groups(work.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     _require_one_holdout(work, scanned)
     options = _digest_row_options(work)
@@ -107,7 +107,7 @@ def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) 
 
 def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
     """Return the parts of a dataset's source with how many records of each are taken; None is all."""
-    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input(RAW_DATASET).details)))
+    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input(RAW_DATASET))))
 
 
 def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
@@ -291,7 +291,7 @@ def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
 
     @cache
     def owners() -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
-        scans = [sources.FileScan.from_json(one) for one in work.input(RAW_DATASET).details["scans"]]
+        scans = inputs.load_scans(work.input(RAW_DATASET))
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
 
     def place_of(rank: int, row_id: str) -> str:
@@ -300,8 +300,7 @@ def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
         if part_id not in owners() or at is None:
             return row_id
         part, scan = owners()[part_id]
-        line = sources.find_part_line(part, scan, work.base, at) if rank == 0 else None
-        return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + at}'} ({row_id})"
+        return f"{sources.describe_place(part, scan, work.base, at, reads_lines=rank == 0)} ({row_id})"
 
     return place_of
 

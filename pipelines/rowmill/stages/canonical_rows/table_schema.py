@@ -33,6 +33,7 @@ from rowmill.sources import FileScan
 from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, load_kept_part, make_parts
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
+from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.row_index import RowIndex
@@ -136,7 +137,7 @@ def propose_contract(
     contract = found.model_copy(
         update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
     )
-    parts = [(part, scan) for scan in _load_scans(work) for part in scan.parts]
+    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
     document = format_contract_yaml(
         contract,
         evidence,
@@ -186,9 +187,8 @@ def infer_dataset_contract(
 ) -> TableContract:
     """Return the contract that a dataset's data proposes."""
     form = get_table_options(work)
-    dialects = {
-        (scan.delimiter, scan.quote) for scan in _load_scans(work) if scan.delimiter is not None and scan.records
-    }
+    scans = load_scans(work.input(RAW_DATASET))
+    dialects = {(scan.delimiter, scan.quote) for scan in scans if scan.delimiter is not None and scan.records}
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
     return table_contract.infer_contract(
         evidence,
@@ -218,7 +218,8 @@ def _require_one_series(work: StageContext, form: Records, where: str) -> None:
     """Refuse to take several files for one series unless the recipe says that they are."""
     if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
         return
-    files = [scan.url for scan in _load_scans(work) if scan.records and scan.split_hint != "validation"]
+    scans = load_scans(work.input(RAW_DATASET))
+    files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
     if len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
         raise ConfigError(
@@ -241,13 +242,9 @@ def _require_columns(evidence: TableEvidence, contract: TableContract, form: Rec
             )
 
 
-def _load_scans(work: StageContext) -> list[FileScan]:
-    return [FileScan.from_json(one) for one in work.input(RAW_DATASET).details["scans"]]
-
-
 def _read_declared_types(work: StageContext) -> dict[str, str]:
     """Return the types that typed sources declare; a column of two types is told by its values."""
-    scans = _load_scans(work)
+    scans = load_scans(work.input(RAW_DATASET))
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
@@ -276,7 +273,7 @@ def apply_exact_splits(work: StageContext, made: list[Part], known: ObservedTabl
 
 def _find_hinted_rows(work: StageContext, index: RowIndex) -> NDArray[np.bool_]:
     """Tell which rows come from a validation source and stay in validation."""
-    hints = np.array([part.split_hint == "validation" for scan in _load_scans(work) for part in scan.parts], bool)
+    hints = np.array([part.split_hint == "validation" for part in load_source_parts(work.input(RAW_DATASET))], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
@@ -394,7 +391,7 @@ def _report_contract(
     form, contract = get_table_options(work), known.contract
     if contract is None:
         return
-    parts = [(part, scan) for scan in _load_scans(work) for part in scan.parts]
+    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
     counts = {name: one.count for name, one in mismatches.items()}
     before = {} if known.earlier is None else known.earlier["mismatches"]
     draft.details["table"] = {
@@ -454,7 +451,7 @@ def _find_drifts(
 def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
     """Yield the files that are separated or quoted otherwise than the contract says."""
     number = 0
-    for scan in _load_scans(work):
+    for scan in load_scans(work.input(RAW_DATASET)):
         for what, own, wanted in (
             ("separated by", scan.delimiter, contract.delimiter),
             ("quoted with", scan.quote, contract.quote),
@@ -475,8 +472,7 @@ def _describe_place(
     part, scan = parts[drift.place[0]]
     if drift.text is None and drift.column == "the header":
         return f"{part.url} line 1"
-    line = sources.find_part_line(part, scan, work.base, drift.place[1])
-    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + drift.place[1]}'}"
+    return sources.describe_place(part, scan, work.base, drift.place[1])
 
 
 def _describe_drift(drift: ColumnDrift, place: str) -> str:

@@ -226,7 +226,7 @@ def _take_first_sequences(plan: SequencePlan, count: int) -> SequencePlan:
 
 
 def _require_no_other_validation(work: StageContext) -> None:
-    parts = inputs.load_source_parts(work.input(RAW_DATASET).details)
+    parts = inputs.load_source_parts(work.input(RAW_DATASET))
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
             f"mixture.num_validation_sequences.{work.dataset_name}: the source has rows for validation of its own; one "

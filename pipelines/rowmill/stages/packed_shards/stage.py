@@ -242,7 +242,7 @@ def _collect_segments(
 def _write_shards(
     work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], files: list[str]
 ) -> list[Part]:
-    scanned = inputs.load_source_parts(work.input(RAW_DATASET).details)
+    scanned = inputs.load_source_parts(work.input(RAW_DATASET))
     at = part_folder(work.folder, _digest_plans(work, lengths, plans))
     card = {k: str(v) for k, v in _build_shard_card(work).items()}
     tasks = [task for one in plans for task in _plan_shard_tasks(work, lengths, one, files, scanned, at, card)]

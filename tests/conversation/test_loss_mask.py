@@ -568,9 +568,3 @@ def test_loss_options_that_cannot_be_are_refused(values: dict[str, Any]) -> None
 def test_generation_spans_of_a_template_without_blocks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"template\.spans"):
         masker(LETTERS, rules=MaskRules(spans="generation"))
-
-
-def test_batch_gives_one_result_per_conversation() -> None:
-    conversations = [Conversation(TALK), Conversation([user("U1")])]
-
-    assert masker(LETTERS).render_and_mask(conversations) == [masker(LETTERS).mask(one) for one in conversations]

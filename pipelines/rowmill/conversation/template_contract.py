@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, RenderedText, Span
 
+CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
+"""How templates write control tokens: `<|…|>`, `<|…>` and `<…|>`."""
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation(RenderedText):

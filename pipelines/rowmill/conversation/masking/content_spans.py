@@ -25,7 +25,6 @@ ARGUMENT_SEARCH_CHARS = 128
 """Characters behind a call's name within which its arguments begin."""
 
 _CONTENT_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
-_DROPPED_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
 
 
 def get_content_kind(role: str, roles: frozenset[str]) -> str:
@@ -39,7 +38,7 @@ def get_dropped_kind(message: Message, part: OwnTextPart, roles: frozenset[str])
         return {"reasoning": "reasoning", "call_name": "call_name"}.get(part, "call_arguments")
     if message["role"] in roles:
         return "text_beside_call" if message.get("tool_calls") else "assistant_text"
-    return _DROPPED_KINDS.get(message["role"], "unknown_role")
+    return _CONTENT_KINDS.get(message["role"], "unknown_role")
 
 
 @dataclass(slots=True)
@@ -53,11 +52,6 @@ class LocatedContent:
     def add(self, piece: ContentSpan) -> None:
         """Add a piece of its message."""
         self.own.setdefault(piece.message, []).append(piece)
-
-    def discard_inside(self, message: int, start: int, end: int) -> None:
-        """Forget a message's pieces inside a range, because the range becomes one piece."""
-        kept = [p for p in self.own.get(message, []) if not (start <= p.start and p.end <= end)]
-        self.own[message] = kept
 
     def sort(self) -> None:
         """Put each message's pieces in the order of the text."""

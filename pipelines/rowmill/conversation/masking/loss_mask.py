@@ -12,7 +12,7 @@ Rows are searched, which is cheap, and proven if the search cannot decide or doe
 the searched rows, chosen by their hash, is proven too, and both masks must be equal.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
@@ -83,10 +83,6 @@ class Masker:
         self._constants = frozenset(text.strip() for text in (*frames, *ends))
 
     # ── one conversation ──
-
-    def render_and_mask(self, batch: Iterable[Conversation]) -> list[MaskedConversation | Rejected]:
-        """Render and mask a batch, one result per conversation, whole conversations only."""
-        return [self.mask(conversation) for conversation in batch]
 
     def examples(self, conversation: Conversation) -> list[MaskedConversation | Rejected]:
         """Make a conversation's examples as `turns` says: whole, per exchange, per message, or as the row needs.

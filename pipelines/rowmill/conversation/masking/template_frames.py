@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from rowmill.conversation.template_contract import CONTROL_TAG_PATTERN
 from rowmill.schema.rows import Message
 
 _DIGITS = re.compile(r"\d+")
@@ -211,14 +212,10 @@ def measure_json_closing(text: str, place: int) -> int:
 # ── units of template text ──
 
 
-TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
-"""How control tokens are written: `<|…|>`, and `<|…>` with `<…|>`."""
-
-
 @lru_cache(maxsize=64)
 def _compile_unit_pattern(control_tokens: tuple[str, ...]) -> "re.Pattern[str]":
     longest_first = map(re.escape, sorted(control_tokens, key=len, reverse=True))
-    return re.compile("|".join([*longest_first, TAG_PATTERN, r"</?[A-Za-z]\w*>", r"\[/?[A-Z_]+\]",
+    return re.compile("|".join([*longest_first, CONTROL_TAG_PATTERN, r"</?[A-Za-z]\w*>", r"\[/?[A-Z_]+\]",
                                 r"\w+", r"\s", r"."]), re.DOTALL)  # fmt: skip
 
 
@@ -258,7 +255,7 @@ def find_first_token(text: str, control_tokens: tuple[str, ...]) -> str:
     """Return the control token with which a text begins after white space, with that white space; else nothing."""
     start = text.lstrip()
     token = max((token for token in control_tokens if token and start.startswith(token)), key=len, default="")
-    written = re.match(TAG_PATTERN, start)
+    written = re.match(CONTROL_TAG_PATTERN, start)
     token = token or (written.group() if written else "")
     return text[: len(text) - len(start)] + token if token else ""
 
@@ -326,9 +323,13 @@ def _list_unit_runs(prompt: str, control_tokens: tuple[str, ...]) -> tuple[str, 
 
     Never single characters: `<think>` and `<tool_call>` share `<t`.
     """
-    longest_first = [*map(re.escape, sorted(control_tokens, key=len, reverse=True)), TAG_PATTERN, r"</?[A-Za-z]\w*>"]
+    longest_first = [
+        *map(re.escape, sorted(control_tokens, key=len, reverse=True)),
+        CONTROL_TAG_PATTERN,
+        r"</?[A-Za-z]\w*>",
+    ]
     parts = [unit for unit in re.split(f"({'|'.join(longest_first)})", prompt) if unit]
-    is_token = re.compile(TAG_PATTERN).fullmatch
+    is_token = re.compile(CONTROL_TAG_PATTERN).fullmatch
     starts = [i for i, unit in enumerate(parts) if i == 0 or unit in control_tokens or is_token(unit)]
     found = {"".join(parts[start:end]) for start in starts for end in range(start + 1, len(parts) + 1)}
     return tuple(sorted((run for run in found if run.strip()), key=lambda run: (-len(run), run)))

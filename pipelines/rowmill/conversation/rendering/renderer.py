@@ -49,6 +49,7 @@ from rowmill.conversation.rendering.span_markers import (
 from rowmill.conversation.rendering.template_observation import observe_template
 from rowmill.conversation.rendering.text_search import WHOLE_FLOAT, encode_for_search, lacks_marks
 from rowmill.conversation.template_contract import (
+    CONTROL_TAG_PATTERN,
     CharacterOwnership,
     PlaceholderRendering,
     RenderedConversation,
@@ -60,9 +61,6 @@ from rowmill.schema.rows import Message, Rejected
 
 RENDERING_VERSION = 3
 """Raise it when any conversation may be printed otherwise, or other characters be a message's."""
-
-
-_CONTROL_TOKEN_PATTERN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
 
 
 class Renderer:
@@ -283,7 +281,7 @@ class Renderer:
         literals = [data.data for data in self._tree.find_all(nodes.TemplateData)]
         literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
         text = "\0".join(literals)
-        written = _CONTROL_TOKEN_PATTERN.findall(text)
+        written = re.findall(CONTROL_TAG_PATTERN, text)
         printed = [value for value in self.spec.special_tokens.values() if value]
         return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
 

@@ -396,7 +396,6 @@ def _find_empty_reasoning(observe: ProbeRenderer, prompt: Callable[..., str]) ->
     Found where an answer without reasoning begins with more than the same answer's header does.
     """
     frames: set[str] = set()
-    print_ = observe(PLAIN_PROBE)
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
         print_ = observe(PLAIN_PROBE, None, kwargs)
         if isinstance(print_, Rejected):

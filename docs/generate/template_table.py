@@ -119,7 +119,7 @@ class TemplateResult:
     """Rows, kept or refused, by kind of own text that was not printed."""
     judged: Counter[str] = field(default_factory=Counter[str])
     """Masked rows by what the judge says of them: right, wrong, not provable, or not judged."""
-    findings: list[MaskDefect] = field(default_factory=list[MaskDefect])
+    defects: list[MaskDefect] = field(default_factory=list[MaskDefect])
     proof: TemplateProof = field(default_factory=lambda: TemplateProof((), ()))
     truth: str = ""
     compared: int = 0
@@ -228,9 +228,9 @@ def _judge_mask(line: TemplateResult, judge: MaskJudge, conversation: Conversati
         # The judge takes every assistant message for supervised, and no other.
         line.judged["not judged"] += 1
         return
-    findings = judge.judge(conversation, masked)
-    line.judged["not provable" if findings is None else "wrong" if findings else "right"] += 1
-    line.findings += findings or []
+    defects = judge.judge(conversation, masked)
+    line.judged["not provable" if defects is None else "wrong" if defects else "right"] += 1
+    line.defects += defects or []
 
 
 def _compare_masks(
@@ -346,8 +346,8 @@ def _render_closing(lines: Sequence[TemplateResult]) -> Iterator[str]:
 def _study_on_all_chats(data: Path, name: str) -> TemplateResult:
     line = study_template(data, name, load_chats(data))
     print(f"{name}  {_format_counts(line.judged)}", file=sys.stderr, flush=True)
-    for finding in line.findings[:3]:
-        print(f"  {finding}", file=sys.stderr, flush=True)
+    for defect in line.defects[:3]:
+        print(f"  {defect}", file=sys.stderr, flush=True)
     return line
 
 

@@ -40,7 +40,7 @@ def test_bundled_template_takes_the_fast_lane_and_its_blocks_train_what_marks_wo
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     contract = renderer.contract
 
-    assert renderer.lane == "fast", renderer.lane_reason
+    assert renderer.render_path == "fast", renderer.fast_path_obstacle
     assert contract.generation_differences == DIFFERENCES.get(name, ())
     assert contract.generation_blocks == ("differs" if name in DIFFERENCES else "equal")
     assert contract.end_trained

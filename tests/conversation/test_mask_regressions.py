@@ -199,9 +199,9 @@ def test_fast_and_reference_way_agree_where_a_template_compares_messages() -> No
     renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}))
     again = [user("Go on, please."), assistant("One thing"), user("Go on, please."), assistant("Another")]
 
-    printed, reference = renderer.render(again, None, {}), renderer.reference(again, None, {})
+    printed, reference = renderer.render(again, None, {}), renderer.render_by_reference(again, None, {})
 
-    assert renderer.lane == "fast"
+    assert renderer.render_path == "fast"
     assert isinstance(printed, RenderedConversation) and isinstance(reference, RenderedConversation)
     assert printed.text == reference.text == renderer.plain(again, None, {})
     assert printed.text.count("[TOOLS]") == 2

@@ -34,8 +34,10 @@ def assistant(text: str) -> Message:
 TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
 
 
-def printed(text: str, messages: list[Message], lane: str = "auto") -> RenderedConversation:
-    renderer = Renderer(RendererSpec(text, {"eos_token": "</s>"}, lane="reference" if lane == "reference" else "auto"))
+def printed(text: str, messages: list[Message], render_path: str = "auto") -> RenderedConversation:
+    renderer = Renderer(
+        RendererSpec(text, {"eos_token": "</s>"}, render_path="reference" if render_path == "reference" else "auto")
+    )
     result = renderer.render(messages, None, {})
     assert isinstance(result, RenderedConversation), result
     return result
@@ -48,9 +50,9 @@ def owned(result: RenderedConversation) -> list[tuple[int, str]]:
 # ── spans ──
 
 
-@pytest.mark.parametrize("lane", ["auto", "reference"])
-def test_spans_of_a_plain_loop_are_whole_messages(lane: str) -> None:
-    result = printed(LETTERS, TALK, lane)
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
+def test_spans_of_a_plain_loop_are_whole_messages(render_path: str) -> None:
+    result = printed(LETTERS, TALK, render_path)
 
     assert owned(result) == [(0, "<u>U1<e>\n"), (1, "<a>A1<e>\n"), (2, "<u>U2<e>\n"), (3, "<a>A2<e>\n")]
 
@@ -68,10 +70,10 @@ INNER_LOOPS = {
 }
 
 
-@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", INNER_LOOPS)
-def test_spans_of_an_inner_loop_belong_to_the_messages_it_prints(name: str, lane: str) -> None:
-    result = printed(INNER_LOOPS[name], INNER, lane)
+def test_spans_of_an_inner_loop_belong_to_the_messages_it_prints(name: str, render_path: str) -> None:
+    result = printed(INNER_LOOPS[name], INNER, render_path)
 
     assert owned(result) == [(0, "<a>C1"), (1, "[R1]"), (2, "[R2]"), (0, "<e>")]
 
@@ -91,11 +93,11 @@ FLOW = {
 }
 
 
-@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FLOW)
-def test_spans_under_control_flow_hold_exactly_their_content(name: str, lane: str) -> None:
+def test_spans_under_control_flow_hold_exactly_their_content(name: str, render_path: str) -> None:
     messages = [{"role": "system", "content": "sys"}, user("one"), assistant("two"), user("stop"), assistant("three")]
-    renderer = Renderer(RendererSpec(FLOW[name], lane="reference" if lane == "reference" else "auto"))
+    renderer = Renderer(RendererSpec(FLOW[name], render_path="reference" if render_path == "reference" else "auto"))
 
     result = renderer.render(messages, None, {})
 
@@ -149,7 +151,7 @@ def test_render_without_marks_equals_plain_render(name: str, messages: list[Mess
 def test_both_ways_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
 
-    taken, reference = renderer.render(messages, None, {}), renderer.reference(messages, None, {})
+    taken, reference = renderer.render(messages, None, {}), renderer.render_by_reference(messages, None, {})
 
     if isinstance(taken, Rejected) or isinstance(reference, Rejected):
         assert taken == reference
@@ -183,7 +185,7 @@ def test_arguments_that_engines_print_differently_take_the_reference_way() -> No
 
     result = renderer.render([{**assistant("A"), "tool_calls": calls}], None, {})
 
-    assert renderer.lane == "fast"
+    assert renderer.render_path == "fast"
     assert isinstance(result, RenderedConversation)
     assert result.text == "1.0;2;A"
 
@@ -198,7 +200,7 @@ def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
 
     result = renderer.render(messages, None, {})
 
-    assert renderer.lane == "fast"
+    assert renderer.render_path == "fast"
     assert isinstance(result, RenderedConversation)
     assert result.text == renderer.plain(messages, None, {}) == "U/U;".replace("U", f"{space}U{space}".strip())
 
@@ -359,11 +361,13 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_template_that_reaches_further_rejects_the_row_and_changes_nothing(name: str, lane: str) -> None:
+def test_template_that_reaches_further_rejects_the_row_and_changes_nothing(name: str, render_path: str) -> None:
     messages = [user("U1"), assistant("A1")]
-    renderer = Renderer(RendererSpec(FORBIDDEN[name], lane="reference" if lane == "reference" else "auto"))
+    renderer = Renderer(
+        RendererSpec(FORBIDDEN[name], render_path="reference" if render_path == "reference" else "auto")
+    )
 
     result = renderer.render(messages, None, {})
 
@@ -417,6 +421,6 @@ def test_row_of_ten_megabytes_is_within_the_budget() -> None:
     messages = [user("word " * 2_000_000), assistant("A1")]
     renderer = Renderer(RendererSpec(read_named_template("qwen3")))
 
-    for result in (renderer.render(messages, None, {}), renderer.reference(messages, None, {})):
+    for result in (renderer.render(messages, None, {}), renderer.render_by_reference(messages, None, {})):
         assert isinstance(result, RenderedConversation)
         assert len(result.text) > 10_000_000

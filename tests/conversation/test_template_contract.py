@@ -34,14 +34,14 @@ def calls(arguments: str) -> str:
         (LOOP + PROMPT, {"end_of_turn": "own", "own_end": "<|e|>", "finish": "<|e|>", "last_turn_differs": False}),
         (LOOP.replace("<|e|>\n", "") + PROMPT, {"end_of_turn": "next_header", "finish": "<|s|>"}),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}{{ eos_token }}", {"end_of_turn": "tail"}),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing", "constant_lead": ""}),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing", "constant_prefix": ""}),
         (LOOP.replace("<|e|>", "{{ '<|e|>' if not loop.last else '<|r|>' }}"), {"last_turn_differs": True}),
         (LOOP + PROMPT, {"prompt_match": {"user": "full", "tool": "full", "system": "full"}}),
         (LOOP, {"prompt_match": {"user": "none", "tool": "none", "system": "none"}}),
         (
             LOOP + PROMPT,
             {
-                "constant_lead": "<|s|>assistant\n",
+                "constant_prefix": "<|s|>assistant\n",
                 "reasoning": "none",
                 "loses": ("call_name", "call_arguments", "tool_list", "reasoning"),
             },
@@ -187,7 +187,7 @@ def test_contract_of_qwen3_is_its_models_behaviour() -> None:
     )
     assert found.reasoning_close[0] == "\n</think>\n\n"
     assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
-    assert found.lane == "fast"
+    assert found.render_path == "fast"
 
 
 def test_tokenizer_that_adds_a_bos_too_is_told() -> None:

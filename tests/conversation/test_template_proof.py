@@ -24,7 +24,7 @@ from rowmill.conversation.template_proof import (
     prove_template,
 )
 from rowmill.core.console import render_text
-from rowmill.reports.template_proof import FINDING_SENTENCES, describe_finding, render_proof
+from rowmill.reports.template_proof import DEFECT_SENTENCES, describe_defect, render_proof
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation
@@ -42,7 +42,7 @@ def prove(text: str, spans: Any = "auto") -> TemplateProof:
 
 def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
     """Return the findings of all shapes, each with the words of its shape."""
-    return [(shape.probe.words, describe_finding(finding)) for shape in proof.shapes for finding in shape.findings]
+    return [(shape.probe.description, describe_defect(defect)) for shape in proof.shapes for defect in shape.defects]
 
 
 # ── right masks ──
@@ -117,7 +117,7 @@ def test_judge_says_nothing_of_an_answer_that_it_cannot_hide(answer: str, is_pro
 def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
     probes = list(make_probe_conversations())
 
-    assert len({probe.words for probe in probes}) == len(probes)
+    assert len({probe.description for probe in probes}) == len(probes)
     assert {probe.tools is None for probe in probes} == {True, False}
 
 
@@ -167,7 +167,7 @@ class Mask:
         ranges = [(i, i + 1) for i, trains in enumerate(self.trains) if trains]
         found = self.judge.judge(self.conversation.messages, self.conversation.tools, self.text, ranges)
         assert found is not None
-        return [finding.kind for finding in found]
+        return [defect.kind for defect in found]
 
 
 def _end_masked(mask: Mask) -> None:
@@ -312,7 +312,7 @@ def test_page_says_what_is_refused_and_what_to_do() -> None:
 
 
 def test_every_kind_of_finding_has_a_sentence() -> None:
-    assert set(FINDING_SENTENCES) == set(get_args(MaskDefectKind))
+    assert set(DEFECT_SENTENCES) == set(get_args(MaskDefectKind))
 
 
 def test_template_report_with_prove_shows_trained_text_and_ends_well(

@@ -107,7 +107,7 @@ def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str
     made = renderer(name)
     plain = made.plain(one.messages, one.tools, one.kwargs)
 
-    for way in (made.render, made.reference):
+    for way in (made.render, made.render_by_reference):
         result = way(one.messages, one.tools, one.kwargs)
         assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
@@ -116,7 +116,9 @@ def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str
 @given(one=talk())
 @settings(max_examples=25, deadline=None)
 def test_both_ways_own_the_same_characters(name: str, one: Conversation) -> None:
-    fast, sure = (way(one.messages, one.tools, {}) for way in (renderer(name).render, renderer(name).reference))
+    fast, sure = (
+        way(one.messages, one.tools, {}) for way in (renderer(name).render, renderer(name).render_by_reference)
+    )
 
     if isinstance(fast, RenderedConversation) and isinstance(sure, RenderedConversation):
         assert (fast.spans, fast.generation, fast.loop_end) == (sure.spans, sure.generation, sure.loop_end)

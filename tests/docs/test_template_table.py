@@ -42,7 +42,7 @@ def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
     assert dict(line.dropped) == {"system": 1}
     assert dict(line.ways) == {"marks": 1}
     assert dict(line.judged) == {"right": 1}
-    assert line.findings == []
+    assert line.defects == []
     assert line.proof.count("proven") > 3
     text = render_template_page([line])
     assert re.search(r"\| `plain` \| 1 \| marks \| right 1 \| proven \d+, refused \d+ \| content_dropped 1, ", text)
@@ -59,7 +59,7 @@ def test_study_counts_a_wrong_mask(folder: Path, monkeypatch: pytest.MonkeyPatch
     line = study_template(folder, "plain", [Conversation(TALK)])
 
     assert dict(line.judged) == {"wrong": 1}
-    assert {finding.kind for finding in line.findings} == {"own_text_untrained", "end_untrained"}
+    assert {defect.kind for defect in line.defects} == {"own_text_untrained", "end_untrained"}
 
 
 def test_study_of_a_template_with_blocks_holds_them_against_marks(folder: Path) -> None:

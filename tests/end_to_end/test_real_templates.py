@@ -148,7 +148,10 @@ def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name
     one = renderer(real_data, name)
     accepted = 0
     for chat in chats(real_data):
-        result, reference = one.render(chat.messages, chat.tools, {}), one.reference(chat.messages, chat.tools, {})
+        result, reference = (
+            one.render(chat.messages, chat.tools, {}),
+            one.render_by_reference(chat.messages, chat.tools, {}),
+        )
         assert isinstance(result, Rejected) == isinstance(reference, Rejected)
         assert one.plain(chat.messages, chat.tools, {}) == (
             result.text if isinstance(result, RenderedConversation) else result
@@ -166,7 +169,7 @@ def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name
                 assert result.text == theirs
 
     assert accepted >= 15
-    assert one.lane_reason == SLOW.get(name, "")
+    assert one.fast_path_obstacle == SLOW.get(name, "")
     assert one.contract.marks_inert
 
 

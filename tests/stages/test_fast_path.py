@@ -43,7 +43,7 @@ def _renderer(template: str) -> Renderer:
 
 def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
     """Return a row's mask by its shape, if it has one and keeps what the shape rests on."""
-    shape = masker.shape(tuple(roles))
+    shape = masker.find_layout(tuple(roles))
     if shape is None or not shape.holds(contents) or any(one in text for one in shape.literals for text in contents):
         return None
     return shape.mask(contents)

@@ -155,7 +155,7 @@ def _prove_templates(project: "Project") -> int:
     screen, are_right = terminal.make_console(), True
     for dataset, proof in prove_templates(project):
         screen.print(template_proof.render_proof(dataset, proof))
-        are_right = are_right and not proof.findings
+        are_right = are_right and not proof.defects
     return DONE if are_right else FOUND
 
 

@@ -109,7 +109,7 @@ class IndependentMaskJudge:
         proven = prove_owners(self.template, messages, tools)
         if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
             return None
-        return _MaskJudgement(self, proven, messages, tools, text, trained).findings()
+        return _MaskJudgement(self, proven, messages, tools, text, trained).list_defects()
 
 
 @dataclass
@@ -128,7 +128,7 @@ class _MaskJudgement:
     trained: Sequence[tuple[int, int]]
     found: list[MaskDefect] = field(default_factory=list[MaskDefect])
 
-    def findings(self) -> list[MaskDefect]:
+    def list_defects(self) -> list[MaskDefect]:
         self._trains = bytearray(len(self.text))
         for start, end in self.trained:
             self._trains[start:end] = b"\1" * (end - start)

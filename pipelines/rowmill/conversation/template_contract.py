@@ -71,8 +71,8 @@ class TemplateBehavior:
     generation_blocks: Literal["none", "equal", "differs"] = "none"
     generation_differences: tuple[str, ...] = ()
     """What the blocks train otherwise than marks would, on probes: text they add, and text they leave out."""
-    lane: Literal["fast", "reference"] = "reference"
-    lane_reason: str = ""
+    render_path: Literal["fast", "reference"] = "reference"
+    fast_path_obstacle: str = ""
     """Why the fast lane is not used, empty where it is."""
 
     own_end: str = ""
@@ -81,9 +81,9 @@ class TemplateBehavior:
     """What `finish: auto` appends where a render ends without an end of turn; empty = the EOS token."""
     eos_token: str = ""
     control_tokens: tuple[str, ...] = ()
-    heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Per role that is not the model's: what its span prints before its own text."""
-    constant_lead: str = ""
+    constant_prefix: str = ""
     """The prefix that all plain assistant spans share."""
     reasoning_close: tuple[str, str] = ("", "")
     """What is printed between reasoning and answer, and between reasoning and a call."""

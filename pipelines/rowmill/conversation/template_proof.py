@@ -101,7 +101,7 @@ class ProbeConversation:
     """A conversation of a known shape, and what the shape is in words."""
 
     shape: str
-    words: str
+    description: str
     messages: tuple[Message, ...]
     tools: tuple[Json, ...] | None
 
@@ -117,7 +117,7 @@ class ShapeProof:
     outcome: Literal["proven", "wrong", "not_provable", "refused"]
     text: str = ""
     trained: tuple[tuple[int, int], ...] = ()
-    findings: tuple[MaskDefect, ...] = ()
+    defects: tuple[MaskDefect, ...] = ()
     reason: str = ""
     detail: str = ""
 
@@ -130,9 +130,9 @@ class TemplateProof:
     shapes: tuple[ShapeProof, ...]
 
     @property
-    def findings(self) -> list[MaskDefect]:
+    def defects(self) -> list[MaskDefect]:
         """All characters that train wrongly, or wrongly do not."""
-        return [finding for shape in self.shapes for finding in shape.findings]
+        return [defect for shape in self.shapes for defect in shape.defects]
 
     def count(self, outcome: str) -> int:
         """Count the shapes with an outcome."""
@@ -178,8 +178,8 @@ def _make_answer(text: str) -> Message:
 def _describe_conversation(
     shape: str, messages: Sequence[Message], tools: tuple[Json, ...] | None, *, note: str
 ) -> ProbeConversation:
-    words = " → ".join(MESSAGE_NAMES[letter] for letter in shape)
-    return ProbeConversation(shape, f"{words} ({note})" if note else words, tuple(messages), tools)
+    description = " → ".join(MESSAGE_NAMES[letter] for letter in shape)
+    return ProbeConversation(shape, f"{description} ({note})" if note else description, tuple(messages), tools)
 
 
 def _make_probe(
@@ -269,10 +269,10 @@ def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> 
     if isinstance(masked, Rejected):
         return ShapeProof(probe, "refused", reason=masked.reason, detail=masked.detail)
     trained = tuple((span.start, span.end) for span in masked.trained)
-    findings = judge.judge(conversation, masked)
-    if findings is None:
+    defects = judge.judge(conversation, masked)
+    if defects is None:
         return ShapeProof(probe, "not_provable", masked.text, trained)
-    return ShapeProof(probe, "wrong" if findings else "proven", masked.text, trained, tuple(findings))
+    return ShapeProof(probe, "wrong" if defects else "proven", masked.text, trained, tuple(defects))
 
 
 # ── the facts ──

@@ -154,12 +154,12 @@ class ConversationTruncator:
             return Rejected("template_error", "the template raises on the whole conversation")
         if original <= self.limit:
             return [TruncatedConversation(tuple(messages), tuple(range(len(messages))), original, original)]
-        lead, exchanges = _group_exchanges(messages)
+        leading, exchanges = _group_exchanges(messages)
         pieces: list[TruncatedConversation] = []
         start = left_out = 0
         while start < len(exchanges):
-            stop = self._count_fitting_exchanges(messages, tools, lead, exchanges[start:]) + start
-            kept = [*lead, *(index for exchange in exchanges[start:stop] for index in exchange)]
+            stop = self._count_fitting_exchanges(messages, tools, leading, exchanges[start:]) + start
+            kept = [*leading, *(index for exchange in exchanges[start:stop] for index in exchange)]
             start = stop
             if not any(supervised[index] for index in kept):
                 left_out += self.measure([messages[i] for i in kept], tools) or 0
@@ -179,13 +179,13 @@ class ConversationTruncator:
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
-        lead: Sequence[int],
+        leading: Sequence[int],
         exchanges: Sequence[Sequence[int]],
     ) -> int:
         """Return how many of the first exchanges fit together, at least one."""
 
         def fits(number: int) -> bool:
-            kept = [*lead, *(index for exchange in exchanges[:number] for index in exchange)]
+            kept = [*leading, *(index for exchange in exchanges[:number] for index in exchange)]
             tokens = self.measure([messages[i] for i in kept], tools)
             return tokens is not None and tokens <= self.limit
 
@@ -315,20 +315,20 @@ class ConversationTruncator:
 
 def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
     """Return the indices of the leading system messages, and of each exchange: a user's and all up to the next."""
-    lead = len(list(takewhile(lambda message: message["role"] == "system", messages)))
+    leading = len(list(takewhile(lambda message: message["role"] == "system", messages)))
     exchanges: list[list[int]] = []
-    for index in range(lead, len(messages)):
+    for index in range(leading, len(messages)):
         if messages[index]["role"] == "user" or not exchanges:
             exchanges.append([])
         exchanges[-1].append(index)
-    return list(range(lead)), exchanges
+    return list(range(leading)), exchanges
 
 
 def _find_anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
     """Return the last supervised message of the model, else the last supervised one; null: nothing trains."""
     trained = [index for index, trains in enumerate(supervised) if trains]
-    spoken = [index for index in trained if messages[index]["role"] in roles]
-    return max(spoken or trained, default=None)
+    by_model = [index for index in trained if messages[index]["role"] in roles]
+    return max(by_model or trained, default=None)
 
 
 def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
@@ -351,7 +351,7 @@ def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
     the anchor's exchange, the next, … . A result goes with its call, and stays with it.
     """
     callers = _map_results_to_calls(messages)
-    lead, exchanges = _group_exchanges(messages)
+    leading, exchanges = _group_exchanges(messages)
     # A result that trains is nothing without its call.
     pivot = callers.get(anchor, anchor)
     final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())
@@ -361,9 +361,9 @@ def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
     steps = [0] * len(messages)
     number = 0
     for leaving in [after, *older, *rounds]:
-        going = [index for index in leaving if index >= len(lead) and not steps[index]]
-        number += bool(going)
-        for index in going:
+        removed = [index for index in leaving if index >= len(leading) and not steps[index]]
+        number += bool(removed)
+        for index in removed:
             steps[index] = number
     for result, caller in callers.items():
         if steps[caller] and not 0 < steps[result] < steps[caller]:

@@ -14,7 +14,7 @@ from rowmill.conversation.template_proof import ShapeProof, TemplateProof, get_r
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, label_value
 from rowmill.core.number_text import format_count, join_facts
 
-FINDING_SENTENCES: Mapping[MaskDefectKind, str] = {
+DEFECT_SENTENCES: Mapping[MaskDefectKind, str] = {
     "own_text_untrained": "{whose} own text {text} does not train.",
     "other_text_trained": "{text}, text of {other}, trains.",
     "header_trained": "{text}, printed before {whose_lower} text at inference, trains.",
@@ -37,7 +37,7 @@ def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
     return Group(
         Text.assemble((dataset, HEAD), "  masks of the chat template, judged by transformers' own render"),
         label_value("shapes", _count_shapes(proof)),
-        *_render_findings(proof),
+        *_render_defects(proof),
         *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
         *_render_refusals(proof),
         Text(""),
@@ -58,24 +58,24 @@ def _count_shapes(proof: TemplateProof) -> Text:
     return Text(f"{format_count(len(proof.shapes), 'shape')}: {words}", BAD if wrong else GOOD)
 
 
-def _render_findings(proof: TemplateProof) -> Iterator[RenderableType]:
+def _render_defects(proof: TemplateProof) -> Iterator[RenderableType]:
     for shape in proof.shapes:
-        for finding in shape.findings:
-            yield label_value("✗ wrong", f"{shape.probe.words}: {describe_finding(finding)}", BAD)
-    if proof.findings:
+        for defect in shape.defects:
+            yield label_value("✗ wrong", f"{shape.probe.description}: {describe_defect(defect)}", BAD)
+    if proof.defects:
         yield label_value("", WRONG_REMEDY, LOOK)
 
 
-def describe_finding(finding: MaskDefect) -> str:
+def describe_defect(defect: MaskDefect) -> str:
     """Say in one sentence what is wrong."""
-    message = finding.message
-    return FINDING_SENTENCES[finding.kind].format(
-        text=repr(escape_control_characters(finding.text[:MAX_TEXT_CHARS])) if finding.text else "(missing)",
+    message = defect.message
+    return DEFECT_SENTENCES[defect.kind].format(
+        text=repr(escape_control_characters(defect.text[:MAX_TEXT_CHARS])) if defect.text else "(missing)",
         whose=f"Message {message}'s",
         whose_lower=f"message {message}'s",
         other="the tools or the template" if message < 0 else f"message {message}",
         message=message,
-        start=finding.start,
+        start=defect.start,
     )
 
 
@@ -87,7 +87,7 @@ def _render_refusals(proof: TemplateProof) -> Iterator[RenderableType]:
 
 def _render_shape_sample(shape: ShapeProof) -> Iterator[RenderableType]:
     mark, style = {"proven": ("✓", GOOD), "wrong": ("✗", BAD)}.get(shape.outcome, ("!", LOOK))
-    yield Text(f"{mark} {shape.probe.words}", style)
+    yield Text(f"{mark} {shape.probe.description}", style)
     if shape.outcome == "refused":
         yield Text(escape_control_characters(f"  {join_facts(['refused', shape.reason, shape.detail])}"), DIM)
     else:

@@ -102,17 +102,17 @@ def _is_later(one: ContentSpan, following: ContentSpan) -> bool:
 class ContentLocator:
     """Finds the own text of one print; `decides` turns false where only a proof can tell."""
 
-    __slots__ = ("_folded", "_frames", "_gaps", "_located", "_printed", "_roles", "_spans", "_text", "decides")
+    __slots__ = ("_folded", "_frames", "_gaps", "_located", "_rendered", "_roles", "_spans", "_text", "decides")
 
-    def __init__(self, printed: RenderedConversation, frames: TemplateFrames, roles: frozenset[str]) -> None:
-        self._printed = printed
-        self._text = printed.text
+    def __init__(self, rendered: RenderedConversation, frames: TemplateFrames, roles: frozenset[str]) -> None:
+        self._rendered = rendered
+        self._text = rendered.text
         self._frames = frames
         self._roles = roles
         self._located = LocatedContent()
         self.decides = True
         self._spans: dict[int, tuple[int, int]] = {}
-        for span in printed.spans:
+        for span in rendered.spans:
             known = self._spans.get(span.message)
             # Several spans of one message: its text is looked for from the first one's start to the last one's end.
             self._spans[span.message] = (known[0] if known else span.start, span.end)
@@ -167,7 +167,7 @@ class ContentLocator:
     def _find_outside(self, content: str, index: int) -> tuple[int, int] | None:
         """Find text that a template prints elsewhere: before the messages, or folded into another one."""
         if self._gaps is None:
-            self._gaps = list(_iterate_gaps(self._printed.spans, len(self._text)))
+            self._gaps = list(_iterate_gaps(self._rendered.spans, len(self._text)))
         for start, end in self._gaps:
             found = self._find_free(content, start, end)
             if found is not None:
@@ -193,7 +193,7 @@ class ContentLocator:
         return None
 
     def _is_other_role(self, index: int) -> bool:
-        return self._printed.messages[index].get("role") in ("user", "tool", "system", "developer")
+        return self._rendered.messages[index].get("role") in ("user", "tool", "system", "developer")
 
     # ── the assistant ──
 
@@ -209,7 +209,7 @@ class ContentLocator:
             text = text[inline:]
         elif type(reasoning) is str and reasoning and not reasoning.isspace():
             cursor = self._locate_reasoning(index, reasoning, cursor, end)
-        calls = self._printed.messages[index].get("tool_calls")
+        calls = self._rendered.messages[index].get("tool_calls")
         if text and not text.isspace():
             found = self._find_after_prefix(text, cursor, end) or self._find(text, cursor, end) if span else None
             if found is None or (calls and len(text) < SHORT_TEXT_CHARS):
@@ -245,8 +245,8 @@ class ContentLocator:
     def _find_after_prefix(self, content: str, start: int, end: int) -> tuple[int, int] | None:
         if len(content) >= SHORT_TEXT_CHARS:
             return None
-        for lead in self._frames.leads:
-            before = lead.header + lead.rest
+        for prefix in self._frames.prefixes:
+            before = prefix.header + prefix.rest
             at = self._text.find(before + content, start, end) if before else -1
             if at >= 0:
                 return at + len(before), at + len(before) + len(content)

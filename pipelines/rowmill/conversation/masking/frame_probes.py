@@ -51,7 +51,7 @@ class _ContentRun:
 
 @dataclass(slots=True)
 class _LearnedFrames:
-    leads: set[TurnPrefix] = field(default_factory=set[TurnPrefix])
+    prefixes: set[TurnPrefix] = field(default_factory=set[TurnPrefix])
     inner: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
     ends: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict[tuple[str, str], "dict[str, int]"])
 
@@ -85,18 +85,18 @@ def _split_content_runs(pieces: Sequence[ContentSpan], length: int) -> Iterator[
 class FrameLearner:
     """Learns the frames of one template for one set of template values."""
 
-    def __init__(self, printer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
-        self._printer = printer
+    def __init__(self, renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
+        self._renderer = renderer
         self._roles = roles
         self._kwargs = kwargs
-        self._tokens = tuple(printer.contract.control_tokens)
-        self._known = _LearnedFrames()
+        self._tokens = tuple(renderer.contract.control_tokens)
+        self._learned = _LearnedFrames()
         self._headers: dict[str, str] = {}
-        self._ended_answers: set[str] = set()
+        self._followed_answer_ends: set[str] = set()
         """What ends answers, text beside a call left out, that another message follows."""
-        self._prints_all = True
+        self._requires_all_messages = True
         """Whether only shapes count of which every message is printed; a template may leave out all of one role's."""
-        self._shown: dict[tuple[bool, str], _RenderedShape | None] = {}
+        self._rendered_shapes: dict[tuple[bool, str], _RenderedShape | None] = {}
         self._texts: dict[str, str | None] = {}
         self._next_header_ends = False
         """Whether nothing but the first token of the user's header ends an answer."""
@@ -106,7 +106,7 @@ class FrameLearner:
         role = "assistant" if "assistant" in self._roles else min(self._roles)
         seen = [one for shape in make_probe_shapes(role) if (one := self._render_shape(*shape)) is not None]
         if not any(one.runs for one in seen):
-            self._prints_all = False
+            self._requires_all_messages = False
             seen = [one for shape in make_probe_shapes(role) if (one := self._render_shape(*shape)) is not None]
         self._headers = self._find_common_headers(seen)
         self._learn_prefixes(seen)
@@ -114,45 +114,47 @@ class FrameLearner:
             for run in one.runs:
                 self._learn_inner(one, run)
         self._learn_ends(seen)
-        leads = sorted((x for x in self._known.leads if not _quotes_probe(x.header + x.rest)), key=_get_prefix_order)
+        prefixes = sorted(
+            (x for x in self._learned.prefixes if not _quotes_probe(x.header + x.rest)), key=_get_prefix_order
+        )
         ends = {
             key: tuple(sorted((end for end in found if not _quotes_probe(end)), key=lambda end: (-len(end), end)))
-            for key, found in self._known.ends.items()
+            for key, found in self._learned.ends.items()
         }
-        inner = frozenset(one for one in self._known.inner if not _quotes_probe(one[2]))
-        return TemplateFrames(tuple(leads), inner, ends, self._choose_finishes(), self._headers, self._roles)
+        inner = frozenset(one for one in self._learned.inner if not _quotes_probe(one[2]))
+        return TemplateFrames(tuple(prefixes), inner, ends, self._choose_finishes(), self._headers, self._roles)
 
     def _render_shape(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> _RenderedShape | None:
         """Print a shape, once; None if the template refuses it or does not print all of it."""
-        key = (self._prints_all, to_json([list(messages), bool(tools)]))
-        if key not in self._shown:
-            self._shown[key] = self._render_and_locate(messages, tools)
-        return self._shown[key]
+        key = (self._requires_all_messages, to_json([list(messages), bool(tools)]))
+        if key not in self._rendered_shapes:
+            self._rendered_shapes[key] = self._render_and_locate(messages, tools)
+        return self._rendered_shapes[key]
 
     def _render_and_locate(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> _RenderedShape | None:
-        printed = self._printer.render(messages, tools, self._kwargs)
-        if not isinstance(printed, RenderedConversation):
+        rendered = self._renderer.render(messages, tools, self._kwargs)
+        if not isinstance(rendered, RenderedConversation):
             return None
-        proof = self._printer.prove_ownership(messages, tools, self._kwargs, printed.text, self._roles)
+        proof = self._renderer.prove_ownership(messages, tools, self._kwargs, rendered.text, self._roles)
         if proof is None:
             return None
-        located = locate_proven_content(proof, messages, printed.messages, printed.text, self._roles)
-        wanted = (i for i, m in enumerate(messages) if self._prints_all or m["role"] in self._roles)
+        located = locate_proven_content(proof, messages, rendered.messages, rendered.text, self._roles)
+        wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self._roles)
         if any(i not in located.own for i in wanted):
             # Template text of a message without own text cannot be told from its neighbours'.
             return None
-        runs = list(_split_content_runs(located.pieces(), len(printed.text)))
+        runs = list(_split_content_runs(located.pieces(), len(rendered.text)))
         before = {
-            run.message: printed.text[run.start : run.pieces[0].start]
+            run.message: rendered.text[run.start : run.pieces[0].start]
             for run in runs
             if messages[run.message]["role"] not in self._roles
         }
-        if tools and is_tool_missing(tools, printed.text, []):
+        if tools and is_tool_missing(tools, rendered.text, []):
             tools = None
         model = [run for run in runs if messages[run.message]["role"] in self._roles]
-        bounds = {span.message: span.end for span in printed.spans}
+        bounds = {span.message: span.end for span in rendered.spans}
         return _RenderedShape(
-            messages, tools, printed.text, model, before, bounds, [get_call_ids(m) for m in printed.messages]
+            messages, tools, rendered.text, model, before, bounds, [get_call_ids(m) for m in rendered.messages]
         )
 
     def _find_common_headers(self, seen: Sequence[_RenderedShape]) -> dict[str, str]:
@@ -172,39 +174,39 @@ class FrameLearner:
     def _learn_prefixes(self, seen: Sequence[_RenderedShape]) -> None:
         """Read leads: first where a prompt shows exactly what the model writes, then in the other turns."""
         runs = [(one, run) for one in seen for run in one.runs]
-        exact = [(run, lead) for one, run in runs if (lead := self._find_exact_prefix(one, run)) is not None]
+        exact = [(run, prefix) for one, run in runs if (prefix := self._find_exact_prefix(one, run)) is not None]
         if not any(self._get_prompt_after(one, "user") for one in seen[:1]):
             exact = self._move_constant_to_header(exact)
-        self._known.leads |= {lead for _, lead in exact}
-        self._known.leads |= {lead for one, run in runs if (lead := self._split_prefix(one, run)) is not None}
+        self._learned.prefixes |= {prefix for _, prefix in exact}
+        self._learned.prefixes |= {prefix for one, run in runs if (prefix := self._split_prefix(one, run)) is not None}
         for one, run in runs:
             gap = replace_call_ids(one.text[run.start : run.pieces[0].start], one.ids[run.message])
-            known = TemplateFrames(tuple(self._known.leads))
+            known = TemplateFrames(tuple(self._learned.prefixes))
             if known.match_prefix(one.text, run.start, run.pieces[0].start, one.ids[run.message]) is None:
-                self._known.leads.add(self._infer_prefix(one, run, gap))
+                self._learned.prefixes.add(self._infer_prefix(one, run, gap))
 
     def _move_constant_to_header(
         self, exact: "list[tuple[_ContentRun, TurnPrefix]]"
     ) -> "list[tuple[_ContentRun, TurnPrefix]]":
         """Count what every answer begins with to the header, where the template prints no prompt of its own."""
-        rests = [lead.rest for run, lead in exact if run.pieces[0].kind == "assistant"]
+        rests = [prefix.rest for run, prefix in exact if run.pieces[0].kind == "assistant"]
         constant = rests[0] if rests else ""
         for rest in rests[1:]:
             constant = find_common_start(constant, rest, self._tokens)
         found: list[tuple[_ContentRun, TurnPrefix]] = []
-        for run, lead in exact:
-            has = bool(constant) and lead.rest.startswith(constant)
-            moved = TurnPrefix(lead.header + constant, lead.rest[len(constant) :]) if has else lead
+        for run, prefix in exact:
+            has = bool(constant) and prefix.rest.startswith(constant)
+            moved = TurnPrefix(prefix.header + constant, prefix.rest[len(constant) :]) if has else prefix
             found.append((run, moved))
         return found
 
     def _find_exact_prefix(self, one: _RenderedShape, run: _ContentRun) -> TurnPrefix | None:
         """Return the lead of a turn before which the template prints its prompt exactly so; None otherwise."""
-        asked = self._render_with_prompt(one, run.message)
+        prompted = self._render_with_prompt(one, run.message)
         first = run.pieces[0].start
-        if asked is None or not (run.start <= len(asked) <= first and one.text.startswith(asked)):
+        if prompted is None or not (run.start <= len(prompted) <= first and one.text.startswith(prompted)):
             return None
-        rest = replace_call_ids(one.text[len(asked) : first], one.ids[run.message])
+        rest = replace_call_ids(one.text[len(prompted) : first], one.ids[run.message])
         prompt = self._get_prompt(one, run.message)
         follows_model = run.message > 0 and one.messages[run.message - 1]["role"] in self._roles
         if follows_model and self._list_prompts(one, run.message):
@@ -213,13 +215,15 @@ class FrameLearner:
             # What the template prints as a prompt elsewhere is part of it: not all of it is the model's.
             return None
         if prompt:
-            return TurnPrefix(prompt, rest) if asked.endswith(prompt) else None
-        return TurnPrefix(cut_at_last_token(asked[run.start :], self._tokens), rest)
+            return TurnPrefix(prompt, rest) if prompted.endswith(prompt) else None
+        return TurnPrefix(cut_at_last_token(prompted[run.start :], self._tokens), rest)
 
     def _split_prefix(self, one: _RenderedShape, run: _ContentRun) -> TurnPrefix | None:
         gap = one.text[run.start : run.pieces[0].start]
-        lead = split_turn_prefix(gap, self._list_prompts(one, run.message), self._tokens)
-        return None if lead is None else TurnPrefix(lead.header, replace_call_ids(lead.rest, one.ids[run.message]))
+        prefix = split_turn_prefix(gap, self._list_prompts(one, run.message), self._tokens)
+        return (
+            None if prefix is None else TurnPrefix(prefix.header, replace_call_ids(prefix.rest, one.ids[run.message]))
+        )
 
     def _infer_prefix(self, one: _RenderedShape, run: _ContentRun, gap: str) -> TurnPrefix:
         """Return the lead of a turn in which no part of a prompt is printed.
@@ -251,27 +255,27 @@ class FrameLearner:
         """Return the template text behind messages of a role that the model does not answer."""
         return {
             gap
-            for one in self._shown.values()
+            for one in self._rendered_shapes.values()
             if one is not None
             for index, gap in one.before.items()
             if index and one.messages[index - 1]["role"] == role
         }
 
     def _render_text(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, *, asking: bool = False
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, *, with_prompt: bool = False
     ) -> str | None:
         """Print a conversation, with the generation prompt if it is asked for; None if the template refuses it."""
         if not messages:
             return None
-        key = to_json([list(messages), bool(tools), asking])
+        key = to_json([list(messages), bool(tools), with_prompt])
         if key not in self._texts:
-            kwargs = {**self._kwargs, "add_generation_prompt": True} if asking else self._kwargs
-            printed = self._printer.render(messages, tools, kwargs)
-            self._texts[key] = printed.text if isinstance(printed, RenderedConversation) else None
+            kwargs = {**self._kwargs, "add_generation_prompt": True} if with_prompt else self._kwargs
+            rendered = self._renderer.render(messages, tools, kwargs)
+            self._texts[key] = rendered.text if isinstance(rendered, RenderedConversation) else None
         return self._texts[key]
 
     def _render_with_prompt(self, one: _RenderedShape, index: int) -> str | None:
-        return self._render_text(one.messages[:index], one.tools, asking=True)
+        return self._render_text(one.messages[:index], one.tools, with_prompt=True)
 
     def _get_prompt(self, one: _RenderedShape, index: int) -> str:
         """Return the generation prompt before a message; none after the model's own, where templates print a part."""
@@ -279,7 +283,7 @@ class FrameLearner:
         return "" if before in self._roles else self._get_prompt_after(one, before)
 
     def _get_prompt_after(self, one: _RenderedShape, role: str) -> str:
-        return self._printer.generation_prompt(role, has_tools=bool(one.tools), kwargs=self._kwargs)
+        return self._renderer.generation_prompt(role, has_tools=bool(one.tools), kwargs=self._kwargs)
 
     def _list_prompts(self, one: _RenderedShape, index: int) -> list[str]:
         found = [self._get_prompt(one, index), *(self._get_prompt_after(one, role) for role in ("user", "tool"))]
@@ -292,7 +296,7 @@ class FrameLearner:
             text = normalize_inner_text(
                 first.kind, second.kind, one.text[first.end : second.start], one.ids[run.message]
             )
-            self._known.inner.add((first.kind, second.kind, text))
+            self._learned.inner.add((first.kind, second.kind, text))
 
     # ── ends ──
 
@@ -319,8 +323,8 @@ class FrameLearner:
             ending = replace_call_ids(ending, one.ids[run.message])
             ending = ending[measure_json_closing(ending, 0) :] if kind == "tool_call" else ending
             if kind == "assistant" and role and not one.messages[run.message].get("tool_calls"):
-                self._ended_answers.add(ending)
-            found = self._known.ends.setdefault((kind, role), {})
+                self._followed_answer_ends.add(ending)
+            found = self._learned.ends.setdefault((kind, role), {})
             found[ending] = found.get(ending, 0) + 1
 
     def _find_end_before(self, one: _RenderedShape, run: _ContentRun, after: str, role: str, kind: str) -> str:
@@ -372,9 +376,9 @@ class FrameLearner:
     def _strip_header(self, after: str, role: str) -> str:
         """Return template text after a turn without the header of the message that follows."""
         if role in self._roles:
-            leads = (x for x in sorted(self._known.leads, key=_get_prefix_length, reverse=True) if x.header)
-            lead = next((x for x in leads if after.endswith(x.header + x.rest)), None)
-            return after if lead is None else after[: len(after) - _get_prefix_length(lead)]
+            prefixes = (x for x in sorted(self._learned.prefixes, key=_get_prefix_length, reverse=True) if x.header)
+            prefix = next((x for x in prefixes if after.endswith(x.header + x.rest)), None)
+            return after if prefix is None else after[: len(after) - _get_prefix_length(prefix)]
         header = self._headers.get(role)
         if header is None:
             return ""
@@ -382,11 +386,13 @@ class FrameLearner:
 
     def _list_answer_ends(self) -> list[str]:
         """Return what ends answers that others follow, and the last token of each, longest first."""
-        known = self._ended_answers | {cut_at_last_token(end, self._tokens) for end in self._ended_answers}
+        known = self._followed_answer_ends | {
+            cut_at_last_token(end, self._tokens) for end in self._followed_answer_ends
+        }
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
 
     def _get_eos(self) -> str:
-        return self._printer.contract.eos_token
+        return self._renderer.contract.eos_token
 
     def _get_text_after_last(self, one: _RenderedShape, run: _ContentRun) -> str | None:
         """Return what is printed after the same own text where the conversation ends there."""
@@ -398,10 +404,12 @@ class FrameLearner:
         """Return what ends a conversation's last turn; None if nothing does."""
         shown = replace_call_ids(after, ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
-        usual = "tool" if kind == "tool_call" else "user"
-        others = [role for one, role in self._known.ends if one == kind and role not in {usual, "", *self._roles}]
-        for role in (usual, *others):
-            known = (end for end in self._known.ends.get((kind, role), ()) if end and shown.startswith(end))
+        common_role = "tool" if kind == "tool_call" else "user"
+        others = [
+            role for one, role in self._learned.ends if one == kind and role not in {common_role, "", *self._roles}
+        ]
+        for role in (common_role, *others):
+            known = (end for end in self._learned.ends.get((kind, role), ()) if end and shown.startswith(end))
             same = max(known, key=len, default=None)
             if same is not None:
                 return same
@@ -423,7 +431,7 @@ class FrameLearner:
         finish: dict[str, str] = {}
         for kind, roles in (("assistant", ("user",)), ("reasoning", ("user",)), ("tool_call", ("tool", "user"))):
             for role in roles:
-                found = self._known.ends.get((kind, role), {})
+                found = self._learned.ends.get((kind, role), {})
                 ending = max(found, key=lambda end: (found[end], end), default="")
                 if ending:
                     finish.setdefault(kind, ending)
@@ -435,14 +443,14 @@ def _quotes_probe(text: str) -> bool:
     return "qz" in text
 
 
-def _get_prefix_order(lead: TurnPrefix) -> tuple[int, str, str]:
-    return -_get_prefix_length(lead), lead.header, lead.rest
+def _get_prefix_order(prefix: TurnPrefix) -> tuple[int, str, str]:
+    return -_get_prefix_length(prefix), prefix.header, prefix.rest
 
 
-def _get_prefix_length(lead: TurnPrefix) -> int:
-    return len(lead.header) + len(lead.rest)
+def _get_prefix_length(prefix: TurnPrefix) -> int:
+    return len(prefix.header) + len(prefix.rest)
 
 
-def learn_frames(printer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Learn the frames of a printer's template, with a row's own template values."""
-    return FrameLearner(printer, roles, kwargs).learn()
+    return FrameLearner(renderer, roles, kwargs).learn()

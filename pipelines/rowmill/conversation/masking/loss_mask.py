@@ -60,9 +60,9 @@ class Masker:
     functions in other modules.
     """
 
-    def __init__(self, printer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
-        self._printer = printer
-        self._contract: TemplateBehavior = printer.contract
+    def __init__(self, renderer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
+        self._renderer = renderer
+        self._contract: TemplateBehavior = renderer.contract
         self._loss = loss
         self._rules = rules or MaskRules()
         self._policy = {"reasoning": "count", **(self._rules.on_dropped or {})}
@@ -107,12 +107,12 @@ class Masker:
         key = to_json(dict(kwargs)) if kwargs else ""
         known = self._frames.get(key)
         if known is None:
-            whose = f"{self._printer.identity} {sorted(self._roles)} {key}"
+            whose = f"{self._renderer.identity} {sorted(self._roles)} {key}"
             known = _FRAME_CACHE.get(whose)
             if known is None:
                 if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
                     _FRAME_CACHE.clear()
-                known = _FRAME_CACHE[whose] = learn_frames(self._printer, self._roles, kwargs)
+                known = _FRAME_CACHE[whose] = learn_frames(self._renderer, self._roles, kwargs)
             if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
             self._frames[key] = known
@@ -123,20 +123,20 @@ class Masker:
         conversation: Conversation,
         *,
         only: frozenset[int] | None = None,
-        judge: bool = True,
+        prove_sample: bool = True,
         compare_plain: bool = True,
     ) -> MaskedConversation | Rejected:
         """Render a conversation and find what trains; `only` limits supervision to some messages.
 
         A reject's reason is one of the closed list; its detail names messages and kinds. Rows in the checked share
-        are rendered plainly too (`compare_plain`), and if their mask was searched, it is also proven (`judge`).
+        are rendered plainly too (`compare_plain`), and if their mask was searched, it is also proven (`prove_sample`).
         """
-        printed = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
+        printed = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
             return printed
         sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
         if (sampled and compare_plain) or not self._contract.marks_inert:
-            plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
+            plain = self._renderer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
         if self._loss.trains_everything:
@@ -147,7 +147,7 @@ class Masker:
         if not supervised:
             return self._reject_unsupervised(conversation.messages)
         searched = self._mask_by_search(conversation, printed, supervised, plain_only=only is None)
-        if isinstance(searched, MaskedConversation) and not (sampled and judge):
+        if isinstance(searched, MaskedConversation) and not (sampled and prove_sample):
             return searched
         proven = self._mask_by_proof(conversation, printed, supervised)
         return proven if searched is None else require_agreement(searched, proven)
@@ -179,7 +179,7 @@ class Masker:
 
     def _locate_by_proof(self, conversation: Conversation, printed: RenderedConversation) -> LocatedContent | None:
         messages = conversation.messages
-        proof = self._printer.prove_ownership(
+        proof = self._renderer.prove_ownership(
             messages, conversation.tools, conversation.kwargs, printed.text, self._roles
         )
         if proof is None:
@@ -262,14 +262,14 @@ class Masker:
             if span.message != index:
                 return None
             if role in self._roles:
-                prompt = self._printer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
+                prompt = self._renderer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
                 start = span.start + len(prompt)
                 found = _find_plain_content(message, text, start, span.end)
                 if found is None or not prompt or not text.startswith(prompt, span.start):
                     return None
                 follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
-                own_end = frames.only_end("assistant", follower)
-                if not own_end or text[start : found[0]] not in frames.plain_rests(prompt):
+                own_end = frames.find_only_end("assistant", follower)
+                if not own_end or text[start : found[0]] not in frames.list_plain_rests(prompt):
                     return None
                 stop = found[1] + len(own_end)
                 if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
@@ -285,7 +285,7 @@ class Masker:
             predecessor = role
         return MaskedConversation(text, spans, tuple(trained), tuple(pieces)) if trained else None
 
-    def shape(self, roles: Sequence[str]) -> TurnLayout | None:
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return what the template prints around contents of these roles; None if each row must be masked itself.
 
         A row of that layout has the mask that `mask` would give it. The layout is learned from the verified mask of
@@ -293,12 +293,12 @@ class Masker:
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
-        printed = self._printer.render_placeholders(roles)
+        printed = self._renderer.render_placeholders(roles)
         if printed is None:
             return None
         messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
         conversation = Conversation(messages)
-        rendered, masked = self._printer.render(messages, None, {}), self.mask(conversation)
+        rendered, masked = self._renderer.render(messages, None, {}), self.mask(conversation)
         if (
             isinstance(rendered, Rejected)
             or isinstance(masked, Rejected)
@@ -401,17 +401,17 @@ class Masker:
         contract = self._contract
         if all(contract.prefix_preserving.values()) and set(contract.prompt_match.values()) == {"full"}:
             return False
-        whole = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
+        whole = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(whole, Rejected):
             return False
         asking = {**conversation.kwargs, "add_generation_prompt": True}
         last_differs = contract.last_turn_differs or contract.reasoning == "last"
         for index in self.supervised(conversation.messages):
             before, through = conversation.messages[:index], conversation.messages[: index + 1]
-            prompt = self._printer.render(before, conversation.tools, asking) if before else None
+            prompt = self._renderer.render(before, conversation.tools, asking) if before else None
             if isinstance(prompt, RenderedConversation) and not whole.text.startswith(prompt.text):
                 return True
-            turn = self._printer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
+            turn = self._renderer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
             if isinstance(turn, RenderedConversation) and not whole.text.startswith(turn.text[: turn.loop_end]):
                 return True
         return False

@@ -134,15 +134,15 @@ def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple
     places = [(at, at + len(form)) for form in forms if (at := text.find(form, after, until)) >= 0]
     if places:
         return min(places)
-    place = after
+    position = after
     found: list[tuple[int, int]] = []
     for leaf in _iterate_leaves(value):
-        printed = _find_printed_value(leaf, text, place, until)
-        if printed is None:
+        rendered = _find_printed_value(leaf, text, position, until)
+        if rendered is None:
             return None
-        found.append(printed)
-        place = printed[1]
-    return (found[0][0], place) if found else None
+        found.append(rendered)
+        position = rendered[1]
+    return (found[0][0], position) if found else None
 
 
 def _iterate_leaves(value: Json) -> Iterator[Json]:

@@ -45,25 +45,25 @@ ProbeShape = tuple[list[Message], list[Json] | None]
 
 def make_probe_shapes(role: str) -> Iterator[ProbeShape]:
     """Yield conversations of every shape, without and with tools; `role` is the model's."""
-    talk = _ProbeBuilder(role)
+    builder = _ProbeBuilder(role)
     for letters in ("ua", "uaua", "uauaua", "suaua", "aua", "saua", "aaua", "uaa", "uaaua", "uua", "uuaua", "uasua",
                     "uausa", "ssua"):  # fmt: skip
-        yield talk.of(letters), None
+        yield builder.build(letters), None
     for letters in ("ur", "urur", "uarua", "surur", "uru", "urr", "rur", "uo", "uoua", "urour", "uouo"):
-        yield talk.of(letters), None
+        yield builder.build(letters), None
     tools = [PROBE_TOOL]
     for letters in ("ua", "uaua", "suaua", "urur"):
-        yield talk.of(letters), tools
+        yield builder.build(letters), tools
     for letters in ("ucta", "uctaua", "sucta", "ucta", "uctcta", "uctauctaua", "udtta", "udttaua", "ubta", "ubtbta",
                     "uc", "ub", "ud", "uauc", "uauctuc", "uct", "udtt", "ucua", "ubua", "cta", "ctaua", "uacta",
                     "uactaua", "uaca", "uctra", "uea", "ueta", "ue", "uetetra", "uft", "uf", "ufta", "uftaua", "uctua",
                     "uctuca", "uetuaueta", "ucto", "uoct"):  # fmt: skip
-        yield talk.of(letters), tools
-        yield talk.of(letters), None
+        yield builder.build(letters), tools
+        yield builder.build(letters), None
     for arguments in _ARGUMENTS:
-        words = _ProbeBuilder(role, arguments)
+        builder = _ProbeBuilder(role, arguments)
         for letters in ("ucta", "uc", "udtta", "ubta", "ueta", "uctctaua", "ub", "ud", "ue", "uf"):
-            yield words.of(letters), tools
+            yield builder.build(letters), tools
 
 
 class _ProbeBuilder:
@@ -73,7 +73,7 @@ class _ProbeBuilder:
         self._role = role
         self._arguments: Json = _ARGUMENTS[0] if arguments is None else arguments
 
-    def of(self, letters: str) -> list[Message]:
+    def build(self, letters: str) -> list[Message]:
         messages: list[Message] = []
         waiting: list[Json] = []
         for number, letter in enumerate(letters):
@@ -95,9 +95,9 @@ class _ProbeBuilder:
         if letter in "refo":
             message["reasoning_content"] = f"qzthought number {number}"
         if letter in "cdbef":
-            message["tool_calls"] = [self._make_call(number, k) for k in range(2 if letter == "d" else 1)]
+            message["tool_calls"] = [self._make_call(number, index) for index in range(2 if letter == "d" else 1)]
         return message
 
-    def _make_call(self, number: int, k: int) -> Json:
+    def _make_call(self, number: int, index: int) -> Json:
         function = {"name": "qzlookup", "arguments": self._arguments}
-        return {"id": f"call_{number:04}{k:04}", "type": "function", "function": function}
+        return {"id": f"call_{number:04}{index:04}", "type": "function", "function": function}

@@ -74,7 +74,7 @@ class TemplateFrames:
     messages of other roles begin with, wherever they stand.
     """
 
-    leads: tuple[TurnPrefix, ...] = ()
+    prefixes: tuple[TurnPrefix, ...] = ()
     inner: frozenset[tuple[str, str, str]] = frozenset()
     ends: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict[tuple[str, str], tuple[str, ...]])
     finish: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -96,19 +96,19 @@ class TemplateFrames:
         """Return whatever ends a turn of that kind, longest first."""
         return self._ends_by_kind.get(kind, [])
 
-    def match_prefix(self, text: str, start: int, place: int, ids: Sequence[str]) -> TurnPrefix | None:
+    def match_prefix(self, text: str, start: int, position: int, ids: Sequence[str]) -> TurnPrefix | None:
         """Return the lead that ends at `place` of a render, of which nothing may stand before `start`.
 
         `ids` are the identifiers of the message's calls, here and below.
         """
-        for lead in self.leads:
-            for rest in fill_in_call_ids(lead.rest, ids) if ID_PLACEHOLDER in lead.rest else (lead.rest,):
-                own = _match_ignoring_numbers(rest, text, start, place)
-                if own is None or not text.endswith(lead.header, start, place - len(own)):
+        for prefix in self.prefixes:
+            for rest in fill_in_call_ids(prefix.rest, ids) if ID_PLACEHOLDER in prefix.rest else (prefix.rest,):
+                own = _match_ignoring_numbers(rest, text, start, position)
+                if own is None or not text.endswith(prefix.header, start, position - len(own)):
                     continue
                 # Without a header it is known only directly behind other own text, or at the head of the render.
-                if lead.header or place - len(own) == start:
-                    return TurnPrefix(lead.header, own)
+                if prefix.header or position - len(own) == start:
+                    return TurnPrefix(prefix.header, own)
         return None
 
     def allows_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
@@ -119,24 +119,24 @@ class TemplateFrames:
             or (before, after, _normalize_without_ids(before, after, replace_call_ids(text, ids))) in self.inner
         )
 
-    def match_end(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
+    def match_end(self, text: str, position: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
         """Return what ends the turn whose last own text ends at `place`; None if it is not a known end.
 
         `roles` are those of the message that follows and of the next one that is printed, "" for none. What is known
         for them comes first; else whatever ends a turn of that kind elsewhere.
         """
-        closing = measure_json_closing(text, place) if kind == "tool_call" else 0
-        found = self._match_known_end(text, place + closing, kind, roles, ids)
-        return text[place : place + closing] + found if found else found
+        closing = measure_json_closing(text, position) if kind == "tool_call" else 0
+        found = self._match_known_end(text, position + closing, kind, roles, ids)
+        return text[position : position + closing] + found if found else found
 
     def _match_known_end(
-        self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]
+        self, text: str, position: int, kind: str, roles: Sequence[str], ids: Sequence[str]
     ) -> str | None:
         known, every = [self.ends.get((kind, role)) for role in roles], self.list_ends(kind)
         matches: list[str] = []
         for ends in known:
-            matches += _list_ends_at(ends or (), text, place, ids)[:1]
-        matches = matches or _list_ends_at(every, text, place, ids)[:1]
+            matches += _list_ends_at(ends or (), text, position, ids)[:1]
+        matches = matches or _list_ends_at(every, text, position, ids)[:1]
         if matches:
             return max(matches, key=len)
         # Before such a message nothing ends such a turn, or nothing ever ends an answer.
@@ -150,34 +150,34 @@ class TemplateFrames:
         """Return what ends a turn of that kind where something follows it."""
         return next(iter(fill_in_call_ids(self.finish.get(kind, ""), ids[-1:])), "")
 
-    def only_end(self, kind: str, role: str) -> str:
+    def find_only_end(self, kind: str, role: str) -> str:
         """Return what ends such turns if it is always the same; else nothing."""
         known = self.ends.get((kind, role), ())
         return known[0] if len(known) == 1 else ""
 
-    def plain_rests(self, header: str) -> frozenset[str]:
+    def list_plain_rests(self, header: str) -> frozenset[str]:
         """Return what may stand between a header and a plain answer."""
-        return frozenset(lead.rest for lead in self.leads if lead.header == header)
+        return frozenset(prefix.rest for prefix in self.prefixes if prefix.header == header)
 
 
-def _match_ignoring_numbers(rest: str, text: str, start: int, place: int) -> str | None:
+def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> str | None:
     """Return what stands before `place` if it is `rest`, whatever its numbers are; None if it is not."""
-    if text.endswith(rest, start, place):
+    if text.endswith(rest, start, position):
         return rest
     if not _DIGITS.search(rest):
         return None
     pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
-    found = re.compile(pattern).search(text, max(start, place - len(rest) - 16), place)
+    found = re.compile(pattern).search(text, max(start, position - len(rest) - 16), position)
     return found.group() if found else None
 
 
-def _list_ends_at(ends: Sequence[str], text: str, place: int, ids: Sequence[str]) -> list[str]:
+def _list_ends_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> list[str]:
     """Return the ends that stand at a place, in their order."""
     return [
         one
         for end in ends
         for one in (fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,))
-        if one and text.startswith(one, place)
+        if one and text.startswith(one, position)
     ]
 
 
@@ -203,10 +203,10 @@ def _normalize_without_ids(before: str, after: str, text: str) -> str:
     return _DIGITS.sub("0", _SCALARS.sub("0", text))
 
 
-def measure_json_closing(text: str, place: int) -> int:
+def measure_json_closing(text: str, position: int) -> int:
     """Return how many characters of JSON syntax stand at a place."""
-    found = _JSON_START.match(text, place)
-    return found.end() - place if found else 0
+    found = _JSON_START.match(text, position)
+    return found.end() - position if found else 0
 
 
 # ── units of template text ──

@@ -70,7 +70,7 @@ class TurnCutter:
 
     def __init__(
         self,
-        printed: RenderedConversation,
+        rendered: RenderedConversation,
         messages: Sequence[Message],
         frames: TemplateFrames,
         contract: TemplateBehavior,
@@ -79,8 +79,8 @@ class TurnCutter:
         *,
         by_blocks: bool,
     ) -> None:
-        self._printed = printed
-        self._text = printed.text
+        self._rendered = rendered
+        self._text = rendered.text
         self._messages = messages
         self._frames = frames
         self._contract = contract
@@ -120,13 +120,13 @@ class TurnCutter:
         """Return exactly the characters of generation blocks that lie in supervised messages."""
         trained: list[Span] = []
         last = len(self._messages) - 1
-        for block in self._printed.generation:
+        for block in self._rendered.generation:
             if block.message < 0:
                 # Outside every message, as an EOS after the loop: the last message's, if it trains.
                 if last in wanted and block.end > block.start:
                     trained.append(Span(block.start, block.end, last))
                 continue
-            for span in self._printed.spans:
+            for span in self._rendered.spans:
                 start, end = max(span.start, block.start), min(span.end, block.end)
                 if start < end and span.message in wanted and self._messages[span.message]["role"] in self._roles:
                     trained.append(Span(start, end, span.message))
@@ -138,14 +138,14 @@ class TurnCutter:
         text, index = self._text, group.message
         first, last = group.pieces[0], group.pieces[-1]
         own_end = last.end if len(group.pieces) == 1 else max(map(_get_content_end, group.pieces))
-        message = self._printed.messages[index]
+        message = self._rendered.messages[index]
         ids = get_call_ids(message) if "tool_calls" in message else ()
         found = self._find_prefix(group, ids)
         if found is None:
             return self._reject_unknown_text(
                 index, text[max(group.before, first.start - 40) : first.start], "before it"
             )
-        lead, start = found
+        prefix, start = found
         for one, following in zip(group.pieces, group.pieces[1:], strict=False):
             between = text[one.end : following.start]
             if not self._frames.allows_inner(one.kind, following.kind, between, ids):
@@ -166,9 +166,9 @@ class TurnCutter:
         ending = ending or ""
         stop = own_end + self._measure_frame_close(ending, last.kind)
         end = own_end + len(ending)
-        white = text[end : group.after]
-        trailing = end + len(white) - len(white.lstrip()) if ending else end
-        return TurnBounds(index, last.kind, start - len(lead.header), start, own_end, stop, end, trailing)
+        space = text[end : group.after]
+        trailing = end + len(space) - len(space.lstrip()) if ending else end
+        return TurnBounds(index, last.kind, start - len(prefix.header), start, own_end, stop, end, trailing)
 
     def _find_following_roles(self, group: _ContentGroup) -> tuple[str, ...]:
         """Return the role of the message that follows, and that of the next own text if it is another."""
@@ -183,10 +183,12 @@ class TurnCutter:
         White space at the edges of own text may be the template's instead, which prints the same.
         """
         text, first = self._text, group.pieces[0]
-        for place in dict.fromkeys((first.start, first.start + _measure_leading_blank(text, first.start, first.end))):
-            lead = self._frames.match_prefix(text, group.before, place, ids)
-            if lead is not None:
-                return lead, place - len(lead.rest)
+        for position in dict.fromkeys(
+            (first.start, first.start + _measure_leading_blank(text, first.start, first.end))
+        ):
+            prefix = self._frames.match_prefix(text, group.before, position, ids)
+            if prefix is not None:
+                return prefix, position - len(prefix.rest)
         return None
 
     @staticmethod
@@ -222,12 +224,12 @@ class TurnCutter:
             (turn.stop, turn.end, self._loss.end_of_turn, "train"),
             (turn.end, turn.trailing, self._loss.trailing, "mask"),
         )
-        for start, end, option, usual in parts:
+        for start, end, option, default in parts:
             if self._by_blocks and option is None:
                 continue
             if self._by_blocks:
                 trained = [part for span in trained for part in _cut_out_range(span, start, end)]
-            if (option or usual) == "train" and start < end:
+            if (option or default) == "train" and start < end:
                 trained.append(Span(start, end, turn.message))
         return trained
 
@@ -237,12 +239,12 @@ class TurnCutter:
         if self._loss.end_of_turn == "mask" or (self._by_blocks and finish == "auto"):
             return None, text
         after = text[turn.end :]
-        ids = get_call_ids(self._printed.messages[turn.message])
+        ids = get_call_ids(self._rendered.messages[turn.message])
         if after.strip() and not self._is_partial_end(turn.kind, after, ids):
             return None, text
         known = self._frames.get_finish(turn.kind, ids) or self._frames.get_finish("assistant", ids)
-        usual = known or self._contract.eos_token
-        ending = {"auto": usual, "none": "", "eos": self._contract.eos_token}.get(finish, finish)
+        default = known or self._contract.eos_token
+        ending = {"auto": default, "none": "", "eos": self._contract.eos_token}.get(finish, finish)
         if finish == "auto":
             ending = _find_missing_end(
                 ending, after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
@@ -253,7 +255,7 @@ class TurnCutter:
 
     def _find_late_ends(self, located: LocatedContent, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
         """Return ends of turn that a template prints after other messages' text, inside the message's own span."""
-        spans = self._printed.spans
+        spans = self._rendered.spans
         if self._loss.end_of_turn == "mask" or len({span.message for span in spans}) == len(spans):
             return []
         found: list[Span] = []
@@ -276,7 +278,7 @@ class TurnCutter:
         text, index = self._text, group.message
         header = self._frames.headers.get(self._messages[index]["role"], "")
         first, own_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
-        own = [s for s in self._printed.spans if s.message == index and s.start <= first < s.end]
+        own = [s for s in self._rendered.spans if s.message == index and s.start <= first < s.end]
         if own:
             has_header = bool(header) and text.endswith(header, group.before, first)
             start = max(own[0].start, first - len(header)) if has_header else own[0].start
@@ -311,9 +313,9 @@ def _list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ..
     return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 
 
-def _find_missing_end(ending: str, printed: str) -> str:
+def _find_missing_end(ending: str, rendered: str) -> str:
     """Return what of an end is not printed yet."""
-    for shown in (printed, printed.rstrip()):
+    for shown in (rendered, rendered.rstrip()):
         if shown and shown in ending:
             return ending[ending.rfind(shown) + len(shown) :]
     return ending

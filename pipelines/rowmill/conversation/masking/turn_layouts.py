@@ -70,8 +70,8 @@ class TurnLayout:
             moved.append(moved[-1] + len(content) - length)
         starts = [piece.start for piece in self.masked.pieces]
 
-        def to(place: int) -> int:
-            return place + moved[sum(start < place for start in starts)]
+        def to(position: int) -> int:
+            return position + moved[sum(start < position for start in starts)]
 
         return MaskedConversation(
             text=self.text(contents),
@@ -82,25 +82,25 @@ class TurnLayout:
 
 
 def learn_layout(
-    roles: Sequence[str], printed: PlaceholderRendering, masked: MaskedConversation, kinds: Sequence[str]
+    roles: Sequence[str], placeholders: PlaceholderRendering, masked: MaskedConversation, kinds: Sequence[str]
 ) -> TurnLayout | None:
     """Return the shape that a verified mask of placeholders shows; null if its parts do not lie as plain chats' do."""
-    text = printed.text
-    if masked.text != text or len(masked.pieces) != len(printed.contents):
+    text = placeholders.text
+    if masked.text != text or len(masked.pieces) != len(placeholders.contents):
         return None
-    if any(text[p.start : p.end] != content for p, content in zip(masked.pieces, printed.contents, strict=True)):
+    if any(text[p.start : p.end] != content for p, content in zip(masked.pieces, placeholders.contents, strict=True)):
         return None
     places = [_measure_content_place(text, masked, number, kinds) for number in range(len(masked.pieces))]
-    if any(place is None for place in places) or len(masked.trained) != sum(p[TRAINS] for p in places if p):
+    if any(position is None for position in places) or len(masked.trained) != sum(p[TRAINS] for p in places if p):
         return None
     pattern = text.replace("%", "%%")
-    for content in printed.contents:
+    for content in placeholders.contents:
         pattern = pattern.replace(content.replace("%", "%%"), "%s")
-    lengths = tuple(map(len, printed.contents))
-    edges = tuple((index, one) for index, found in printed.edges.items() for one in sorted(found, key=str))
+    lengths = tuple(map(len, placeholders.contents))
+    edges = tuple((index, one) for index, found in placeholders.edges.items() for one in sorted(found, key=str))
     frame = pattern.replace("%s", "\0").replace("%%", "%")
     return TurnLayout(
-        tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, printed.literals, edges
+        tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, placeholders.literals, edges
     )
 
 

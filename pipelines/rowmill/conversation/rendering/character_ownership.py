@@ -138,7 +138,7 @@ class CoveredConversation:
         reasoning_keys: Sequence[str],
         literals: TemplateLiterals,
         attempt: CoverAttempt,
-        heads: Mapping[int, int],
+        inline_reasoning: Mapping[int, int],
         text: str,
     ) -> None:
         """Cover adapted messages; `roles` are the model's, `reasoning_keys` where reasoning stands.
@@ -146,7 +146,7 @@ class CoveredConversation:
         `heads` says how many characters at the head of a message's content are reasoning with its tags. `text` is
         the plain render, whose characters are not used.
         """
-        self._heads = heads
+        self._inline_reasoning = inline_reasoning
         self._attempt = attempt
         self._keys = frozenset(reasoning_keys)
         self._roles = roles
@@ -207,10 +207,10 @@ class CoveredConversation:
                         yield part, number, text
 
     def _iterate_content_texts(self, index: int, value: Json) -> Iterator[tuple[OwnTextPart, int, str]]:
-        head = self._heads.get(index, 0)
-        if head and isinstance(value, str):
-            yield "reasoning", -1, value[:head]
-            yield "content", -1, value[head:]
+        reasoning_length = self._inline_reasoning.get(index, 0)
+        if reasoning_length and isinstance(value, str):
+            yield "reasoning", -1, value[:reasoning_length]
+            yield "content", -1, value[reasoning_length:]
             return
         for text in _iterate_contents(value):
             yield "content", -1, text
@@ -292,10 +292,10 @@ class CoveredConversation:
 
     def _rewrite_content(self, index: int, value: Json) -> Json:
         if isinstance(value, str):
-            head = self._heads.get(index, 0)
+            reasoning_length = self._inline_reasoning.get(index, 0)
             return (
-                self._take_next_text(value[:head]) + self._take_next_text(value[head:])
-                if head
+                self._take_next_text(value[:reasoning_length]) + self._take_next_text(value[reasoning_length:])
+                if reasoning_length
                 else self._take_next_text(value)
             )
         if isinstance(value, list):
@@ -345,12 +345,12 @@ class CoveredConversation:
                 strict=True,
             )  # fmt: skip
             starts = self._starts.tolist()
-            for number, place, last_place, origin, last_origin, gap_count, first, last in rows:
+            for number, position, last_position, origin, last_origin, gap_count, first, last in rows:
                 if gap_count and not self._is_escaped(places[first : last + 1], origins[first : last + 1], plain):
                     continue
-                start = _extend_match(self._joined[starts[number] : origin], plain, place, backwards=True)
+                start = _extend_match(self._joined[starts[number] : origin], plain, position, backwards=True)
                 end = _extend_match(
-                    self._joined[last_origin + 1 : starts[number + 1]], plain, last_place + 1, backwards=False
+                    self._joined[last_origin + 1 : starts[number + 1]], plain, last_position + 1, backwards=False
                 )
                 if start is not None and end is not None:
                     printed.setdefault(number, []).append((start, end))
@@ -364,8 +364,8 @@ class CoveredConversation:
             strict=True,
         )  # fmt: skip
         return all(
-            _is_printed_form(plain[place + 1 : next_place], self._joined[origin + 1 : next_origin])
-            for place, next_place, origin, next_origin in rows
+            _is_printed_form(plain[position + 1 : next_position], self._joined[origin + 1 : next_origin])
+            for position, next_position, origin, next_origin in rows
         )
 
     def _assign_places(
@@ -401,22 +401,22 @@ def _encode_code_points(text: str) -> "NDArray[np.uint32]":
 
 
 @lru_cache(maxsize=4096)
-def _is_printed_form(shown: str, own: str) -> bool:
+def _is_printed_form(rendered: str, own: str) -> bool:
     """Tell whether a template printed a text as it is or JSON-escaped."""
-    return shown in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
+    return rendered in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
 
 
-def _extend_match(text: str, plain: str, place: int, *, backwards: bool) -> int | None:
+def _extend_match(text: str, plain: str, position: int, *, backwards: bool) -> int | None:
     """Return how far uncovered characters at the end of a text reach in the print; None if they are not there."""
     if not text:
-        return place
+        return position
     trimmed = text.lstrip() if backwards else text.rstrip()
     for one in (text, trimmed):
         for form in (one, json.dumps(one, ensure_ascii=False)[1:-1], json.dumps(one)[1:-1]):
-            if backwards and plain.endswith(form, 0, place):
-                return place - len(form)
-            if not backwards and plain.startswith(form, place):
-                return place + len(form)
+            if backwards and plain.endswith(form, 0, position):
+                return position - len(form)
+            if not backwards and plain.startswith(form, position):
+                return position + len(form)
     return None
 
 

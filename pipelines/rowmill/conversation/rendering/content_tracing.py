@@ -84,7 +84,7 @@ class PrintableText(str):  # noqa: SLOT000  (`TracedContent` has attributes)
 class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below)
     """The content of one message; answers the questions whose answers can be noted."""
 
-    place: int
+    message: int
     notes: ContentNotes
 
     def __contains__(self, literal: object) -> bool:
@@ -130,7 +130,7 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
         """Take characters from both ends, where none of them stands."""
         if characters is not None and type(characters) is not str:
             raise ContentReadError("a content is stripped of what is no constant text")
-        self.notes.edges.setdefault(self.place, set()).add(characters)
+        self.notes.edges.setdefault(self.message, set()).add(characters)
         return self
 
     lstrip = strip  # pyright: ignore[reportAssignmentType]
@@ -196,8 +196,8 @@ def _is_safe_filter(one: nodes.Filter) -> bool:
     given = {"select": (0, _ALLOWED_TESTS), "reject": (0, _ALLOWED_TESTS), "selectattr": (1, _ALLOWED_TESTS),
              "rejectattr": (1, _ALLOWED_TESTS),
              "map": (0, _ALLOWED_FILTERS)}  # fmt: skip
-    place, known = given.get(one.name, (0, None))
-    named = one.args[place : place + 1] if known is not None else []
+    message, known = given.get(one.name, (0, None))
+    named = one.args[message : message + 1] if known is not None else []
     return one.name in _ALLOWED_FILTERS and all(isinstance(n, nodes.Const) and n.value in (known or ()) for n in named)
 
 
@@ -275,7 +275,7 @@ class TracingRenderer:
         messages: list[Message] = []
         for index, role in enumerate(roles):
             content = TracedContent(make_content_placeholder(index))
-            content.place, content.notes = index, notes
+            content.message, content.notes = index, notes
             messages.append({"role": role, "content": content})
         try:
             text = self._template.render(**{**self._values, "messages": messages, "tools": None})

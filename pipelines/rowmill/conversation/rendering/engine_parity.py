@@ -45,14 +45,14 @@ def make_parity_probes() -> Iterator[tuple[str, list[Message], list[Json] | None
 
 def _make_parity_conversations() -> Iterator[tuple[str, list[Message], list[Json] | None]]:
     a, b, c, d, e = _SAMPLE_TEXTS
-    talk = [make_user_message(a), make_assistant_message(b), make_user_message(c), make_assistant_message(d)]
-    yield "plain", talk, None
+    chat = [make_user_message(a), make_assistant_message(b), make_user_message(c), make_assistant_message(d)]
+    yield "plain", chat, None
     yield "one", [make_user_message(e), make_assistant_message(a)], None
-    yield "long", talk * 6, None
-    yield "system", [make_system_message(b), *talk], None
-    yield "system with tools", [make_system_message(d), *talk], [SENTINEL_TOOL]
-    yield "tools", talk, [SENTINEL_TOOL, _make_rich_tool()]
-    yield "trailing user", talk[:3], None
+    yield "long", chat * 6, None
+    yield "system", [make_system_message(b), *chat], None
+    yield "system with tools", [make_system_message(d), *chat], [SENTINEL_TOOL]
+    yield "tools", chat, [SENTINEL_TOOL, _make_rich_tool()]
+    yield "trailing user", chat[:3], None
     yield (
         "two users",
         [make_user_message(a), make_user_message(b), make_assistant_message(c), make_assistant_message(d)],

@@ -172,7 +172,7 @@ class RendererSpec:
     arguments: Literal["auto", "object", "string"] = "auto"
     tool_ids: Literal["auto", "keep"] = "auto"
     """As in the group `tools`; auto: the form that the template wants, found by probes."""
-    lane: Literal["auto", "reference"] = "auto"
+    render_path: Literal["auto", "reference"] = "auto"
 
 
 def make_renderer_spec(

@@ -141,8 +141,8 @@ def _probe_reasoning_key(observe: ProbeRenderer, base: Adaptation) -> tuple[str,
     for key in ("reasoning_content", "thinking", "reasoning"):
         only = replace(base, reasoning_keys=(key,))
         if any(
-            shows_text(observe(talk, tools, adaptation=only), "Qzrtwo")
-            for talk, tools in ((REASONING_PROBE, None), (calling, [SENTINEL_TOOL]))
+            shows_text(observe(messages, tools, adaptation=only), "Qzrtwo")
+            for messages, tools in ((REASONING_PROBE, None), (calling, [SENTINEL_TOOL]))
         ):
             return (key,)
     return base.reasoning_keys
@@ -158,8 +158,8 @@ def _probe_id_form(observe: ProbeRenderer, base: Adaptation) -> Literal["any", "
     ]
     for arguments in ("object", "string"):
         free = [
-            observe(talk, [SENTINEL_TOOL], adaptation=replace(base, arguments=arguments))
-            for talk in (TOOL_PROBE, short)
+            observe(messages, [SENTINEL_TOOL], adaptation=replace(base, arguments=arguments))
+            for messages in (TOOL_PROBE, short)
         ]
         if all(isinstance(one, RenderedConversation) for one in free):
             return "any"
@@ -182,26 +182,26 @@ def probe_argument_forms(
     return "refused" if set(printed.values()) == {"refused"} else "dropped"
 
 
-def _probe_arguments(observe: ProbeRenderer, how: Adaptation) -> Literal["yes", "no", "refused"]:
+def _probe_arguments(observe: ProbeRenderer, adaptation: Adaptation) -> Literal["yes", "no", "refused"]:
     arguments = {"qzkey": 'Qz"value', "qznumber": [1, {"qzdeep": True}]}
     conversation = [
         make_user_message("Qzuone"),
         make_assistant_message("", tool_calls=[make_tool_call("qztool", arguments)]),
         make_tool_result("Qzresult"),
     ]
-    print_ = observe([*conversation, make_assistant_message("Qzaone")], [SENTINEL_TOOL], adaptation=how)
-    if isinstance(print_, Rejected):
+    rendered = observe([*conversation, make_assistant_message("Qzaone")], [SENTINEL_TOOL], adaptation=adaptation)
+    if isinstance(rendered, Rejected):
         return "refused"
     # The `repr` of a dict, or text escaped twice, does not count as printed arguments.
-    twice = r"\"qzkey\"" in print_.text or r"Qz\\\"value" in print_.text
-    python = "'qzkey': " in print_.text
-    once = 'Qz\\"value' in print_.text or 'Qz"value' in print_.text
-    return "yes" if once and "qzkey" in print_.text and not twice and not python else "no"
+    twice = r"\"qzkey\"" in rendered.text or r"Qz\\\"value" in rendered.text
+    python = "'qzkey': " in rendered.text
+    once = 'Qz\\"value' in rendered.text or 'Qz"value' in rendered.text
+    return "yes" if once and "qzkey" in rendered.text and not twice and not python else "no"
 
 
-def shows_text(print_: RenderedConversation | Rejected, text: str) -> bool:
+def shows_text(rendered: RenderedConversation | Rejected, text: str) -> bool:
     """Return whether a probe was rendered and its render holds a text."""
-    return isinstance(print_, RenderedConversation) and text in print_.text
+    return isinstance(rendered, RenderedConversation) and text in rendered.text
 
 
 # ── the generation prompt ──

@@ -85,8 +85,8 @@ class Renderer:
             **spec.template_kwargs,
         }
         self._fast: minijinja_engine.MinijinjaEngine | None = None
-        self._opaque: content_tracing.TracingRenderer | None = None
-        self._float_shy = False
+        self._tracer: content_tracing.TracingRenderer | None = None
+        self._avoids_whole_floats = False
         self._compares_messages = minijinja_engine.compares_messages(self._tree)
         self._contract: TemplateBehavior | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
@@ -94,12 +94,12 @@ class Renderer:
         self._literals: TemplateLiterals | None = None
         self._identity = ""
         self.adaptation = Adaptation(reasoning_keys=probes.find_reasoning_keys(self._tree))
-        self.lane_reason = "not probed"
+        self.fast_path_obstacle = "not probed"
         self.adaptation = self._apply_spec_choices(probes.probe_adaptation(self._render_probe, self.adaptation))
-        self.lane_reason = self._try_fast_engine()
+        self.fast_path_obstacle = self._try_fast_engine()
 
     @property
-    def lane(self) -> Literal["fast", "reference"]:
+    def render_path(self) -> Literal["fast", "reference"]:
         """Which way rows go: fast only if every probe gave equal text and spans."""
         return "reference" if self._fast is None else "fast"
 
@@ -135,8 +135,8 @@ class Renderer:
         return replace(
             observed,
             marks_inert=self._marks_inert,
-            lane=self.lane,
-            lane_reason=self.lane_reason,
+            render_path=self.render_path,
+            fast_path_obstacle=self.fast_path_obstacle,
         )
 
     def render(
@@ -150,9 +150,9 @@ class Renderer:
             printed = self._render_fast(messages, tools, kwargs)
             if printed is not None:
                 return printed
-        return self.reference(messages, tools, kwargs)
+        return self.render_by_reference(messages, tools, kwargs)
 
-    def reference(
+    def render_by_reference(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
         """Print as `render` does, always the reference way."""
@@ -193,10 +193,10 @@ class Renderer:
         except BadArgumentsError:
             return None
         offered = self.adaptation.tools(tools)
-        heads = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
+        inline_reasoning = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
         for attempt in COVER_ATTEMPTS:
             cover = CoveredConversation(
-                adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, heads, text
+                adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, inline_reasoning, text
             )
             covered = self._render_covered(cover.messages, offered, kwargs)
             proof = None if covered is None else cover.prove(covered, text)
@@ -234,9 +234,9 @@ class Renderer:
 
     def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
         """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
-        if self._opaque is None:
-            self._opaque = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
-        if self._opaque.reason:
+        if self._tracer is None:
+            self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
+        if self._tracer.reason:
             return None
         messages = [
             {"role": role, "content": content_tracing.make_content_placeholder(index)}
@@ -244,7 +244,7 @@ class Renderer:
         ]
         # The plain render comes first: it has a budget, the other has none.
         text = self.plain(messages, None, {})
-        printed = None if isinstance(text, Rejected) else self._opaque.render(roles)
+        printed = None if isinstance(text, Rejected) else self._tracer.render(roles)
         return printed if printed is not None and printed.text == text else None
 
     def _apply_spec_choices(self, found: Adaptation) -> Adaptation:
@@ -360,14 +360,14 @@ class Renderer:
 
         """
         adapt = adaptation or self.adaptation
-        print_ = self._render_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
-        if isinstance(print_, Rejected) and print_.detail.startswith(BudgetError.__name__):
+        rendered = self._render_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        if isinstance(rendered, Rejected) and rendered.detail.startswith(BudgetError.__name__):
             raise ConfigError(
-                f"template.chat_template: on a conversation of a few words, {print_.detail.partition(': ')[2]}; "
+                f"template.chat_template: on a conversation of a few words, {rendered.detail.partition(': ')[2]}; "
                 f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; name another "
                 "template"
             )
-        return print_
+        return rendered
 
     def _render_with_other_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
         later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
@@ -389,7 +389,7 @@ class Renderer:
             return None
         if self._compares_messages and minijinja_engine.has_equal_messages(messages):
             return None
-        if self._float_shy and any(
+        if self._avoids_whole_floats and any(
             WHOLE_FLOAT.search(encode_for_search(m["tool_calls"])) for m in messages if "tool_calls" in m
         ):
             return None
@@ -422,7 +422,7 @@ class Renderer:
 
     def _try_fast_engine(self) -> str:
         """Build the fast engine and keep it only if it agrees on every probe; return why not."""
-        if self.spec.lane == "reference":
+        if self.spec.render_path == "reference":
             return "switched off"
         if not lacks_marks(self.spec.text.encode()):
             return "the template holds the mark"
@@ -444,12 +444,12 @@ class Renderer:
         """Compare both ways on every probe; arguments with floats like 1.0 are left to the reference if they differ."""
         agreed = 0
         for name, messages, tools, kwargs in engine_parity.make_parity_probes():
-            quick = self._render_fast(messages, tools, kwargs)
-            if quick is None:
+            fast = self._render_fast(messages, tools, kwargs)
+            if fast is None:
                 continue
-            reason = engine_parity.describe_difference(quick, self.reference(messages, tools, kwargs))
+            reason = engine_parity.describe_difference(fast, self.render_by_reference(messages, tools, kwargs))
             if reason and name.startswith(engine_parity.WHOLE_FLOATS):
-                self._float_shy = True
+                self._avoids_whole_floats = True
             elif reason:
                 return f"probe {name}: {reason}"
             agreed += not reason

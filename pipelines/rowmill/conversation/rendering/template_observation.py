@@ -63,7 +63,7 @@ def observe_template(
                 ("reasoning", REASONING_PROBE, None),
             )
         },
-        prompt_match={role: _match_prompt(observe, asked, role) for role, asked in prompts.items()},
+        prompt_match={role: _match_prompt(observe, prompt_text, role) for role, prompt_text in prompts.items()},
         prompts=prompts,
         end_trained=blocks.hold_turn_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
         end_is_one_token=_choose_end(ends, eos_token) in known_tokens,
@@ -85,34 +85,34 @@ def observe_template(
         spans="marks" if isinstance(plain, RenderedConversation) and plain.spans else "proof",
         eos_token=eos_token,
         control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
-        heads=_collect_message_headers(observe),
-        constant_lead=constant,
+        headers=_collect_message_headers(observe),
+        constant_prefix=constant,
         reasoning_close=_find_reasoning_close(observe),
         empty_reasoning=_find_empty_reasoning(observe, prompt),
         **ends,
     )
 
 
-def _find_message_span(print_: RenderedConversation, message: int) -> Span | None:
-    own = [span for span in print_.spans if span.message == message]
+def _find_message_span(rendered: RenderedConversation, message: int) -> Span | None:
+    own = [span for span in rendered.spans if span.message == message]
     return own[0] if len(own) == 1 else None
 
 
-def _get_text_after(print_: RenderedConversation, message: int, text: str) -> str | None:
+def _get_text_after(rendered: RenderedConversation, message: int, text: str) -> str | None:
     """Return what a message's span prints after its text."""
-    span = _find_message_span(print_, message)
+    span = _find_message_span(rendered, message)
     if span is None:
         return None
-    found = print_.text.rfind(text, span.start, span.end)
-    return None if found < 0 else print_.text[found + len(text) : span.end]
+    found = rendered.text.rfind(text, span.start, span.end)
+    return None if found < 0 else rendered.text[found + len(text) : span.end]
 
 
-def _get_text_before(print_: RenderedConversation, message: int, text: str) -> str | None:
-    span = _find_message_span(print_, message)
+def _get_text_before(rendered: RenderedConversation, message: int, text: str) -> str | None:
+    span = _find_message_span(rendered, message)
     if span is None:
         return None
-    found = print_.text.find(text, span.start, span.end)
-    return None if found < 0 else print_.text[span.start : found]
+    found = rendered.text.find(text, span.start, span.end)
+    return None if found < 0 else rendered.text[span.start : found]
 
 
 def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_tokens: Sequence[str]) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_toke
     if own:
         return {"end_of_turn": "own", "last_turn_differs": differs, "own_end": own, "finish": own}
     following = _find_message_span(plain, 2)
-    head = find_first_control_token(plain.text[following.start : following.end], control_tokens) if following else ""
-    if head:
-        return {"end_of_turn": "next_header", "last_turn_differs": differs, "finish": head}
+    header = find_first_control_token(plain.text[following.start : following.end], control_tokens) if following else ""
+    if header:
+        return {"end_of_turn": "next_header", "last_turn_differs": differs, "finish": header}
     tail = plain.text[plain.loop_end :]
     if eos and eos in tail:
         return {"end_of_turn": "tail", "last_turn_differs": differs}
@@ -155,48 +155,48 @@ class GenerationBlocks:
 
     observe: ProbeRenderer
     prompts: Mapping[str, str]
-    constant_lead: str
+    constant_prefix: str
     ends: Mapping[str, Any]
     control_tokens: Sequence[str]
 
     def find_differences(self) -> Iterator[str]:
         """Yield text that the blocks train and marks do not, and the other way round."""
         for probe, tools in ((PLAIN_PROBE, None), (TOOL_PROBE, [SENTINEL_TOOL]), (REASONING_PROBE, None)):
-            print_ = self.observe(probe, tools)
-            if isinstance(print_, RenderedConversation):
-                held = {i for block in print_.generation for i in range(block.start, block.end)}
-                marked = set(self._list_marked_positions(print_, probe))
-                yield from (f"adds {text!r}" for text in iterate_text_runs(print_.text, held - marked))
-                yield from (f"leaves out {text!r}" for text in iterate_text_runs(print_.text, marked - held))
+            rendered = self.observe(probe, tools)
+            if isinstance(rendered, RenderedConversation):
+                held = {i for block in rendered.generation for i in range(block.start, block.end)}
+                marked = set(self._list_marked_positions(rendered, probe))
+                yield from (f"adds {text!r}" for text in iterate_text_runs(rendered.text, held - marked))
+                yield from (f"leaves out {text!r}" for text in iterate_text_runs(rendered.text, marked - held))
 
     def hold_turn_end(self) -> bool:
         """Tell whether the end of an earlier turn is inside its block."""
-        print_ = self.observe(PLAIN_PROBE)
-        if isinstance(print_, Rejected):
+        rendered = self.observe(PLAIN_PROBE)
+        if isinstance(rendered, Rejected):
             return False
         end = str(self.ends.get("own_end") or self.ends.get("finish") or "")
-        at = print_.text.find("Qzaone") + len("Qzaone")
-        return any(block.start <= at and at + len(end) <= block.end for block in print_.generation) and bool(end)
+        at = rendered.text.find("Qzaone") + len("Qzaone")
+        return any(block.start <= at and at + len(end) <= block.end for block in rendered.generation) and bool(end)
 
-    def _list_marked_positions(self, print_: RenderedConversation, probe: Sequence[Message]) -> Iterator[int]:
-        text = print_.text
-        for number, span in enumerate(print_.spans):
+    def _list_marked_positions(self, rendered: RenderedConversation, probe: Sequence[Message]) -> Iterator[int]:
+        text = rendered.text
+        for number, span in enumerate(rendered.spans):
             if probe[span.message]["role"] != "assistant":
                 continue
-            is_first = all(other.message != span.message for other in print_.spans[:number])
+            is_first = all(other.message != span.message for other in rendered.spans[:number])
             start = span.start + (self._measure_prefix(text, span, probe) if is_first else 0)
             yield from range(start, span.start + len(text[span.start : span.end].rstrip()))
-            following = print_.spans[number + 1 : number + 2]
+            following = rendered.spans[number + 1 : number + 2]
             if self.ends.get("end_of_turn") == "next_header" and following:
-                head = find_first_control_token(text[following[0].start : following[0].end], self.control_tokens)
-                at = text.find(head, following[0].start)
-                yield from range(at, at + len(head))
+                header = find_first_control_token(text[following[0].start : following[0].end], self.control_tokens)
+                at = text.find(header, following[0].start)
+                yield from range(at, at + len(header))
 
     def _measure_prefix(self, text: str, span: Span, probe: Sequence[Message]) -> int:
         before = probe[span.message - 1]["role"] if span.message else "user"
-        for lead in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_lead):
-            if lead and text.startswith(lead, span.start, span.end):
-                return len(lead)
+        for prefix in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_prefix):
+            if prefix and text.startswith(prefix, span.start, span.end):
+                return len(prefix)
         return 0
 
 
@@ -222,31 +222,31 @@ def _preserves_prefixes(observe: ProbeRenderer, probe: Sequence[Message], tools:
     return True
 
 
-def _match_prompt(observe: ProbeRenderer, asked: str, role: str) -> Literal["full", "partial", "none"]:
+def _match_prompt(observe: ProbeRenderer, prompt_text: str, role: str) -> Literal["full", "partial", "none"]:
     probe = [*ENDING_PROBES[role][0], make_assistant_message("Qzlast")]
-    print_ = observe(probe, [SENTINEL_TOOL] if role == "tool" else None)
-    if isinstance(print_, Rejected) or not asked:
+    rendered = observe(probe, [SENTINEL_TOOL] if role == "tool" else None)
+    if isinstance(rendered, Rejected) or not prompt_text:
         return "none"
-    span = _find_message_span(print_, len(probe) - 1)
-    text = print_.text[span.start : span.end] if span else ""
-    if text.startswith(asked):
+    span = _find_message_span(rendered, len(probe) - 1)
+    text = rendered.text[span.start : span.end] if span else ""
+    if text.startswith(prompt_text):
         return "full"
-    return "partial" if os.path.commonprefix([text, asked]) else "none"
+    return "partial" if os.path.commonprefix([text, prompt_text]) else "none"
 
 
 def _observe_reasoning(observe: ProbeRenderer) -> Literal["all", "last", "none"]:
-    print_ = observe(REASONING_PROBE)
-    if shows_text(print_, "Qzrone") and shows_text(print_, "Qzrtwo"):
+    rendered = observe(REASONING_PROBE)
+    if shows_text(rendered, "Qzrone") and shows_text(rendered, "Qzrtwo"):
         return "all"
-    return "last" if shows_text(print_, "Qzrtwo") else "none"
+    return "last" if shows_text(rendered, "Qzrtwo") else "none"
 
 
 def _strips_tags(observe: ProbeRenderer) -> bool:
     inline = make_assistant_message("<think>\nQzrone\n</think>\n\nQzaone")
-    print_ = observe(
+    rendered = observe(
         [make_user_message("Qzuone"), inline, make_user_message("Qzutwo"), make_assistant_message("Qzatwo")]
     )
-    return isinstance(print_, RenderedConversation) and "Qzaone" in print_.text and "Qzrone" not in print_.text
+    return isinstance(rendered, RenderedConversation) and "Qzaone" in rendered.text and "Qzrone" not in rendered.text
 
 
 def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
@@ -264,8 +264,8 @@ def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
         ("unknown_role", "Qzother", [make_user_message("Qzuone"), {"role": "qzrole", "content": "Qzother"}], None),
     ]
     for kind, text, probe, tools in seen:
-        print_ = observe(probe, tools)
-        if isinstance(print_, RenderedConversation) and text not in print_.text:
+        rendered = observe(probe, tools)
+        if isinstance(rendered, RenderedConversation) and text not in rendered.text:
             yield kind
 
 
@@ -275,8 +275,8 @@ def _make_text_beside_call(text: str, name: str = "qztool") -> Sequence[Message]
 
 
 def _depends_on_date(observe: ProbeRenderer, other_clock: Callable[..., str | Rejected]) -> bool:
-    print_ = observe(PLAIN_PROBE)
-    return isinstance(print_, RenderedConversation) and other_clock(PLAIN_PROBE, None) != print_.text
+    rendered = observe(PLAIN_PROBE)
+    return isinstance(rendered, RenderedConversation) and other_clock(PLAIN_PROBE, None) != rendered.text
 
 
 def _observe_bos(
@@ -288,12 +288,12 @@ def _observe_bos(
 
 
 def _observe_system(observe: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
-    print_ = observe([make_system_message("Qzsystem"), *PLAIN_PROBE])
-    if isinstance(print_, Rejected):
+    rendered = observe([make_system_message("Qzsystem"), *PLAIN_PROBE])
+    if isinstance(rendered, Rejected):
         return "refused"
-    at = print_.text.find("Qzsystem")
+    at = rendered.text.find("Qzsystem")
     if at >= 0:
-        folded = any(span.start <= at < span.end and span.message > 0 for span in print_.spans)
+        folded = any(span.start <= at < span.end and span.message > 0 for span in rendered.spans)
         return "folded" if folded else "printed"
     ending = observe([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
     return "last_user_only" if shows_text(ending, "Qzsystem") else "dropped"
@@ -314,15 +314,15 @@ def _list_refusals(observe: ProbeRenderer) -> Iterator[str]:
 
 
 def _observe_tools(observe: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
-    print_ = observe(PLAIN_PROBE, [SENTINEL_TOOL])
-    if isinstance(print_, Rejected):
+    rendered = observe(PLAIN_PROBE, [SENTINEL_TOOL])
+    if isinstance(rendered, Rejected):
         return "refused"
-    return "printed" if "qztool" in print_.text else "dropped"
+    return "printed" if "qztool" in rendered.text else "dropped"
 
 
 def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...]]:
     """Return what is printed before the text of users, systems and tools, wherever they stand in the talk."""
-    heads: dict[str, set[str]] = {}
+    headers: dict[str, set[str]] = {}
     probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
         (PLAIN_PROBE, None),
         ([make_system_message("Qzsystem"), *PLAIN_PROBE], None),
@@ -338,19 +338,19 @@ def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...
         ),
     ]
     for probe, tools in probed:
-        print_ = observe(probe, tools)
-        if isinstance(print_, RenderedConversation):
+        rendered = observe(probe, tools)
+        if isinstance(rendered, RenderedConversation):
             for index, message in enumerate(probe):
-                head = _get_text_before(print_, index, message["content"]) if message["content"] else None
-                if head and message["role"] != "assistant":
-                    heads.setdefault(message["role"], set()).add(head)
-    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in heads.items()}
+                header = _get_text_before(rendered, index, message["content"]) if message["content"] else None
+                if header and message["role"] != "assistant":
+                    headers.setdefault(message["role"], set()).add(header)
+    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in headers.items()}
 
 
 def _find_constant_prefix(observe: ProbeRenderer) -> str:
-    heads: list[str] = []
+    headers: list[str] = []
     for texts in (("Qzaone", "Qzatwo"), ("Xqaone", "Wqatwo")):
-        print_ = observe(
+        rendered = observe(
             [
                 make_user_message("Qzuone"),
                 make_assistant_message(texts[0]),
@@ -358,13 +358,13 @@ def _find_constant_prefix(observe: ProbeRenderer) -> str:
                 make_assistant_message(texts[1]),
             ]
         )
-        if isinstance(print_, RenderedConversation):
-            heads += [
-                head
+        if isinstance(rendered, RenderedConversation):
+            headers += [
+                header
                 for i, text in ((1, texts[0]), (3, texts[1]))
-                if (head := _get_text_before(print_, i, text)) is not None
+                if (header := _get_text_before(rendered, i, text)) is not None
             ]
-    return os.path.commonprefix(heads)
+    return os.path.commonprefix(headers)
 
 
 def _find_reasoning_close(observe: ProbeRenderer) -> tuple[str, str]:
@@ -379,12 +379,12 @@ def _find_reasoning_close(observe: ProbeRenderer) -> tuple[str, str]:
     return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
 
 
-def _get_text_between(print_: RenderedConversation | Rejected, first: str, second: str) -> str:
-    if isinstance(print_, Rejected):
+def _get_text_between(rendered: RenderedConversation | Rejected, first: str, second: str) -> str:
+    if isinstance(rendered, Rejected):
         return ""
-    start = print_.text.rfind(first)
-    end = print_.text.find(second, start)
-    return print_.text[start + len(first) : end] if 0 <= start < end else ""
+    start = rendered.text.rfind(first)
+    end = rendered.text.find(second, start)
+    return rendered.text[start + len(first) : end] if 0 <= start < end else ""
 
 
 _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
@@ -397,17 +397,17 @@ def _find_empty_reasoning(observe: ProbeRenderer, prompt: Callable[..., str]) ->
     """
     frames: set[str] = set()
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
-        print_ = observe(PLAIN_PROBE, None, kwargs)
-        if isinstance(print_, Rejected):
+        rendered = observe(PLAIN_PROBE, None, kwargs)
+        if isinstance(rendered, Rejected):
             continue
         for index, text in ((1, "Qzaone"), (3, "Qzatwo")):
-            head = _get_text_before(print_, index, text)
-            found = head and _REASONING_WORD.search(head)
-            if head and found:
-                start = max(head.rfind("<", 0, found.start()), head.rfind("[", 0, found.start()))
-                frames.add(head[start if start >= 0 else found.start() :])
-        asked = prompt("user", has_tools=False, kwargs=kwargs)
-        if (found := _REASONING_WORD.search(asked)) and "/" in asked[found.start() - 1 :]:
-            start = asked.rfind("<", 0, found.start())
-            frames.add(asked[start if start >= 0 else found.start() :])
+            header = _get_text_before(rendered, index, text)
+            found = header and _REASONING_WORD.search(header)
+            if header and found:
+                start = max(header.rfind("<", 0, found.start()), header.rfind("[", 0, found.start()))
+                frames.add(header[start if start >= 0 else found.start() :])
+        prompt_text = prompt("user", has_tools=False, kwargs=kwargs)
+        if (found := _REASONING_WORD.search(prompt_text)) and "/" in prompt_text[found.start() - 1 :]:
+            start = prompt_text.rfind("<", 0, found.start())
+            frames.add(prompt_text[start if start >= 0 else found.start() :])
     return tuple(sorted(frames, key=len, reverse=True))

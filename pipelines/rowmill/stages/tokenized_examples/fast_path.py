@@ -114,7 +114,7 @@ class BatchedChatPath:
             return self._shapes[roles]
         if len(self._shapes) >= MAX_CACHED_LAYOUTS:
             return None
-        shape = self._shapes[roles] = self._masker.shape(roles)
+        shape = self._shapes[roles] = self._masker.find_layout(roles)
         if shape is not None:
             self._literals |= shape.literals
         return shape
@@ -164,7 +164,7 @@ class BatchedChatPath:
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
             # The shape itself was proven when it was learned.
             if not _masks_agree(
-                self._masker.mask(one, judge=False),
+                self._masker.mask(one, prove_sample=False),
                 shape.mask(contents),
                 exactly=min(map(len, contents)) >= SHORT_TEXT_CHARS,
             ):

@@ -49,7 +49,7 @@ def print_prompt(
     prompt = printer.plain(messages[:last], conversation.tools, asking)
     answered = replace(conversation, messages=messages[: last + 1])
     # The row's own mask was verified when its example was made; here only its text and cuts count.
-    masked = masker.mask(answered, only=frozenset({last}), judge=False, compare_plain=False)
+    masked = masker.mask(answered, only=frozenset({last}), prove_sample=False, compare_plain=False)
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
     return PromptAndExample(row_id, prompt, masked)

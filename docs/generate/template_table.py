@@ -1,13 +1,13 @@
-"""The table of chat templates: what each of a folder of real templates makes of real chats, row by row.
+"""Write docs/templates.md: the masks of real chats under every chat template of a folder.
 
-What belongs here: reading the chats, printing, masking and judging all of them with every template, comparing masks
-with those of training templates, and the page. What does not: rendering and masking, which are a build's own, the
-judge (`mask_judge.py`) and the probes of all shapes (`template_proof.py`).
+What belongs here: reading the chats, rendering, masking and judging them with every template, comparing masks with
+those of training templates, and the page. What does not: the judge (`mask_judge.py`) and the probes of all shapes
+(`template_proof.py`).
 
     python -m docs.generate.template_table      docs/templates.md
 
 The chats and the templates are in a folder that is not part of the project (`ROWMILL_REAL_DATA`, else
-`../shared/data`); where there is none the page is left as it is.
+`../shared/data`); without it the page is not written.
 """
 
 import json
@@ -38,9 +38,9 @@ from rowmill.schema.rows import MaskedConversation, Rejected, Span
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300
-"""Rows taken from the head of each file."""
+"""Rows read from the start of each file."""
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-"""What templates print for the tokens that a tokenizer names; the table is about templates, not tokenizers."""
+"""Fixed special tokens, so that the table depends on templates only, not on tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ CHAT_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingTemplate:
-    """A training template that prints the same text as another, and the template values with which it does."""
+    """A training template that renders the same text as another one, and the template values it needs."""
 
     name: str
     kwargs: tuple[tuple[str, Json], ...] = ()
@@ -100,12 +100,12 @@ TRAINING_TEMPLATES: Mapping[str, TrainingTemplate] = {
     "vllm__template_chatml": TrainingTemplate("chatml"),
     "vllm__tool_chat_template_mistral": TrainingTemplate("mistral"),
 }
-"""Template → the training template, with `{% generation %}`, that prints the same text: theirs or a bundled one."""
+"""Template → the training template, with `{% generation %}`, that renders the same text, ours or another project's."""
 
 
 @dataclass(slots=True)
 class TemplateResult:
-    """What one template made of all chats."""
+    """The results of one template on all chats."""
 
     name: str
     rows: int = 0
@@ -114,9 +114,9 @@ class TemplateResult:
     """How the spans of masked rows were found: marks, generation or proof."""
     refused: Counter[str] = field(default_factory=Counter[str])
     messages: Counter[str] = field(default_factory=Counter[str])
-    """What the template said where it refused a row."""
+    """The template's messages for rows that it refused."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """Rows, kept or refused, by kind of own text that was not printed."""
+    """Rows, masked or refused, by kind of own text that the template drops."""
     judged: Counter[str] = field(default_factory=Counter[str])
     """Masked rows by what the judge says of them: right, wrong, not provable, or not judged."""
     defects: list[MaskDefect] = field(default_factory=list[MaskDefect])
@@ -124,7 +124,7 @@ class TemplateResult:
     truth: str = ""
     compared: int = 0
     equal: int = 0
-    beside: set[str] = field(default_factory=set[str])
+    additional: set[str] = field(default_factory=set[str])
     """Text that only the training template trains, as its contract says."""
 
 
@@ -225,7 +225,7 @@ def _judge_mask(line: TemplateResult, judge: MaskJudge, conversation: Conversati
         message.get("train", message["role"] == "assistant") != (message["role"] == "assistant")
         for message in conversation.messages
     ):
-        # The judge takes every assistant message for supervised, and no other.
+        # The judge assumes that exactly the assistant messages are supervised.
         line.judged["not judged"] += 1
         return
     defects = judge.judge(conversation, masked)
@@ -241,15 +241,15 @@ def _compare_masks(
 ) -> None:
     if isinstance(mine, Rejected) or isinstance(theirs, Rejected):
         return
-    # One may end with an appended end of turn that the other prints.
+    # One text may lack the appended end of turn.
     if not (mine.text.startswith(theirs.text) or theirs.text.startswith(mine.text)):
         return
     line.compared += 1
     found, expected = _collect_positions(mine.trained), _collect_positions(theirs.trained)
-    beside = {repr(text) for text in iterate_text_runs(theirs.text, expected - found)}
-    if found <= expected and beside <= allowed:
+    additional = {repr(text) for text in iterate_text_runs(theirs.text, expected - found)}
+    if found <= expected and additional <= allowed:
         line.equal += 1
-        line.beside |= beside
+        line.additional |= additional
 
 
 def _collect_positions(spans: Iterable[Span]) -> set[int]:
@@ -265,7 +265,7 @@ def list_template_names(data: Path) -> list[str]:
 
 
 def render_template_page(lines: Sequence[TemplateResult]) -> str:
-    """Write the table and what stands behind its refusals."""
+    """Render the page: the table, remedies, facts, and the templates' messages."""
     rows = lines[0].rows if lines else 0
     shapes = sum(1 for _ in make_probe_conversations())
     opening = PAGE_OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH, shapes=shapes)
@@ -277,24 +277,25 @@ PAGE_OPENING = """<!-- Written by `make docs` where the real data is; changes by
 
 {templates} public chat templates, each on the same {rows:,} rows.
 The rows are the first {each} of every chat, instruction, tool, reasoning and preference file of the real data; of
-a preference it is the chosen side.
-Every row is rendered with marks and without them, its mask is verified, and a row that cannot be masked with
-certainty is refused with its reason.
-Every mask is judged a second time by code that shares nothing with the masker: it renders with `transformers`, proves
-whose every letter is, and says which characters train wrongly or wrongly do not.
+a preference pair, the chosen side.
+Every row is rendered with marks and without, its mask is verified, and a row whose mask cannot be verified is refused
+with a reason.
+Every mask is then checked by code that shares nothing with the masker: it renders with `transformers`, proves which
+message every letter comes from, and reports characters that train, or do not train, by mistake.
 `rowmill template-report RECIPE --prove` does the same for your template, on conversations of {shapes} shapes.
-All options have their defaults: of what a template does not print, only reasoning is let go.
+All options have their defaults: a row is refused if the template drops any of its text other than reasoning.
 
 * **masked**: rows with a verified mask; **by**: how the spans were found.
-* **judged**: what the judge says of the masks of real rows; "not provable" where a template changes or inspects the
-  text by which the judge tells owners apart.
-* **shapes**: what it says of conversations of all shapes, from a leading assistant to two calls at once.
-* **refused**: rows by reason; what to do about each stands below.
-* **training template**: rows on which a template with `{{% generation %}}` blocks prints the same text, and on how
-  many of them the masks are equal.
-  Where its blocks also hold a header, a line end or a second end token, that text is named; marks leave it untrained.
-  A template that has blocks itself is held against itself: its blocks against marks.
-* **not printed**: rows by kind of own text that the template leaves out.
+* **judged**: results of that check on the masks of real rows; "not provable" if the template changes or inspects the
+  text by which the check identifies owners.
+* **shapes**: its results on conversations of all shapes, from a leading assistant to two calls at once.
+* **refused**: rows by reason; the remedies are listed below.
+* **training template**: how many rows a template with `{{% generation %}}` blocks renders to the same text, and how
+  many of their masks are equal.
+  Text that its blocks train in addition, such as a header, a line end or a second end token, is listed after "plus";
+  marks do not train it.
+  A template that has blocks itself is compared with itself: its blocks against marks.
+* **not printed**: rows by kind of text that the template drops.
 """
 
 
@@ -320,9 +321,9 @@ def _escape_cell(text: str) -> str:
 def _format_training_template(line: TemplateResult) -> str:
     if not line.truth:
         return ""
-    beside = f", beside {', '.join(f'`{text}`' for text in sorted(line.beside))}" if line.beside else ""
+    additional = f", plus {', '.join(f'`{text}`' for text in sorted(line.additional))}" if line.additional else ""
     name = "its own blocks" if line.truth == line.name else f"`{line.truth}`"
-    return f"{name}: {line.equal:,} of {line.compared:,} equal{beside}"
+    return f"{name}: {line.equal:,} of {line.compared:,} equal{additional}"
 
 
 def _format_counts(counted: Counter[str]) -> str:
@@ -352,7 +353,7 @@ def _study_on_all_chats(data: Path, name: str) -> TemplateResult:
 
 
 def main() -> int:
-    """Write the page, or say why it is left as it is."""
+    """Write the page, or report why it is not written."""
     data = Path(os.environ.get("ROWMILL_REAL_DATA", Path.cwd().parent / "shared" / "data"))
     if not (data / "templates").is_dir():
         print(f"{PAGE}  left as it is: no templates at {data / 'templates'}; set ROWMILL_REAL_DATA")

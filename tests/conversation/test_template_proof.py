@@ -40,8 +40,8 @@ def prove(text: str, spans: Any = "auto") -> TemplateProof:
     return prove_template(Renderer(RendererSpec(text, TOKENS)), MaskRules(spans=spans))
 
 
-def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
-    """Return the findings of all shapes, each with the words of its shape."""
+def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
+    """Return the defects of all shapes, each with the description of its shape."""
     return [(shape.probe.description, describe_defect(defect)) for shape in proof.shapes for defect in shape.defects]
 
 
@@ -53,7 +53,7 @@ def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
 def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) -> None:
     proof = prove(read_named_template(name), spans)
 
-    assert findings_of(proof) == []
+    assert defects_of(proof) == []
     assert proof.count("not_provable") == 0
     assert proof.count("proven") >= 7
     assert all(reason in REASON_DESCRIPTIONS for reason, _ in proof.refusals)
@@ -67,7 +67,7 @@ def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path
     for spans in ("auto", "marks"):
         proof = prove(read_template_file(real_data, name), spans)
 
-        assert findings_of(proof) == []
+        assert defects_of(proof) == []
         assert proof.count("not_provable") == 0
         assert all(REASON_DESCRIPTIONS[reason].remedy for reason, _ in proof.refusals)
 
@@ -81,8 +81,8 @@ def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
     renderer = Renderer(RendererSpec(turn + call + ending + prompt, TOKENS))
     proof = prove_template(renderer, MaskRules(on_dropped={"tool_list": "count"}))
 
-    assert findings_of(proof) == []
-    assert any("prints '<|start|>assistant' and no end" in fact for fact in proof.facts)
+    assert defects_of(proof) == []
+    assert any("prints '<|start|>assistant', which is not an end of turn" in fact for fact in proof.facts)
 
 
 def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:

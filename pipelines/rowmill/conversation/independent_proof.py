@@ -1,10 +1,10 @@
 """Render with transformers' own function, and prove which message every character comes from.
 
 What belongs here: the proof that the mask judge uses. What does not: the judgement (`mask_judge.py`). Nothing of
-`masking/` or `rendering/` is imported, so that a defect of theirs cannot hide itself.
+`masking/` or `rendering/` is imported, so that this check cannot share a defect with them.
 
 Every letter and digit of the messages' own text is replaced by a private-use code point, and the conversation is
-rendered again. If that render, mapped back, equals the plain one, every such character has an owner.
+rendered again. If that render, mapped back, equals the plain one, every such character has a proven owner.
 """
 
 import json
@@ -34,18 +34,18 @@ _HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
     frozenset({"content", "reasoning"}),
     frozenset({"content"}),
 )
-"""Sets of texts to replace, tried in turn: a template may compare a call's name with a literal."""
+"""Sets of parts to replace, tried in turn, because a template may compare a call's name, say, with a literal."""
 
 
 _PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 _PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
-"""The code points that replace own characters; a conversation with more own characters cannot be proven."""
+"""The code points that replace own characters; without enough of them a conversation cannot be proven."""
 
 
 _ALPHANUMERIC_RUN = re.compile(r"[^\W_]+")
-"""A run of the characters that are replaced: those of `str.isalnum`."""
+"""A run of characters to replace: those of `str.isalnum`."""
 
 
 TOKEN_PATTERN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
@@ -95,7 +95,7 @@ class TransformersTemplate:
         return texts[0]
 
     def plain_end(self, tools: Sequence[Json] | None) -> str:
-        """Return the text that ends an answer, before another turn and as the last one; empty where the two differ."""
+        """Return the text that ends an answer both before another turn and as the last turn; empty if they differ."""
         key = json.dumps(tools)
         if key not in self._plain_ends:
             self._plain_ends[key] = self._find_plain_end(tools)
@@ -116,7 +116,7 @@ class TransformersTemplate:
         return self.without_header(common, tools).strip()
 
     def without_header(self, text: str, tools: Sequence[Json] | None) -> str:
-        """Return text up to the next header, which some templates print at the end of every render."""
+        """Return text without the next header, which some templates print at the end of every render."""
         header = self.header_token(tools)
         text = text.partition(header)[0] if header else text
         start = _START_WORDS.search(text)
@@ -136,7 +136,7 @@ class TransformersTemplate:
 
 
 def _fix_clock(text: str, now: datetime) -> str:
-    """Replace the clock of transformers, which shows the real time, by a table of the formats in the template."""
+    """Replace transformers' clock, which shows the real time, by a table of the formats in the template."""
     formats = {form: now.strftime(form) for _, form in _CLOCK_CALL.findall(text)}
     # Jinja drops the first newline after a block, so the template's own white space is unchanged.
     return f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
@@ -147,7 +147,7 @@ def _fix_clock(text: str, now: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CharacterOwner:
-    """The message and the part of it that a hidden character comes from."""
+    """The message, and the part of it, that a character comes from."""
 
     message: int
     part: TextPart
@@ -159,21 +159,21 @@ class ProvenRender:
 
     text: str
     codes: Sequence[int]
-    """Per character: the number of the own character that it prints, −1 for template text."""
+    """By position: the number of the own character printed there, −1 for template text."""
     owners: Sequence[CharacterOwner]
-    """Indexed by the number of the own character."""
+    """By number of the own character."""
     kept: frozenset[int] = frozenset()
-    """Messages whose content was not hidden, because another message has the same and the template compares them."""
+    """Messages whose content was not replaced, because another message has the same and the template compares them."""
 
     @cached_property
     def first_printing(self) -> dict[int, int]:
-        """Own character → the first position where it is printed."""
+        """Own character → first position at which it is printed."""
         codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
         return {code: at for code, at in zip(codes.tolist(), positions.tolist(), strict=True) if code >= 0}
 
     @cached_property
     def first_position(self) -> dict[int, int]:
-        """Message → where the first of its own characters is printed."""
+        """Message → first position of any of its own characters."""
         found: dict[int, int] = {}
         for code, at in self.first_printing.items():
             message = self.owners[code].message
@@ -189,7 +189,7 @@ class ProvenRender:
         return found
 
     def text_after(self, code: int) -> str:
-        """Return the template's text after an own character, up to the next one."""
+        """Return the template text between an own character and the next one."""
         start = self.first_printing[code] + 1
         end = start
         while end < len(self.codes) and self.codes[end] < 0:
@@ -198,9 +198,9 @@ class ProvenRender:
 
 
 class _TextHider:
-    """Replaces own characters by private code points and records which is which.
+    """Replaces own characters by private code points, and records the owner of each.
 
-    Characters are numbered whether they are replaced or not, so that a conversation and its prefix agree.
+    Every own character is numbered, replaced or not, so that the numbers of a conversation and of its prefix agree.
     """
 
     def __init__(self, parts: frozenset[TextPart], kept: frozenset[str]) -> None:
@@ -282,7 +282,7 @@ def _list_code_points(text: str) -> NDArray[np.int64]:
 
 
 def _decode_private_codes(hidden: str) -> NDArray[np.int64]:
-    """Return per character the number of the own character that it replaces, −1 for any other."""
+    """Return for every character the number of the own character that it replaces, −1 for other characters."""
     points = _list_code_points(hidden)
     codes = np.full(len(points), -1)
     begin = 0
@@ -314,7 +314,7 @@ def prove_owners(
         return None
     contents = [str(one.get("content")) for one in messages]
     repeated = frozenset(one for one in contents if contents.count(one) > 1)
-    # A template may compare messages; equal messages are no longer equal once hidden.
+    # A template may compare messages, and equal ones differ once their characters are replaced.
     attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _HIDDEN_PART_SETS]
     for parts, kept in attempts:
         hiding = _TextHider(parts, kept)
@@ -346,7 +346,7 @@ def count_common_characters(left: str, right: str) -> int:
 
 
 def take_common_tokens(left: str, right: str) -> str:
-    """Return the common beginning of two texts, without a token that is cut in one of them."""
+    """Return the common prefix of two texts, without a control token that it would cut in one of them."""
     length = count_common_characters(left, right)
     for text in (left, right):
         for token in TOKEN_PATTERN.finditer(text):
@@ -356,7 +356,7 @@ def take_common_tokens(left: str, right: str) -> str:
 
 
 def find_prompt_suffix(before: str | None, prompted: str | None) -> str:
-    """Return what the generation prompt adds; empty if that is nothing or unknown."""
+    """Return the text that the generation prompt adds; empty if that is nothing or unknown."""
     if before is None or prompted is None:
         return ""
     length = count_common_characters(before, prompted)

@@ -1,11 +1,11 @@
-"""Judge one loss mask without the code that made it: which characters train wrongly, and which wrongly do not.
+"""Check one loss mask without the code that made it: find characters that train or do not train by mistake.
 
-What belongs here: the judgement and its findings. What does not: the proof of which message every character comes from
-(`independent_proof.py`), making masks (`masking/`), rendering rows (`rendering/`), probe conversations
-(`template_proof.py`). Nothing of `masking/` and `rendering/` is imported, so that their defects cannot
-hide.
+What belongs here: the judgement and the defects it finds. What does not: the proof of which message every character
+comes from (`independent_proof.py`), making masks (`masking/`), rendering rows (`rendering/`), probe conversations
+(`template_proof.py`). Nothing of `masking/` or `rendering/` is imported, so that this check cannot share a defect with
+them.
 
-The findings follow from where the proven owners of characters change:
+What must train follows from where the proven owners of characters change:
 
     <s>[INST] What is it? [/INST] It is four.</s>[INST] …
               └─ message 0 ─┘     └message 1┘
@@ -47,7 +47,7 @@ MaskDefectKind = Literal[
 _STOP_WORDS = re.compile(
     r"<(?!/)[^<>]*(?:end|eo[tsm]|call|return|turn|user|observation|response)[^<>]*>|</s>", re.IGNORECASE
 )
-"""Control tokens that may end a turn; generous, since it only serves to doubt that no token ends it."""
+"""Control tokens that may end a turn; a wide pattern, because it only excuses a mask from a missing end."""
 
 
 _STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
@@ -58,11 +58,11 @@ _NON_SPACE_RUN = re.compile(r"\S*")
 
 @dataclass(frozen=True, slots=True)
 class MaskDefect:
-    """Characters `[start, end)` of the judged text that train wrongly or wrongly do not."""
+    """Characters `[start, end)` of the judged text that train, or do not train, by mistake."""
 
     kind: MaskDefectKind
     message: int
-    """The message whose mask is wrong; −1 for text that belongs to no message."""
+    """The message whose mask is wrong; −1 for text of no message."""
     start: int
     end: int
     text: str
@@ -83,8 +83,8 @@ class _TurnEndRegion:
 class IndependentMaskJudge:
     """Judges masks of one template in which all messages of `roles` are supervised.
 
-    With `by_blocks` masks follow the template's `{% generation %}` blocks. Then its author decides whether headers and
-    second ends train, and only own text, foreign text and a missing end are judged.
+    With `by_blocks` masks follow the template's `{% generation %}` blocks. Then the template's author decides whether
+    headers and second ends train, and only own text, foreign text and a missing end are judged.
     """
 
     template: TransformersTemplate
@@ -114,10 +114,10 @@ class IndependentMaskJudge:
 
 @dataclass
 class _MaskJudgement:
-    """One mask under judgement.
+    """The judgement of one mask.
 
-    One class of more than 250 lines: every rule reads the same mask, text and proven owners, and adds to one list of
-    findings; as functions each would take all of them.
+    More than 250 lines, because every rule reads the same mask, text and proven owners and adds to the same list of
+    defects; as functions, each would take all of them as parameters.
     """
 
     judge: IndependentMaskJudge
@@ -173,7 +173,7 @@ class _MaskJudgement:
             self._expect_training(start, end, left, kind, train=train)
             return
         if left is not None and right is not None and left > right and self._are_supervised(left, right):
-            # The template merges turns of the model and prints their calls last.
+            # The template merges turns of the model and prints their calls after all their texts.
             self._expect_training(start, end, left, "frame_untrained", train=True)
             return
         closing, header, exact = _TurnEndRegion(start, start), end, False
@@ -197,7 +197,7 @@ class _MaskJudgement:
             self._expect_training(max(header, closing.allowed), end, right, "start_untrained", train=True)
 
     def _begins_at(self, message: int, position: int) -> bool:
-        """Return whether a message's own text begins there; some templates print a call, its result, then the text."""
+        """Return whether a message's own text begins there; some templates print its call and the result first."""
         return position == self.proven.first_position[message]
 
     def _continues_after(self, message: int, start: int) -> bool:
@@ -212,7 +212,7 @@ class _MaskJudgement:
         return call_end < start and ending not in self.text[call_end:start]
 
     def _find_end_offset(self, start: int, end: int) -> int:
-        """Return the offset of the end of turn in a range; the range's length if it is not there."""
+        """Return the offset of the end of turn in a range; the range's length if it has none."""
         at = self.text.find(self.judge.template.plain_end(self.tools), start, end)
         return at - start if at >= 0 else end - start
 
@@ -234,7 +234,7 @@ class _MaskJudgement:
         return upper if right is not None else lower, "other_text_trained"
 
     def _expect_training(self, start: int, end: int, message: int, kind: MaskDefectKind, *, train: bool) -> None:
-        """Add a defect for each run of characters that do not train as they should; white space does not count."""
+        """Add a defect for each run of characters other than white space whose training differs from `train`."""
         position = start
         while position < end:
             if self._is_as_expected(position, train=train):
@@ -260,9 +260,9 @@ class _MaskJudgement:
     # ── where a turn ends ──
 
     def _find_turn_end(self, index: int, start: int, end: int, right: int | None) -> _TurnEndRegion:
-        """Return which text after an answer's last own character must and may train; `right` owns the next one."""
+        """Return the text after an answer's last own character that must train, and that may; `right` owns the next."""
         if right is None and index + 1 < len(self.messages):
-            # The next message has no letter that could be proven, such as a tool result `[]`.
+            # The next message has no letter or digit to prove, such as a tool result `[]`.
             right = index + 1
         after = self.text[start : min(end, len(self.proven.text))]
         other = self._render_other_continuation(index, start, is_last=right is None)
@@ -275,7 +275,7 @@ class _MaskJudgement:
         if right is None:
             return self._judge_last_open_end(index, start + len(common), common)
         region = self._judge_open_end(start, end, common, other or "")
-        # A call without a result is cut short by its conversation, so its end is unknown.
+        # The conversation breaks off after a call without result, so the end of its turn is unknown.
         is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
         is_optional = is_unanswered or self._is_supervised(right)
         return _TurnEndRegion(start + len(common), region.allowed) if is_optional else region
@@ -288,9 +288,9 @@ class _MaskJudgement:
         return _TurnEndRegion(stop, stop)
 
     def _judge_open_end(self, start: int, end: int, common: str, other: str) -> _TurnEndRegion:
-        """Judge an answer whose end depends on what follows: one more token may train.
+        """Judge an answer whose end depends on the text after it: one more token may train.
 
-        It must train if the template prints another token at the end of a conversation, since either ends the turn.
+        It must train if the template prints a different token at the end of a conversation: then both tokens end turns.
         """
         required = start + len(common)
         allowed = self._find_token_end(required, end)
@@ -304,7 +304,7 @@ class _MaskJudgement:
         end, appended = len(self.text), len(self.proven.text)
         opener = self.judge.template.header_token(self.tools)
         if opener and self.text.startswith(opener, required + _count_leading_space(self.text[required:end])):
-            # The next turn opens at once, whatever follows: the template prints no end that could train.
+            # The next turn's header follows directly: the template prints no end that could train.
             return _TurnEndRegion(required, required)
         trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
         is_stop = _STOP_WORDS.search(common) or (self._get_last_calls() and re.search(r"<[^/<>][^<>]*>$", common))
@@ -319,14 +319,14 @@ class _MaskJudgement:
         return self.messages[-1].get("tool_calls") or ()
 
     def _find_token_end(self, start: int, end: int) -> int:
-        """Return the end of the first token after a position, or of the first tokens that may end a turn."""
+        """Return the end of the first token after a position, or of the first run of tokens that may end a turn."""
         while start < end and self.text[start].isspace():
             start += 1
         token = TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
         return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
-        """Return what follows the same character in another conversation: one cut there, or one that continues."""
+        """Return the template text after the same own character if the conversation ended there, or continued."""
         code = self.proven.codes[start - 1]
         shortened = [*self.messages[: index + 1]]
         for other in self._list_follow_ups() if is_last else [shortened]:
@@ -356,7 +356,7 @@ class _MaskJudgement:
     # ── where a turn begins ──
 
     def _find_header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
-        """Return where the prompt before an answer ends, and whether the model must write the rest."""
+        """Return where the generation prompt before an answer ends, and whether the model must write the rest."""
         before = self._render_prefix(index, add_generation_prompt=False)
         prompted = self._render_prefix(index, add_generation_prompt=True)
         default_prompt = self.judge.template.user_prompt(self.tools)
@@ -386,6 +386,6 @@ def _count_leading_space(text: str) -> int:
 
 
 def _list_token_edges(text: str) -> list[int]:
-    """Return the lengths of a text's beginnings that are whole tokens and words, longest first."""
+    """Return the lengths of all prefixes of a text that end after a whole token or word, longest first."""
     edges = {match.end() for match in re.finditer(rf"{TOKEN_PATTERN.pattern}|[^\s<\[]+", text)}
     return sorted((edge for edge in edges if text[:edge].strip()), reverse=True)

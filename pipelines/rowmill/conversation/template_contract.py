@@ -1,10 +1,13 @@
-"""What rendering and masking must both know of a chat template: a conversation, its print, and the template's contract.
+"""Types shared by rendering and masking: a rendered conversation, the template's observed behavior, the renderer.
 
 What belongs here: plain values, and the protocol through which masking asks for renders. What does not:
 how a template is run (`rendering/`), or which characters train (`masking/`).
 
-    Conversation ──Printer.render──► Printed ──Masker──► Masked
-                        └─ contract: what probes with sentinels showed the template to do
+    Conversation ──ChatRenderer.render──► RenderedConversation ──Masker.mask──► MaskedConversation
+                        └─ contract: what the template does, observed on probe conversations
+
+*Own text* is text of the row: contents, reasoning, names and arguments of calls. All other characters of a render are
+*template text*.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +23,11 @@ CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation(RenderedText):
-    """A render with all that its marks told.
+    """A rendered conversation with everything read from its marks.
 
-    `generation` are the characters inside `{% generation %}` blocks. `loop_end` is where the last loop
-    over messages ended: what follows is the template's tail, with `add_generation_prompt` the prompt.
-    `messages` are the messages as the template saw them (arguments, ids and reasoning adapted).
+    `generation`: the ranges inside `{% generation %}` blocks. `loop_end`: where the last loop over messages ended;
+    the text after it is the template's tail, or the generation prompt with `add_generation_prompt`.
+    `messages`: the messages as passed to the template, with arguments, ids and reasoning adapted.
     """
 
     generation: tuple[Span, ...] = ()
@@ -34,24 +37,25 @@ class RenderedConversation(RenderedText):
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """What a template does, observed on probes; the fields of the specification's contract table.
+    """What a template does, observed on probe conversations.
 
-    The strings at the end are what masking uses: `own_end` and `finish` are ends of turn, right-stripped.
+    Masking uses the strings at the end; `own_end` and `finish` are ends of turn, right-stripped.
     """
 
     prefix_preserving: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    """For plain, tools and reasoning probes: does the render of each prefix begin the whole render?"""
+    """For plain, tools and reasoning probes: whether the render of every prefix is a prefix of the whole render."""
     prompt_match: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Per predecessor role: does the generation prompt begin the assistant's span (full, partial, none)?"""
+    """By role of the preceding message: whether the assistant's span begins with the generation prompt (full, partial,
+    none)."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Per predecessor role: the generation prompt itself; empty where the template prints none."""
+    """By role of the preceding message: the generation prompt; empty if the template prints none."""
     end_of_turn: Literal["own", "next_header", "tail", "missing"] = "missing"
     end_trained: bool = False
-    """Whether the end of turn trains: with `{% generation %}` blocks, whether they hold it."""
+    """Whether the end of turn trains; with `{% generation %}` blocks, whether they include it."""
     end_is_one_token: bool = False
-    """Whether the end of turn is one token of the tokenizer; if not, no stop token ends generation there."""
+    """Whether the end of turn is a single token of the tokenizer; otherwise no stop token ends generation there."""
     last_turn_differs: bool = False
-    """The last assistant turn ends otherwise than the earlier ones."""
+    """Whether the last assistant turn ends differently from the earlier ones."""
     reasoning: Literal["all", "last", "none"] = "none"
     reasoning_key: str | None = None
     inline_tags_stripped: bool = False
@@ -70,51 +74,58 @@ class TemplateBehavior:
     marks_inert: bool = True
     generation_blocks: Literal["none", "equal", "differs"] = "none"
     generation_differences: tuple[str, ...] = ()
-    """What the blocks train otherwise than marks would, on probes: text they add, and text they leave out."""
+    """Text of the probes that the blocks train and marks would not (`adds …`), and the reverse (`leaves out …`)."""
     render_path: Literal["fast", "reference"] = "reference"
     fast_path_obstacle: str = ""
-    """Why the fast lane is not used, empty where it is."""
+    """Why the fast path is not used; empty if it is."""
 
     own_end: str = ""
-    """What earlier assistant turns print after their own text, right-stripped; empty where nothing."""
+    """Text printed after the own text of an assistant turn that is not the last, right-stripped."""
     finish: str = ""
-    """What `finish: auto` appends where a render ends without an end of turn; empty = the EOS token."""
+    """Text that `finish: auto` appends to a render without an end of turn; empty: the EOS token."""
     eos_token: str = ""
     control_tokens: tuple[str, ...] = ()
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Per role that is not the model's: what its span prints before its own text."""
+    """By role other than the model's: the template text before the message's own text."""
     constant_prefix: str = ""
     """The prefix that all plain assistant spans share."""
     reasoning_close: tuple[str, str] = ("", "")
-    """What is printed between reasoning and answer, and between reasoning and a call."""
+    """Template text between reasoning and answer, and between reasoning and a call."""
     empty_reasoning: tuple[str, ...] = ()
-    """Frames that the template prints around no reasoning at all, longest first."""
+    """Frames that the template prints for an answer without reasoning, longest first."""
 
 
 def find_mismatched_prompts(contract: TemplateBehavior) -> list[str]:
-    """Name the roles after which inference prompts otherwise than training prints."""
-    return [role for role, asked in contract.prompts.items() if asked and contract.prompt_match.get(role) != "full"]
+    """Return the roles after which the generation prompt differs from the header in training rows."""
+    return [role for role, prompt in contract.prompts.items() if prompt and contract.prompt_match.get(role) != "full"]
 
 
 def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") -> list[str]:
-    """Say what about a template a trainer should know before training: each with its remedy.
-
-    `finish` is the recipe's `loss.finish`.
-    """
+    """Return properties of a template that can spoil training, each with its remedy; `finish` is `loss.finish`."""
     found: list[str] = []
     if contract.end_of_turn in ("missing", "next_header") and finish == "none":
-        found.append("a conversation's last turn has no end, and loss.finish: none appends none; write auto or eos")
+        found.append("loss.finish: none leaves the last turn of a conversation without an end; set auto or eos")
     elif contract.end_of_turn == "missing" and not contract.eos_token and finish in ("auto", "eos"):
-        found.append("no end of turn is printed and the tokenizer has no EOS; write the end into loss.finish")
+        found.append(
+            "the template prints no end of turn and the tokenizer has no EOS; write the end of turn into loss.finish"
+        )
     elif contract.generation_blocks != "none" and not contract.end_trained:
-        found.append("{% generation %} leaves out the end of turn, so a model would not stop; template.spans: marks")
+        found.append(
+            "{% generation %} blocks leave out the end of turn, so the model would not learn to stop; "
+            "set template.spans: marks"
+        )
     if contract.end_of_turn != "missing" and not contract.end_is_one_token:
-        found.append("the end of turn is no single token of the tokenizer; use the template that belongs to it")
+        found.append(
+            "the end of turn is not a single token of the tokenizer; use the chat template made for this tokenizer"
+        )
     if contract.bos == "double":
-        found.append("template and tokenizer both add a BOS; rowmill keeps the template's; at inference add none")
+        found.append(
+            "template and tokenizer both add a BOS; rowmill keeps the template's; do not add a second one at inference"
+        )
     if not contract.marks_inert:
         found.append(
-            "the template reads what it printed, so every row is rendered twice; if many differ, choose another"
+            "the template reads its own output, so every row is rendered a second time without marks; "
+            "choose another template if many rows are rejected as render_mismatch"
         )
     return found
 
@@ -124,10 +135,7 @@ OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_val
 
 @dataclass(frozen=True, slots=True)
 class OwnedText:
-    """One own text of a row and the characters `[start, end)` of the render that are it.
-
-    `call` is the number of the message's call that it is part of, −1 for other texts.
-    """
+    """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
 
     start: int
     end: int
@@ -138,10 +146,11 @@ class OwnedText:
 
 @dataclass(frozen=True, slots=True)
 class CharacterOwnership:
-    """What a render with private code points proved: whose its characters are.
+    """Which characters of a render belong to which own text, proven by a render with private code points.
 
-    `texts` are the own texts that are printed whole, in the order of the render, each at the first place where it
-    is. `missing` are printed not at all or in part. `hidden` could not be covered, so nothing is known of them.
+    `texts`: own texts rendered in full, in the order of the render, each at its first occurrence. `missing`: own texts
+    rendered in part or not at all. `hidden`: own texts that could not be replaced by code points, so their positions
+    are unknown.
     """
 
     texts: tuple[OwnedText, ...]
@@ -151,10 +160,10 @@ class CharacterOwnership:
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRendering:
-    """A conversation of placeholders as the template prints it, and what that print rests on.
+    """A rendered conversation of placeholders, and the conditions under which other contents render the same way.
 
-    Any contents that hold none of `literals`, and neither begin nor end with the characters of their message's
-    `edges` (None: white space), stand where the placeholders `contents` stand, and the rest of the text is the same.
+    Replacing the placeholders `contents` leaves the rest of `text` unchanged, provided that no new content contains
+    one of `literals`, or begins or ends with the characters in its message's `edges` (None: white space).
     """
 
     text: str
@@ -164,28 +173,28 @@ class PlaceholderRendering:
 
 
 class ChatRenderer(Protocol):
-    """What masking needs from rendering, handed in by the caller."""
+    """Interface through which masking renders conversations."""
 
     @property
     def identity(self) -> str:
-        """A digest of all that decides what is printed."""
+        """A digest of everything that determines the rendered text."""
         ...
 
     @property
     def contract(self) -> TemplateBehavior:
-        """What the template does."""
+        """The template's observed behavior."""
         ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
-        """Print a conversation and say whose the characters are."""
+        """Render a conversation, with the span of every message."""
         ...
 
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | Rejected:
-        """Print without marks."""
+        """Render without marks."""
         ...
 
     def prove_ownership(
@@ -196,13 +205,13 @@ class ChatRenderer(Protocol):
         text: str,
         roles: frozenset[str],
     ) -> CharacterOwnership | None:
-        """Prove whose the characters of a render are, by private code points; None where the template hinders it."""
+        """Prove which characters of `text` are own text; None if the template prevents the proof."""
         ...
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-        """Return what is printed after a message of that role to prompt the assistant."""
+        """Return the generation prompt after a message of that role."""
         ...
 
     def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
-        """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
+        """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
         ...

@@ -1,10 +1,10 @@
-"""Prove a chat template's masks on probe conversations of many shapes, and say in sentences what it does.
+"""Check a chat template's masks on probe conversations of many shapes, and describe the template in sentences.
 
-What belongs here: the probe conversations, masking them as a build does, and the facts. What does not: judging a mask
-(`mask_judge.py`), printing the page (`reports/template_proof.py`).
+What belongs here: the probe conversations, masking them as a build does, and the facts about the template. What does
+not: judging a mask (`mask_judge.py`), printing the report (`reports/template_proof.py`).
 
-A shape is written with one letter per message, as in `ucta`: a question, a call, its result, an answer. The loss
-options are the defaults: every assistant message is supervised.
+A shape has one letter per message: `ucta` is a question, a call, its result, an answer. The loss options are the
+defaults, so every assistant message is supervised.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ MESSAGE_NAMES: Mapping[str, str] = {
     "f": "reasoning, text and call",
     "t": "tool result",
 }
-"""What each letter of a shape stands for."""
+"""The letters of a shape."""
 
 PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur uo uoua".split()
 TOOL_SHAPES = (
@@ -98,7 +98,7 @@ _DROPPED_FACTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ProbeConversation:
-    """A conversation of a known shape, and what the shape is in words."""
+    """A probe conversation, with its shape in letters and in words."""
 
     shape: str
     description: str
@@ -108,9 +108,9 @@ class ProbeConversation:
 
 @dataclass(frozen=True, slots=True)
 class ShapeProof:
-    """What became of one probe: its judged mask, or why there is none.
+    """The result of one probe: its judged mask, or `reason` and `detail` of the reject.
 
-    `trained` are character ranges of `text`. `reason` and `detail` are of a refused one.
+    `trained` are character ranges of `text`.
     """
 
     probe: ProbeConversation
@@ -124,14 +124,14 @@ class ShapeProof:
 
 @dataclass(frozen=True, slots=True)
 class TemplateProof:
-    """What probes of all shapes showed of a template's masks."""
+    """The results of all probes of a template, and facts about it."""
 
     facts: tuple[str, ...]
     shapes: tuple[ShapeProof, ...]
 
     @property
     def defects(self) -> list[MaskDefect]:
-        """All characters that train wrongly, or wrongly do not."""
+        """The defects of all shapes."""
         return [defect for shape in self.shapes for defect in shape.defects]
 
     def count(self, outcome: str) -> int:
@@ -148,7 +148,7 @@ class TemplateProof:
 
 
 def make_probe_conversations() -> Iterator[ProbeConversation]:
-    """Yield a conversation of every shape, without tools and with them, then those with odd texts."""
+    """Yield a conversation of every shape without tools, then with tools, then conversations with unusual texts."""
     for shape in PLAIN_SHAPES:
         yield _make_probe(shape, None)
     for shape in TOOL_SHAPES:
@@ -185,7 +185,7 @@ def _describe_conversation(
 def _make_probe(
     shape: str, tools: tuple[Json, ...] | None, *, note: str = "", arguments: Mapping[str, Json] | None = None
 ) -> ProbeConversation:
-    """Build a conversation in which every text is another one, so that none is taken for its neighbour's."""
+    """Build a conversation in which every text is different, so that none is mistaken for another."""
     messages: list[Message] = []
     waiting: list[str] = []
     for i, letter in enumerate(shape):
@@ -247,7 +247,7 @@ class MaskJudge:
         self._judges: dict[str, IndependentMaskJudge] = {}
 
     def judge(self, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect] | None:
-        """Return what is wrong with a conversation's mask; None if the owners of its text cannot be proven."""
+        """Return the defects of a conversation's mask; None if the owners of its text cannot be proven."""
         adaptation = self._renderer.adaptation
         messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
         trained = [(span.start, span.end) for span in masked.trained]
@@ -291,7 +291,7 @@ def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules:
     yield from _list_end_facts(contract)
     yield from _list_unended_calls(shapes)
     if contract.generation_blocks != "none" and rules.spans != "marks":
-        yield "Its {% generation %} blocks say what trains; template.spans: marks does without them."
+        yield "Its {% generation %} blocks decide what trains; set template.spans: marks to ignore them."
 
 
 def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
@@ -300,12 +300,12 @@ def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Itera
     for kind in kinds:
         what = _DROPPED_FACTS.get(kind, kind)
         yield (
-            f"Does not always print {what}: rows that have it are refused; "
+            f"Does not always print {what}: rows that have it are rejected; "
             f"set template.on_dropped: {{{kind}: count}} to keep them, or choose another template."
         )
     for kind, policy in (rules.on_dropped or {}).items():
         if policy != "reject":
-            yield f"May drop {_DROPPED_FACTS.get(kind, kind)}: template.on_dropped says {policy}."
+            yield f"May drop {_DROPPED_FACTS.get(kind, kind)}: template.on_dropped is {policy}."
 
 
 def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
@@ -314,7 +314,7 @@ def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
             shown = f" with {contract.own_end.strip()!r}" if contract.own_end.strip() else ""
             yield f"The template ends the assistant's turn{shown}, and the end trains."
         case "next_header":
-            yield "The next message's header ends the assistant's turn; it is appended to the last one."
+            yield "The next message's header ends the assistant's turn, and is appended to the last one."
         case "missing":
             ending = contract.finish or contract.eos_token
             added = f"; {ending!r} is appended to the last one" if ending else ""
@@ -322,17 +322,17 @@ def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
 
 
 def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
-    """Say what is printed behind a final call without being its end: then nothing teaches the model to stop."""
+    """Yield a warning if text other than an end of turn follows a final call: the model may not learn to stop there."""
     for shape in shapes:
         rest = shape.text[shape.trained[-1][1] :].strip() if shape.trained else ""
         if shape.outcome == "proven" and shape.probe.shape[-1] in "cdbef" and rest:
             yield (
-                f"After a final call it prints {rest[:40]!r} and no end, so nothing there trains: "
-                "a model may not learn to stop after its calls."
+                f"After a final call it prints {rest[:40]!r}, which is not an end of turn and does not train: "
+                "the model may not learn to stop after its calls."
             )
             return
 
 
 def get_remedy(reason: str) -> str:
-    """Return what to do about a refusal."""
+    """Return the remedy for a reject reason."""
     return REASON_DESCRIPTIONS[reason].remedy

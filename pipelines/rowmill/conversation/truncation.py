@@ -1,8 +1,7 @@
-"""Shortening what is too long: a conversation by its structure first, anything by its tokens last.
+"""Truncate a conversation that exceeds the context: remove exchanges and tool rounds first, then reasoning.
 
-What belongs here: which messages go, in which order, until what is left fits. What does not: cutting tokens,
-rendering and counting. The last two are handed in as `measure`, because only a real render knows what a template
-makes of fewer messages.
+What belongs here: which messages are removed, and in which order. What does not: cutting tokens, rendering, counting.
+The last two are passed in as `measure`, because only a real render shows how many tokens fewer messages have.
 
     exchanges   S │ U1 A1 │ U2 A2 call result call result A3 │ U4        limit ↓
                 S │         U2 A2 call result call result A3             after the last supervised
@@ -10,8 +9,8 @@ makes of fewer messages.
     reasoning   S           U2 A2             call result A3             oldest first, cut at a token
     tokens      ──────────────[last tokens]                              by the caller (`text_examples.py`)
 
-The states form one chain, each a part of the one before, and the first that fits is taken. So a larger
-limit never keeps fewer messages, and truncating twice is truncating once.
+Each state is a subset of the one before, and the first that fits is returned. So a larger limit never keeps fewer
+messages, and truncating a second time changes nothing.
 """
 
 from collections.abc import Container, Sequence
@@ -29,23 +28,25 @@ from rowmill.schema.rows import Message, Rejected
 REASONING_FIELD = "reasoning_content"
 _MAX_GUESSES = 8
 _MERGE_SLACK_TOKENS = 8
-"""Tokens by which a cut text may come out shorter than its count says, where it merges with what stands around it."""
+"""Tokens that a cut text may lose by merging with the text around it."""
 OverlongPolicy = Literal["truncate", "drop", "split", "raise", "keep"]
 TruncationSide = Literal["left", "right"]
 
 
 class Truncation(Config):
-    """What happens to what is longer than the context."""
+    """The options of the group `truncation`: what happens to examples longer than the context."""
 
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Tokens that an example may have, inclusive; null: the recipe's `seq_len`, which is the most allowed."""
+    """Maximum tokens of an example, inclusive; null: the recipe's `seq_len`, which is also the maximum."""
     overlong: OverlongPolicy | None = None
     """truncate: shorten by structure, then by tokens; drop: reject; split: several examples; raise: stop the build;
-    keep: leave it to packing's `slice_strategy`. null: truncate, for text split, keep where `slice_strategy` is set."""
+    keep: leave it to packing's `slice_strategy`. null: keep if `slice_strategy` is set, else split for text and
+    truncate for other rows."""
     truncate_side: TruncationSide = "left"
-    """The side on which tokens are cut when nothing else is left to cut; left keeps the last tokens."""
+    """Side from which tokens are cut once messages and reasoning are removed; left keeps the last tokens."""
     token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
-    """Whether tokens may be cut at all; reject: what is too long after all else is `overlong_after_structure`."""
+    """Whether tokens may be cut; reject: a row that is still too long by then is rejected as
+    `overlong_after_structure`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,11 +55,13 @@ class Truncation(Config):
             return values
         given: dict[str, Json] = values
         if "max_length" in given:
-            raise ValueError("max_seq_len is max_length and both are given; one may stand; delete max_seq_len")
+            raise ValueError(
+                "max_seq_len is an alias of max_length and both are given; only one is allowed; delete max_seq_len"
+            )
         return {"max_length" if name == "max_seq_len" else name: value for name, value in given.items()}
 
     def policy(self, kind: str, *, sliced: bool) -> OverlongPolicy:
-        """Return what happens to overlong rows of a kind; `sliced`: packing's `slice_strategy` is set."""
+        """Return the policy for overlong rows of a kind; `sliced`: packing's `slice_strategy` is set."""
         if self.overlong is not None:
             return self.overlong
         if sliced:
@@ -70,25 +73,25 @@ class TokenCounter(Protocol):
     """Counts the tokens of a real render."""
 
     def __call__(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> int | None:
-        """Return the tokens of these messages rendered; null if the template raises on them."""
+        """Return the number of tokens of these messages; None if the template raises on them."""
         ...
 
 
 class ReasoningCutter(Protocol):
-    """Knows how reasoning falls into tokens."""
+    """Cuts reasoning at a token boundary."""
 
     def __call__(self, text: str, max_tokens: int) -> str:
-        """Return the longest beginning of `text` that has at most so many tokens; all of it if it has fewer."""
+        """Return the longest prefix of `text` that has at most `max_tokens` tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TruncatedConversation:
-    """A conversation that was made shorter.
+    """A conversation after truncation, and how many tokens each step removed.
 
-    `kept[i]` is the original index of `messages[i]`. `reasoning_context` indexes `messages` whose reasoning
-    was cut: it stays as context without loss. Tokens: `tokens == original_tokens - exchanges_removed -
-    reasoning_removed` are left, and if `needs_token_cut` that is still more than the limit.
+    `kept[i]` is the original index of `messages[i]`. `reasoning_context` indexes the `messages` whose reasoning was
+    cut: the rest of it stays as context without loss. `tokens == original_tokens - exchanges_removed -
+    reasoning_removed`; with `needs_token_cut` that still exceeds the limit.
     """
 
     messages: tuple[Message, ...]
@@ -101,14 +104,15 @@ class TruncatedConversation:
     reasoning_removed: int = 0
     needs_token_cut: bool = False
     whole: tuple[int, ...] = ()
-    """Original indices of the piece of a split before it was shortened."""
+    """Original indices of this piece of a split before it was truncated."""
     tokens_left_out: int = 0
-    """Tokens of the pieces of a split that stood before this one and have nothing to train; the last one's too."""
+    """Tokens of the untrained pieces of a split between the previous piece and this one; for the last piece, also of
+    those after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationTruncator:
-    """Shortens conversations to `limit` tokens; everything that it must know of models is handed in.
+    """Truncates conversations to `limit` tokens; rendering and tokenization are passed in.
 
     `assistant_roles` are the roles the model speaks.
     """
@@ -122,10 +126,9 @@ class ConversationTruncator:
     def truncate(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
     ) -> TruncatedConversation | Rejected:
-        """Return the conversation as the first state of the chain that fits, itself if it fits already.
+        """Return the first state of the chain that fits; a fitting conversation is unchanged.
 
-        `supervised[i]` says whether message i trains. It stays true to the original: what trains is not
-        chosen again among what is kept.
+        `supervised[i]`: whether message i of the original trains; it is not decided anew for the kept messages.
         """
         original = self.measure(messages, tools)
         if original is None:
@@ -145,9 +148,9 @@ class ConversationTruncator:
     def split(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
     ) -> list[TruncatedConversation] | Rejected:
-        """Return the conversation in pieces of consecutive exchanges, as many as fit, each led by system and tools.
+        """Split the conversation into pieces of as many consecutive exchanges as fit, each with system and tools.
 
-        An exchange that is too long alone is truncated. A piece without a supervised message is left out.
+        A single exchange that is too long is truncated. A piece without a supervised message is left out.
         """
         original = self.measure(messages, tools)
         if original is None:
@@ -182,7 +185,7 @@ class ConversationTruncator:
         leading: Sequence[int],
         exchanges: Sequence[Sequence[int]],
     ) -> int:
-        """Return how many of the first exchanges fit together, at least one."""
+        """Return how many of the first exchanges fit together, at least 1."""
 
         def fits(number: int) -> bool:
             kept = [*leading, *(index for exchange in exchanges[:number] for index in exchange)]
@@ -202,10 +205,10 @@ class ConversationTruncator:
         steps: Sequence[int],
         original: int,
     ) -> tuple[Sequence[int], int]:
-        """Return what is kept after the fewest steps that make it fit, or after the most that the template takes.
+        """Return the indices kept after the fewest removal steps that fit, else the most that the template renders.
 
-        A binary search: each step takes messages away. Where the template raises on what is left, the next
-        steps stand in for it; what is returned was measured, and so was the state one step before.
+        A binary search, since each step removes messages. Where the template raises on the remaining messages, the
+        next step that renders is measured instead. The returned state was measured, and so was the one before it.
         """
 
         def kept_after(number: int) -> list[int]:
@@ -230,7 +233,7 @@ class ConversationTruncator:
                 best, high = (best if tokens is None else probe), middle
             else:
                 low = probe
-        # Nothing fits: `low` was measured, and after every further step the template raises.
+        # Nothing fits: `low` was measured, and the template raises after every further step.
         best = low if best is None else best
         return kept_after(best), tokens_of(best) or 0
 
@@ -249,7 +252,7 @@ class ConversationTruncator:
     def _shorten_reasoning(
         self, state: TruncatedConversation, tools: Sequence[Json] | None
     ) -> TruncatedConversation | Rejected:
-        """Shorten reasoning, oldest first, until the conversation fits or none is left."""
+        """Shorten reasoning, oldest first, until the conversation fits or no reasoning is left."""
         messages, tokens, cut = list(state.messages), state.tokens, list[int]()
         for index, message in enumerate(state.messages):
             if tokens <= self.limit:
@@ -258,7 +261,7 @@ class ConversationTruncator:
                 continue
             messages[index] = {key: value for key, value in message.items() if key != REASONING_FIELD}
             without = self.measure(messages, tools)
-            # A template that never printed this reasoning, or that insists on it: it stays.
+            # The template does not print this reasoning, or raises without it: keep it.
             if without is None or without >= tokens:
                 messages[index] = message
                 continue
@@ -269,7 +272,10 @@ class ConversationTruncator:
                     cut.append(index)
             tokens = without
         if tokens > self.limit and self.token_cut == "reject":  # noqa: S105  (tokens of text)
-            return Rejected("overlong_after_structure", f"{tokens} tokens after all else was cut, at most {self.limit}")
+            return Rejected(
+                "overlong_after_structure",
+                f"{tokens} tokens after messages and reasoning were removed, at most {self.limit}",
+            )
         return replace(
             state,
             messages=tuple(messages),
@@ -287,10 +293,10 @@ class ConversationTruncator:
         tools: Sequence[Json] | None,
         without: int,
     ) -> tuple[Message, int] | None:
-        """Return a message with the most of its reasoning that fits, and the tokens then; null: none fits.
+        """Return the message with as much of its reasoning as fits, and the tokens; None if none fits.
 
-        Each render tells by how much the last guess was off, so that three are usual; the search halves
-        its bracket where that does not help.
+        Each render shows by how many tokens the last guess was off, so three renders are typical; after
+        `_MAX_GUESSES` the search bisects.
         """
         best: tuple[Message, int] | None = None
         low, high = 0, self.limit - without + _MERGE_SLACK_TOKENS
@@ -314,7 +320,7 @@ class ConversationTruncator:
 
 
 def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
-    """Return the indices of the leading system messages, and of each exchange: a user's and all up to the next."""
+    """Return the indices of the leading system messages and of each exchange, which begins at a user message."""
     leading = len(list(takewhile(lambda message: message["role"] == "system", messages)))
     exchanges: list[list[int]] = []
     for index in range(leading, len(messages)):
@@ -325,14 +331,14 @@ def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[
 
 
 def _find_anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
-    """Return the last supervised message of the model, else the last supervised one; null: nothing trains."""
+    """Return the last supervised message of the model, else the last supervised one; None if nothing trains."""
     trained = [index for index, trains in enumerate(supervised) if trains]
     by_model = [index for index in trained if messages[index]["role"] in roles]
     return max(by_model or trained, default=None)
 
 
 def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
-    """Map every tool result to the message that called for it: by id, else the last one that called."""
+    """Map every tool result to the message with its call: by call id, else the last message with a call."""
     callers: dict[int, int] = {}
     by_id: dict[str, int] = {}
     last: int | None = None
@@ -345,14 +351,14 @@ def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
 
 
 def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
-    """Return for every message the step at which it goes, from 1; 0: it never does.
+    """Return for every message the step at which it is removed, from 1; 0: never.
 
-    First goes what follows the anchor, then the oldest exchange, the next, …, then the first tool round of
-    the anchor's exchange, the next, … . A result goes with its call, and stays with it.
+    The order: messages after the anchor; exchanges, oldest first; tool rounds of the anchor's exchange, oldest first.
+    A result is removed together with its call.
     """
     callers = _map_results_to_calls(messages)
     leading, exchanges = _group_exchanges(messages)
-    # A result that trains is nothing without its call.
+    # A supervised tool result needs its call, so the call's exchange is the one to keep.
     pivot = callers.get(anchor, anchor)
     final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())
     older = list(takewhile(lambda exchange: exchange is not final, exchanges))

@@ -1,18 +1,19 @@
-r"""Loss masks: which characters of a printed conversation train, verified on every row.
+r"""Loss masks: which characters of a rendered conversation train, verified on every row.
 
 What belongs here: the options of the group `loss`, the choice of supervised messages, their trained
-characters, and the checks that refuse a row whose mask would be wrong. What does not: printing
-(`rendering/`, handed in as a `Printer`), characters → tokens (`tokenizer.py`).
+characters, and the checks that reject a row whose mask would be wrong. What does not: rendering
+(`rendering/`, passed in as a `ChatRenderer`), characters → tokens (`tokenization/alignment.py`).
 
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
-                                     └──────── lead ───────┘⟦own text + end of turn⟧└ trailing
+                                   └──────── header ─────┘⟦own text + end of turn⟧└ trailing
 
-    pieces, owned      own text in the print, by search and by proof
-    frames             the closed list of template text that may train; frame_probes, probe_shapes: learning it
-    cutting            the parts of a turn, and which of them train
-    verification       the checks that every mask must pass        shapes   masks of plain chats, a batch at a time
+    loss_mask          the steps in order: `Masker`               supervision     which messages train
+    content_spans      own text in the render, by search          owned_spans     the same, by proof
+    template_frames    closed list of template text that trains   frame_probes    learns it, from probe_shapes
+    turn_cutting       the parts of a turn, and which train       verification    checks that every mask must pass
+    turn_layouts       masks of plain chats, a batch at a time    mask_comparison where two masks differ
 
-What cannot be verified is a reject with its reason, never a guess.
+A row whose mask cannot be verified is rejected with a reason, never guessed.
 """
 
 from rowmill.conversation.masking.loss_mask import MASKING_VERSION, Masker, compute_share_threshold, needs_plain_check

@@ -1,12 +1,11 @@
-"""Where a row's own text stands in its print: content and reasoning by search inside the messages' own spans.
+"""Locate a row's own text in its render by searching each message's span.
 
-What belongs here: `LocatedContent`, what is known of own text, and finding it as printed (as it is, trimmed, or
-JSON-escaped) where marks tell each message's characters. What does not: rows that a search cannot decide, such as
-calls that are not printed as JSON, whose places are proven (`owned_spans.py`); what follows from a missing piece
-(`on_dropped`) or from its place.
+What belongs here: `LocatedContent`, and the search for own text as it is, trimmed, or JSON-escaped. What does not:
+rows that a search cannot decide, such as calls that are not rendered as JSON (`owned_spans.py` proves their
+positions); the policy for text that is not rendered (`on_dropped`).
 
-A search is cheap and may be fooled, so what it finds is held against the closed list of template text
-(`template_frames.py`); a row that does not fit is proven instead.
+A search is cheap but can find the wrong occurrence, so its result is checked against the closed list of template text
+(`template_frames.py`). If the template text around it is not on the list, the row's positions are proven instead.
 """
 
 import json
@@ -19,10 +18,10 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message, Span
 
 SHORT_TEXT_CHARS = 8
-"""Characters under which a text may stand somewhere by chance, so that its place must be confirmed."""
+"""Texts shorter than this occur elsewhere by chance, so their position must be confirmed."""
 
 ARGUMENT_SEARCH_CHARS = 128
-"""Characters behind a call's name within which its arguments begin."""
+"""Characters after a call's name within which its arguments must begin."""
 
 _CONTENT_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
 
@@ -33,7 +32,7 @@ def get_content_kind(role: str, roles: frozenset[str]) -> str:
 
 
 def get_dropped_kind(message: Message, part: OwnTextPart, roles: frozenset[str]) -> str:
-    """Return the kind of own text under which a missing one is counted."""
+    """Return the `DroppedKind` under which a missing own text is counted."""
     if part != "content":
         return {"reasoning": "reasoning", "call_name": "call_name"}.get(part, "call_arguments")
     if message["role"] in roles:
@@ -43,18 +42,19 @@ def get_dropped_kind(message: Message, part: OwnTextPart, roles: frozenset[str])
 
 @dataclass(slots=True)
 class LocatedContent:
-    """Own text found, by message, and own text that was not printed."""
+    """The own text found in a render, by message, and the own text that the template dropped."""
 
     own: dict[int, list[ContentSpan]] = field(default_factory=dict[int, list[ContentSpan]])
-    """Each message's pieces; after `sort` in the order of the text."""
+    """Each message's pieces; in the order of the text after `sort`."""
     dropped: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """(kind, message index) of every own text that is not rendered."""
 
     def add(self, piece: ContentSpan) -> None:
-        """Add a piece of its message."""
+        """Add a piece to its message."""
         self.own.setdefault(piece.message, []).append(piece)
 
     def sort(self) -> None:
-        """Put each message's pieces in the order of the text."""
+        """Sort each message's pieces in the order of the text."""
         for pieces in self.own.values():
             pieces.sort(key=_get_content_start)
 
@@ -71,17 +71,17 @@ class LocatedContent:
         return pieces
 
     def reasoning(self, message: int) -> tuple[int, int] | None:
-        """Return where a message's reasoning stands."""
+        """Return the range of a message's reasoning."""
         found = [p for p in self.own.get(message, ()) if p.kind == "reasoning"]
         return (found[0].start, found[-1].end) if found else None
 
     def answer(self, message: int) -> int | None:
-        """Return where a message's first piece that is no reasoning begins."""
+        """Return the start of a message's first piece other than reasoning."""
         return min((p.start for p in self.own.get(message, ()) if p.kind != "reasoning"), default=None)
 
 
 def group_by_message(pieces: Sequence[ContentSpan]) -> list[list[ContentSpan]]:
-    """Return pieces of a render, in its order, in groups of one message that no other message interrupts."""
+    """Group consecutive pieces of the same message."""
     groups: list[list[ContentSpan]] = []
     for piece in pieces:
         if groups and groups[-1][-1].message == piece.message:
@@ -100,7 +100,7 @@ def _is_later(one: ContentSpan, following: ContentSpan) -> bool:
 
 
 class ContentLocator:
-    """Finds the own text of one print; `decides` turns false where only a proof can tell."""
+    """Searches for the own text of one render; `decides` becomes False if only a proof can locate it."""
 
     __slots__ = ("_folded", "_frames", "_gaps", "_located", "_rendered", "_roles", "_spans", "_text", "decides")
 
@@ -114,13 +114,13 @@ class ContentLocator:
         self._spans: dict[int, tuple[int, int]] = {}
         for span in rendered.spans:
             known = self._spans.get(span.message)
-            # Several spans of one message: its text is looked for from the first one's start to the last one's end.
+            # A message with several spans is searched from the start of the first to the end of the last.
             self._spans[span.message] = (known[0] if known else span.start, span.end)
         self._gaps: list[tuple[int, int]] | None = None
         self._folded: list[ContentSpan] = []
 
     def locate(self, messages: Sequence[Message]) -> LocatedContent:
-        """Find every message's own text."""
+        """Find the own text of every message."""
         for index, message in enumerate(messages):
             if message["role"] in self._roles:
                 self._locate_assistant(index, message)
@@ -165,7 +165,7 @@ class ContentLocator:
         return None if at < 0 else (at + len(header), at + len(header) + len(content))
 
     def _find_outside(self, content: str, index: int) -> tuple[int, int] | None:
-        """Find text that a template prints elsewhere: before the messages, or folded into another one."""
+        """Find text that the template prints outside its message: before all messages, or inside another one."""
         if self._gaps is None:
             self._gaps = list(_iterate_gaps(self._rendered.spans, len(self._text)))
         for start, end in self._gaps:
@@ -180,9 +180,9 @@ class ContentLocator:
         return None
 
     def _find_free(self, content: str, start: int, end: int, own: Sequence[ContentSpan] = ()) -> tuple[int, int] | None:
-        """Find a text where no other message's stands: neither folded in here, nor in `own`, this span's own text.
+        """Find an occurrence that overlaps neither folded text of other messages nor `own`, the span's own text.
 
-        Two messages may say the same; what is printed once is not the text of both.
+        Two messages may have equal text; one occurrence in the render is not the text of both.
         """
         found = self._find(content, start, end)
         while found is not None:
@@ -213,7 +213,7 @@ class ContentLocator:
         if text and not text.isspace():
             found = self._find_after_prefix(text, cursor, end) or self._find(text, cursor, end) if span else None
             if found is None or (calls and len(text) < SHORT_TEXT_CHARS):
-                # Whether an answer is printed, and short text or text behind a call, is not a matter of search.
+                # A search cannot decide whether an answer is missing, or where a short text with calls is.
                 self.decides = False
                 self._located.dropped.append((get_dropped_kind(message, "content", self._roles), index))
                 return
@@ -223,7 +223,7 @@ class ContentLocator:
             cursor = self._locate_call(index, call, cursor, end)
 
     def _locate_call(self, index: int, call: Json, start: int, end: int) -> int:
-        """Find a call whose arguments are printed as JSON behind its name."""
+        """Find a call whose arguments are rendered as JSON after its name."""
         function = call.get("function") or {}
         name, arguments = function.get("name"), function.get("arguments")
         at = self._text.find(name, start, end) if type(name) is str and name else -1
@@ -297,7 +297,7 @@ def _iterate_gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int
 
 
 def is_tool_missing(tools: Sequence[Json], text: str, models: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether the name of a tool is printed nowhere outside the model's own ranges `models`, in order."""
+    """Return whether some tool's name occurs nowhere outside `models`, the sorted ranges of the model's messages."""
     for tool in tools:
         name = _get_tool_name(tool)
         at = text.find(name) if name else 0
@@ -318,7 +318,7 @@ def _get_tool_name(tool: Json) -> str:
 
 
 def list_leaf_forms(leaf: Json) -> Sequence[str]:
-    """Return the ways in which templates print one value."""
+    """Return the forms in which templates print one value."""
     if isinstance(leaf, str):
         return (leaf,)
     return tuple(dict.fromkeys((json.dumps(leaf, ensure_ascii=False), str(leaf))))

@@ -1,10 +1,10 @@
-"""Learning what a template prints around a model's own text, from conversations of every shape.
+"""Learn a template's frames from renders of probe conversations of every shape.
 
-What belongs here: reading leads, inner text and ends off renders in which every own text's place is proven. What
-does not: the conversations (`probe_shapes.py`), or matching rows with what was learned (`template_frames.py`).
+What belongs here: reading prefixes, inner text and ends from renders in which the position of every own text is proven.
+What does not: the conversations (`probe_shapes.py`), or matching rows with the frames (`template_frames.py`).
 
-A shape that the template refuses teaches nothing, and a row of that shape is refused by the template as well. What
-no shape shows is in no list, so a row that shows it is refused, not trained.
+If the template refuses a shape, nothing is learned from it, and the template refuses rows of that shape too. Template
+text that no shape shows is not on the closed list, so a row that shows it is rejected, not trained.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,16 +37,16 @@ from rowmill.schema.rows import ContentSpan, Message
 
 @dataclass(frozen=True, slots=True)
 class _ContentRun:
-    """Own text of one message of the model that no other message interrupts."""
+    """Consecutive own text of one message."""
 
     message: int
     pieces: list[ContentSpan]
     start: int
-    """Where the own text before it ends; 0 at the head of the render."""
+    """End of the previous run; 0 for the first one."""
     stop: int
-    """Where the own text after it begins; the render's end behind the last one."""
+    """Start of the next run; the length of the render for the last one."""
     follower: int
-    """The message of the own text after it; −1 behind the last one."""
+    """The message of the next run; −1 for the last one."""
 
 
 @dataclass(slots=True)
@@ -58,22 +58,22 @@ class _LearnedFrames:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedShape:
-    """One shape as printed."""
+    """One rendered probe conversation."""
 
     messages: Sequence[Message]
     tools: Sequence[Json] | None
     text: str
     runs: list[_ContentRun]
     before: dict[int, str]
-    """Per message that the model did not write: the template text before its own text."""
+    """By message of another role: the template text before its own text."""
     bounds: dict[int, int]
-    """Per message that marks showed: where its last span ends."""
+    """By message: the end of its last marked span."""
     ids: list[tuple[str, ...]]
-    """Per message the identifiers of its calls, as printed."""
+    """By message: the ids of its calls, as rendered."""
 
 
 def _split_content_runs(pieces: Sequence[ContentSpan], length: int) -> Iterator[_ContentRun]:
-    """Yield pieces of a render grouped by message, with the bounds of the template text around each group."""
+    """Yield runs of consecutive pieces of the same message, with the bounds of the template text around each."""
     groups = group_by_message(pieces)
     ends = [0, *(max(p.end for p in group) for group in groups)]
     starts = [*(group[0].start for group in groups), length]
@@ -93,16 +93,16 @@ class FrameLearner:
         self._learned = _LearnedFrames()
         self._headers: dict[str, str] = {}
         self._followed_answer_ends: set[str] = set()
-        """What ends answers, text beside a call left out, that another message follows."""
+        """Ends of answers without calls that another message follows."""
         self._requires_all_messages = True
-        """Whether only shapes count of which every message is printed; a template may leave out all of one role's."""
+        """Whether to skip shapes of which the template drops a message; off if it drops every message of some role."""
         self._rendered_shapes: dict[tuple[bool, str], _RenderedShape | None] = {}
         self._texts: dict[str, str | None] = {}
         self._next_header_ends = False
-        """Whether nothing but the first token of the user's header ends an answer."""
+        """Whether the first token of the user's header is all that ends an answer."""
 
     def learn(self) -> TemplateFrames:
-        """Print all shapes and return what stands around own texts of the model."""
+        """Render all shapes and return the template text around the model's own text."""
         role = "assistant" if "assistant" in self._roles else min(self._roles)
         seen = [one for shape in make_probe_shapes(role) if (one := self._render_shape(*shape)) is not None]
         if not any(one.runs for one in seen):
@@ -125,7 +125,7 @@ class FrameLearner:
         return TemplateFrames(tuple(prefixes), inner, ends, self._choose_finishes(), self._headers, self._roles)
 
     def _render_shape(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> _RenderedShape | None:
-        """Print a shape, once; None if the template refuses it or does not print all of it."""
+        """Render a shape, once; None if the template refuses it or drops a message."""
         key = (self._requires_all_messages, to_json([list(messages), bool(tools)]))
         if key not in self._rendered_shapes:
             self._rendered_shapes[key] = self._render_and_locate(messages, tools)
@@ -141,7 +141,7 @@ class FrameLearner:
         located = locate_proven_content(proof, messages, rendered.messages, rendered.text, self._roles)
         wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self._roles)
         if any(i not in located.own for i in wanted):
-            # Template text of a message without own text cannot be told from its neighbours'.
+            # Template text of a message without own text cannot be separated from its neighbors'.
             return None
         runs = list(_split_content_runs(located.pieces(), len(rendered.text)))
         before = {
@@ -158,21 +158,21 @@ class FrameLearner:
         )
 
     def _find_common_headers(self, seen: Sequence[_RenderedShape]) -> dict[str, str]:
-        """Return per role the whole units that stand before its own text wherever it stands."""
+        """Return by role the longest common suffix of all template text before its own text."""
         gaps: dict[str, dict[str, bool]] = {}
         for one in seen:
             first = min(one.before, default=-1)
             for index, gap in one.before.items():
                 held = gaps.setdefault(one.messages[index]["role"], {})
                 held[gap] = held.get(gap, False) or index == first == 0
-        # Text that stands before all of them may still end the turn before, unless it stands at the head as well.
+        # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
         known = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
         return {role: find_common_end(list(found), self._tokens) for role, found in known.items()}
 
-    # ── leads ──
+    # ── prefixes ──
 
     def _learn_prefixes(self, seen: Sequence[_RenderedShape]) -> None:
-        """Read leads: first where a prompt shows exactly what the model writes, then in the other turns."""
+        """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
         runs = [(one, run) for one in seen for run in one.runs]
         exact = [(run, prefix) for one, run in runs if (prefix := self._find_exact_prefix(one, run)) is not None]
         if not any(self._get_prompt_after(one, "user") for one in seen[:1]):
@@ -188,7 +188,7 @@ class FrameLearner:
     def _move_constant_to_header(
         self, exact: "list[tuple[_ContentRun, TurnPrefix]]"
     ) -> "list[tuple[_ContentRun, TurnPrefix]]":
-        """Count what every answer begins with to the header, where the template prints no prompt of its own."""
+        """Move the common prefix of all answers into the header, for templates without generation prompt."""
         rests = [prefix.rest for run, prefix in exact if run.pieces[0].kind == "assistant"]
         constant = rests[0] if rests else ""
         for rest in rests[1:]:
@@ -201,7 +201,7 @@ class FrameLearner:
         return found
 
     def _find_exact_prefix(self, one: _RenderedShape, run: _ContentRun) -> TurnPrefix | None:
-        """Return the lead of a turn before which the template prints its prompt exactly so; None otherwise."""
+        """Return the prefix of a turn that begins with the exact generation prompt, else None."""
         prompted = self._render_with_prompt(one, run.message)
         first = run.pieces[0].start
         if prompted is None or not (run.start <= len(prompted) <= first and one.text.startswith(prompted)):
@@ -212,7 +212,7 @@ class FrameLearner:
         if follows_model and self._list_prompts(one, run.message):
             return None
         if contains_prompt(rest, self._list_prompts(one, run.message), self._tokens):
-            # What the template prints as a prompt elsewhere is part of it: not all of it is the model's.
+            # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
         if prompt:
             return TurnPrefix(prompt, rest) if prompted.endswith(prompt) else None
@@ -226,10 +226,10 @@ class FrameLearner:
         )
 
     def _infer_prefix(self, one: _RenderedShape, run: _ContentRun, gap: str) -> TurnPrefix:
-        """Return the lead of a turn in which no part of a prompt is printed.
+        """Return the prefix of a turn that contains no part of a prompt.
 
-        Before an answer all of it is taken for the header. Before a call the header is what an answer in the same
-        place has as well; what only the call has is its frame.
+        Before an answer all of it counts as header. Before a call the header is the part that an answer at the same
+        position also has; the remainder is the call's frame.
         """
         if run.pieces[0].kind == "tool_call":
             before = self._render_text(one.messages[: run.message], one.tools) if run.message else ""
@@ -243,7 +243,7 @@ class FrameLearner:
                 before_others = (
                     self._list_gaps_after(one.messages[run.message - 1]["role"]) if run.message else set[str]()
                 )
-                # What is printed behind that message whatever follows closes it, and is not the call's.
+                # Text printed after that message whatever follows closes it, and is not part of the call's frame.
                 closing = max((len(find_common_start(added, gap, self._tokens)) for gap in before_others), default=0)
                 rest = replace_call_ids(added[max(len(shared), closing) :], one.ids[run.message])
                 if rest.strip():
@@ -252,7 +252,7 @@ class FrameLearner:
         return TurnPrefix(cut_at_last_token(gap, self._tokens), "")
 
     def _list_gaps_after(self, role: str) -> set[str]:
-        """Return the template text behind messages of a role that the model does not answer."""
+        """Return the template text between a message of that role and one of another role than the model's."""
         return {
             gap
             for one in self._rendered_shapes.values()
@@ -264,7 +264,7 @@ class FrameLearner:
     def _render_text(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, *, with_prompt: bool = False
     ) -> str | None:
-        """Print a conversation, with the generation prompt if it is asked for; None if the template refuses it."""
+        """Render a conversation, optionally with the generation prompt; None if the template refuses it."""
         if not messages:
             return None
         key = to_json([list(messages), bool(tools), with_prompt])
@@ -278,7 +278,7 @@ class FrameLearner:
         return self._render_text(one.messages[:index], one.tools, with_prompt=True)
 
     def _get_prompt(self, one: _RenderedShape, index: int) -> str:
-        """Return the generation prompt before a message; none after the model's own, where templates print a part."""
+        """Return the generation prompt before a message; empty after the model's own, where templates print a part."""
         before = one.messages[index - 1]["role"] if index else "user"
         return "" if before in self._roles else self._get_prompt_after(one, before)
 
@@ -301,8 +301,7 @@ class FrameLearner:
     # ── ends ──
 
     def _learn_ends(self, seen: Sequence[_RenderedShape]) -> None:
-        # Answers first: what ends them tells how this template ends turns at all. Last turns are read when it is
-        # known what ends a turn that others follow.
+        # Answers first, because other turns mostly end like answers; last turns after the ones that others follow.
         runs = [(one, run) for one in seen for run in one.runs]
         for kind in ("assistant", "reasoning", "tool_call"):
             own = [(one, run) for one, run in runs if run.pieces[-1].kind == kind]
@@ -328,26 +327,26 @@ class FrameLearner:
             found[ending] = found.get(ending, 0) + 1
 
     def _find_end_before(self, one: _RenderedShape, run: _ContentRun, after: str, role: str, kind: str) -> str:
-        """Return what ends a turn before a message of `role`: what is printed there and at the end of the talk."""
+        """Return the end of a turn before a message of `role`: the text printed both there and at the end of a chat."""
         last = self._get_text_after_last(one, run)
         shared = "" if last is None else find_common_start(after, last, self._tokens).rstrip()
         own_end = max(piece.end for piece in run.pieces)
         in_span = one.text[own_end : one.bounds.get(run.message, own_end)].rstrip()
         if in_span and kind == "assistant" and shared.startswith(in_span):
-            # Both may go on with the header of what follows; the message's own span does not.
+            # Both may continue with the next message's header; the message's own span does not.
             shared = in_span
         if kind == "assistant":
             if shared:
                 return shared
             ending = self._strip_header(after, role).rstrip()
             if role in self._roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
-                # Two turns of the model that the template runs together: what stands between is the second one's.
+                # The template joins two turns of the model: the text between them belongs to the second.
                 return ""
         else:
             ending = self._find_answer_end(shared, after, role)
             if ending is not None:
                 return ending
-            # A call is ended by what closes it; the token that opens a result is the result's.
+            # A call ends with its closing text; the token that opens the result is part of the result's header.
             own = self._strip_header(after, role) if role in self._headers or role in self._roles else after
             ending = find_common_start(own, last, self._tokens).rstrip() if last is not None else ""
             if not self._next_header_ends:
@@ -362,7 +361,7 @@ class FrameLearner:
         return ending + token
 
     def _find_answer_end(self, shared: str, after: str, role: str) -> str | None:
-        """Return text after a call through what ends answers as well; None if that is not there."""
+        """Return the text after a call through an end that answers have too; None if it has none."""
         ends = self._list_answer_ends()
         if self._next_header_ends:
             return None
@@ -374,7 +373,7 @@ class FrameLearner:
         return own[: min(places)] if places else None
 
     def _strip_header(self, after: str, role: str) -> str:
-        """Return template text after a turn without the header of the message that follows."""
+        """Return template text after a turn without the next message's header."""
         if role in self._roles:
             prefixes = (x for x in sorted(self._learned.prefixes, key=_get_prefix_length, reverse=True) if x.header)
             prefix = next((x for x in prefixes if after.endswith(x.header + x.rest)), None)
@@ -385,7 +384,7 @@ class FrameLearner:
         return after[: len(after) - len(header)] if header and after.endswith(header) else after
 
     def _list_answer_ends(self) -> list[str]:
-        """Return what ends answers that others follow, and the last token of each, longest first."""
+        """Return the ends of answers that others follow, and the last token of each, longest first."""
         known = self._followed_answer_ends | {
             cut_at_last_token(end, self._tokens) for end in self._followed_answer_ends
         }
@@ -395,13 +394,13 @@ class FrameLearner:
         return self._renderer.contract.eos_token
 
     def _get_text_after_last(self, one: _RenderedShape, run: _ContentRun) -> str | None:
-        """Return what is printed after the same own text where the conversation ends there."""
+        """Return the text after the same own text in the conversation that ends with this message."""
         shown = self._render_shape(one.messages[: run.message + 1], one.tools)
         own = [r for r in shown.runs if r.message == run.message] if shown is not None else []
         return shown.text[max(p.end for p in own[-1].pieces) :] if shown is not None and own else None
 
     def _find_last_end(self, after: str, kind: str, ids: Sequence[str]) -> str | None:
-        """Return what ends a conversation's last turn; None if nothing does."""
+        """Return the end of a conversation's last turn; None if it has none."""
         shown = replace_call_ids(after, ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
         common_role = "tool" if kind == "tool_call" else "user"
@@ -423,11 +422,11 @@ class FrameLearner:
         places = [at + len(token) for token in tokens if (at := shown.find(token)) >= 0]
         if places:
             return shown[: min(places)]
-        # Closing text without an end: what earlier turns show is appended to it.
+        # Closing text without an end of turn: masking appends the end that earlier turns have.
         return None
 
     def _choose_finishes(self) -> dict[str, str]:
-        """Return per kind of last own text what ends such a turn where something follows."""
+        """Return by kind of last own text the most frequent end of such turns that others follow."""
         finish: dict[str, str] = {}
         for kind, roles in (("assistant", ("user",)), ("reasoning", ("user",)), ("tool_call", ("tool", "user"))):
             for role in roles:
@@ -439,7 +438,7 @@ class FrameLearner:
 
 
 def _quotes_probe(text: str) -> bool:
-    """Tell whether template text holds a probe's own text, which a template printed a second time."""
+    """Return whether template text contains own text of a probe, which the template printed a second time."""
     return "qz" in text
 
 
@@ -452,5 +451,5 @@ def _get_prefix_length(prefix: TurnPrefix) -> int:
 
 
 def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
-    """Learn the frames of a printer's template, with a row's own template values."""
+    """Learn the frames of a renderer's template for the given template values."""
     return FrameLearner(renderer, roles, kwargs).learn()

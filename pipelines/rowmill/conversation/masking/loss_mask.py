@@ -1,6 +1,6 @@
-"""Make the loss mask of a conversation: render, choose messages, find own text, cut the turns, verify.
+"""Make the loss mask of a conversation: render, choose messages, locate own text, cut the turns, verify.
 
-What belongs here: the order of those steps. What does not: which messages train (`supervision.py`), finding own text
+What belongs here: the order of those steps. What does not: which messages train (`supervision.py`), locating own text
 (`content_spans.py` by search, `owned_spans.py` by proof), which text of a turn trains (`turn_cutting.py`), the template
 text that may train (`template_frames.py`), the checks (`verification.py`).
 
@@ -8,8 +8,9 @@ text that may train (`template_frames.py`), the checks (`verification.py`).
                                              ├─► closed list ─► trained ─► verified
     proof     private code points ───────────┘
 
-Rows are searched, which is cheap, and proven if the search cannot decide or does not fit the closed list. A share of
-the searched rows, chosen by their hash, is proven too, and both masks must be equal.
+Own text is located by search, which is cheap. It is proven where the search cannot decide, or finds it between template
+text that is not on the closed list. A share of the searched rows, chosen by their hash, is proven too, and both masks
+must be equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,31 +34,31 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
 
 MASKING_VERSION = 4
-"""Raise it when any mask may change."""
+"""Increment it when any mask may change."""
 
 
 MAX_CACHED_FRAMES = 512
-"""Number of pairs of template and template values whose frames a process keeps."""
+"""Pairs of template and template values whose frames a process keeps."""
 
 _FRAME_CACHE: dict[str, TemplateFrames] = {}
-"""Frames by the identity of the renderer: datasets and maskers with one template share them."""
+"""Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
 def compute_share_threshold(share: float) -> int:
-    """Return the 64-bit bound under which the first eight bytes of a hash, little-endian, are in a share."""
+    """Return the largest value of a hash's first 8 bytes, as little-endian uint64, for which a row is in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
 def needs_plain_check(row_hash: bytes, share: float) -> bool:
-    """Return whether a row is in the share that is rendered a second time; its hash alone decides."""
+    """Return whether a row is in the share that is rendered a second time, which its hash alone determines."""
     return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= compute_share_threshold(share)
 
 
 class Masker:
     """Makes and verifies the masks of conversations rendered by one template.
 
-    One class of more than 250 lines: every step reads the same template, options and frames. The steps that do not are
-    functions in other modules.
+    More than 250 lines, because every step reads the same template, options and frames. Steps that do not are functions
+    of other modules.
     """
 
     def __init__(self, renderer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
@@ -70,8 +71,8 @@ class Masker:
         blocks = self._contract.generation_blocks != "none"
         if self._rules.spans == "generation" and not blocks:
             raise ConfigError(
-                "template.spans: generation needs a template with {% generation %} blocks, this one has none; "
-                "marks works with any template; write auto or marks"
+                "template.spans: generation needs a template with {% generation %} blocks, and this one has none; "
+                "auto and marks work with any template; set one of them"
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.trains_everything
         simple = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
@@ -85,14 +86,14 @@ class Masker:
     # ── one conversation ──
 
     def examples(self, conversation: Conversation) -> list[MaskedConversation | Rejected]:
-        """Make a conversation's examples as `turns` says: whole, per exchange, per message, or as the row needs.
+        """Mask every example that `template.turns` makes of a conversation.
 
         Invariant: every supervised message trains in exactly one example.
         """
         return [self.mask(one, only=only) for one, only in self.split_turns(conversation)]
 
     def split_turns(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
-        """Return the conversations that `turns` makes of a row, each with the messages that may train (None: all)."""
+        """Split a conversation as `template.turns` says; each part has the messages that may train (None: all)."""
         turns = self._rules.turns
         if turns == "auto":
             turns = "message" if self._rewrites_history(conversation) else "whole"
@@ -103,16 +104,16 @@ class Masker:
         return [*drafts] or [(conversation, None)]
 
     def frames(self, kwargs: Mapping[str, Json]) -> TemplateFrames:
-        """Return the template text that may train in rows with these template values; learned at the first row."""
+        """Return the frames for rows with these template values, learned at the first such row."""
         key = to_json(dict(kwargs)) if kwargs else ""
         known = self._frames.get(key)
         if known is None:
-            whose = f"{self._renderer.identity} {sorted(self._roles)} {key}"
-            known = _FRAME_CACHE.get(whose)
+            shared_key = f"{self._renderer.identity} {sorted(self._roles)} {key}"
+            known = _FRAME_CACHE.get(shared_key)
             if known is None:
                 if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
                     _FRAME_CACHE.clear()
-                known = _FRAME_CACHE[whose] = learn_frames(self._renderer, self._roles, kwargs)
+                known = _FRAME_CACHE[shared_key] = learn_frames(self._renderer, self._roles, kwargs)
             if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
             self._frames[key] = known
@@ -126,10 +127,11 @@ class Masker:
         prove_sample: bool = True,
         compare_plain: bool = True,
     ) -> MaskedConversation | Rejected:
-        """Render a conversation and find what trains; `only` limits supervision to some messages.
+        """Render a conversation and find its trained characters; `only` limits supervision to some messages.
 
-        A reject's reason is one of the closed list; its detail names messages and kinds. Rows in the checked share
-        are rendered plainly too (`compare_plain`), and if their mask was searched, it is also proven (`prove_sample`).
+        A row in the verified share is also rendered plainly (`compare_plain`), and if its mask was searched, it is
+        proven too (`prove_sample`). A reject has a reason of the closed list, and a detail that names messages and
+        kinds.
         """
         printed = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -155,7 +157,7 @@ class Masker:
     def _mask_by_search(
         self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], *, plain_only: bool
     ) -> MaskedConversation | Rejected | None:
-        """Mask a row by searching its own text in its messages' spans; None if the search cannot decide."""
+        """Mask a row by searching its own text in the messages' spans; None if the search cannot decide."""
         if self._allows_simple_chats and plain_only and not conversation.tools:
             masked = self._mask_simple_chat(conversation, printed)
             if masked is not None:
@@ -173,7 +175,7 @@ class Masker:
         located = self._locate_by_proof(conversation, printed)
         if located is None:
             return Rejected(
-                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
+                "span_not_found", "the template inspects text, which prevents the proof of where own text is"
             )
         return self._cut_and_verify(conversation, printed, supervised, located)
 
@@ -223,13 +225,13 @@ class Masker:
         )
 
     def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
-        """Return whether the recipe allows that nothing of a message is printed; then nothing of it trains."""
+        """Return whether the recipe accepts that nothing of a message is rendered, and so nothing of it trains."""
         kinds = {kind for kind, origin in dropped if origin == index}
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
     def _list_model_ranges(self, printed: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
-        """Return the ranges of the model's messages, by their spans or by their own text."""
+        """Return the ranges of the model's messages: their spans, or without spans their own text."""
         messages = printed.messages
         spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
         if spans:
@@ -237,10 +239,10 @@ class Masker:
         return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
     def _mask_simple_chat(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation | None:
-        """Mask a simple chat in one pass, or return None: then it is searched piece by piece.
+        """Mask a simple chat in one pass, with the same result as the search; None if it is not simple.
 
-        The result is that of the search. A row is simple if every message is printed whole in its own span, and every
-        assistant span is header, rest, own text, the known end of turn and white space, and nothing else.
+        A row is simple if every message is rendered whole in its own span, and every assistant span consists of header,
+        rest, own text, the known end of turn and white space.
         """
         text, spans, messages = printed.text, printed.spans, conversation.messages
         before = len(messages) - len(spans)
@@ -286,17 +288,18 @@ class Masker:
         return MaskedConversation(text, spans, tuple(trained), tuple(pieces)) if trained else None
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return what the template prints around contents of these roles; None if each row must be masked itself.
+        """Return the layout of chats with these roles; None if each of their rows must be masked by itself.
 
         A row of that layout has the mask that `mask` would give it. The layout is learned from the verified mask of
         placeholders, whose ownership is proven.
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
-        printed = self._renderer.render_placeholders(roles)
-        if printed is None:
+        placeholders = self._renderer.render_placeholders(roles)
+        if placeholders is None:
             return None
-        messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
+        contents = zip(roles, placeholders.contents, strict=True)
+        messages = [{"role": role, "content": content} for role, content in contents]
         conversation = Conversation(messages)
         rendered, masked = self._renderer.render(messages, None, {}), self.mask(conversation)
         if (
@@ -309,7 +312,7 @@ class Masker:
         proven = self._mask_by_proof(conversation, rendered, self.supervised(messages))
         if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
             return None
-        return learn_layout(roles, printed, masked, SPAN_KINDS)
+        return learn_layout(roles, placeholders, masked, SPAN_KINDS)
 
     def _train_all(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation:
         located = self._locate_by_proof(conversation, printed) or LocatedContent()
@@ -321,13 +324,13 @@ class Masker:
     # ── which messages ──
 
     def supervised(self, messages: Sequence[Message]) -> list[int]:
-        """Return the messages that train, as the loss options choose them."""
+        """Return the messages that the loss options choose to train."""
         return choose_supervised(messages, self._loss, self._roles)
 
     def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
         if not any(message["role"] in self._roles for message in messages):
             return Rejected("no_assistant", "no message has one of the model's roles")
-        return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
+        return Rejected("no_loss_tokens", "every message is context by its flag, its role, or loss.supervise")
 
     # ── dropped content ──
 
@@ -380,14 +383,17 @@ class Masker:
         return kept, count, excluded
 
     def _find_reasoning_end(self, text: str, span: Span, index: int, located: LocatedContent) -> int | None:
-        """Return where a message's reasoning region ends: after the frame that closes it; its start if it has none."""
+        """Return the end of a message's reasoning with its closing frame; `span.start` if it has no reasoning.
+
+        None if the end is unknown.
+        """
         reasoning, first = located.reasoning(index), located.answer(index)
         answer = span.end if first is None else first
         if reasoning is not None:
             for close in self._contract.reasoning_close:
                 if close and text.startswith(close, reasoning[1]):
                     return min(reasoning[1] + len(close), answer)
-            # Tags that came with the row are inside the content span.
+            # Tags that the row's content holds are part of the reasoning's piece.
             return reasoning[1] if text[reasoning[0] : reasoning[1]].rstrip().endswith(">") else None
         for frame in self._contract.empty_reasoning:
             if text.startswith(frame, span.start):
@@ -397,7 +403,7 @@ class Masker:
     # ── more than one example per conversation ──
 
     def _rewrites_history(self, conversation: Conversation) -> bool:
-        """Return whether the whole render lacks a supervised turn's prompt, or its text as the last turn."""
+        """Return whether some supervised turn is rendered differently once other turns follow it."""
         contract = self._contract
         if all(contract.prefix_preserving.values()) and set(contract.prompt_match.values()) == {"full"}:
             return False
@@ -438,9 +444,9 @@ _SPECIAL_KEYS = frozenset({"tool_calls", "reasoning_content", "inline_reasoning"
 
 
 def _find_plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
-    """Find the content of a message that has no other text.
+    """Find the content of a message without reasoning, calls or flags.
 
-    The content is too long to occur by chance, or follows a header directly and occurs nowhere else.
+    A content shorter than `SHORT_TEXT_CHARS` must directly follow `header` and occur only once.
     """
     content = message["content"]
     if not _SPECIAL_KEYS.isdisjoint(message) or type(content) is not str or not content or content.isspace():
@@ -453,13 +459,13 @@ def _find_plain_content(message: Message, text: str, start: int, end: int, heade
 
 
 def _collect_weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
-    """Return the loss weights, other than 1, of trained spans by their message."""
+    """Return the loss weights other than 1 of trained spans, by message."""
     found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
     return {index: weight for index, weight in sorted(found.items()) if weight != 1}
 
 
 def _merge_spans(trained: Sequence[Span]) -> tuple[Span, ...]:
-    """Return spans in order, adjacent ones of one message joined; they are disjoint already."""
+    """Join adjacent spans of the same message; `trained` is sorted and disjoint."""
     merged: list[Span] = []
     for span in trained:
         if merged and merged[-1].message == span.message and merged[-1].end == span.start:

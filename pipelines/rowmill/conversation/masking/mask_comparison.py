@@ -21,7 +21,7 @@ def _measure_common_prefix(left: str, right: str) -> int:
 def require_agreement(
     searched: MaskedConversation | Rejected, proven: MaskedConversation | Rejected
 ) -> MaskedConversation | Rejected:
-    """Return the mask that both methods give, a reject if they differ; where either rejects, the proof's result."""
+    """Return the mask if both methods agree, else a reject; if either method rejects, the proof's result."""
     if isinstance(searched, Rejected) or isinstance(proven, Rejected):
         return proven
     if (searched.text, searched.trained) != (proven.text, proven.trained):
@@ -30,7 +30,7 @@ def require_agreement(
 
 
 def _describe_mask_difference(searched: MaskedConversation, proven: MaskedConversation) -> str:
-    """Describe the first trained range that only one of two masks has."""
+    """Describe the first trained range that only one of the masks has."""
     in_search, in_proof = set(searched.trained), set(proven.trained)
     differing = sorted(in_search ^ in_proof, key=lambda span: (span.start, span.end))
     if not differing:

@@ -1,10 +1,10 @@
-"""Own texts whose place is proven, as the pieces that masks are cut from.
+"""Locate a row's own text from the proven ownership of its characters.
 
-What belongs here: from `CharacterOwnership` to pieces by message, and what a template did not print. What does not:
-proving (`Printer.ownership`), or finding own text by search (`content_spans.py`).
+What belongs here: `CharacterOwnership` → `LocatedContent`, with the own text that the template dropped. What does not:
+the proof (`ChatRenderer.prove_ownership`), or finding own text by search (`content_spans.py`).
 
-A call's arguments are one piece where the template prints them as JSON, so that braces are not taken for the
-template's; else each name and value is a piece, and values that are no text are found between their neighbours.
+A call's arguments are one piece if the template prints them as JSON, so that their braces do not count as template
+text. Otherwise every name and value is a piece, and numbers, booleans and nulls are searched between their neighbours.
 """
 
 import json
@@ -21,7 +21,7 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message
 
 _ARGUMENT_REACH_CHARS = 256
-"""Characters after a call's name within which its arguments begin, where none of them is text."""
+"""Characters after a call's name within which arguments without any string must begin."""
 
 
 def locate_proven_content(
@@ -31,7 +31,7 @@ def locate_proven_content(
     text: str,
     roles: frozenset[str],
 ) -> LocatedContent:
-    """Return the pieces of a render; `adapted` are the messages as the template saw them, `roles` the model's."""
+    """Return the pieces of a render; `adapted` are the messages passed to the template, `roles` the model's roles."""
     located = LocatedContent()
     by_call: dict[tuple[int, int], list[OwnedText]] = {}
     for one in ownership.texts:
@@ -49,7 +49,7 @@ def locate_proven_content(
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             _add_call_content(located, index, call, by_call.get((index, number), []), ownership.texts, text)
     for one, own in ownership.hidden:
-        # Of other messages nothing trains, and a wrong place would be worse than none.
+        # Text of other roles does not train, and no position is better than a wrong one.
         if messages[one.message]["role"] in roles:
             _add_hidden_content(located, one, own, messages, text, roles)
     located.sort()
@@ -77,7 +77,7 @@ def _add_call_content(
 def _find_whole_arguments(
     arguments: Json, names: Sequence[OwnedText], values: Sequence[OwnedText], text: str
 ) -> tuple[int, int] | None:
-    """Return where the JSON text of a call's arguments stands, if it holds all of their proven texts."""
+    """Return the range of a call's arguments as JSON, if it contains all of their proven texts."""
     if not isinstance(arguments, dict | list) or not arguments:
         return None
     name_end = max((one.end for one in names), default=0)
@@ -108,7 +108,7 @@ def _add_scalar_content(
     every: Sequence[OwnedText],
     text: str,
 ) -> None:
-    """Find values that are no text between their key, or the call's name, and the next own text of the row."""
+    """Find arguments other than strings between their key, or the call's name, and the row's next own text."""
     keys = {text[one.start : one.end]: one.end for one in texts if one.part == "call_key"}
     proven = {text[one.start : one.end] for one in texts if one.part != "call_name"}
     first = max((one.end for one in texts if one.part == "call_name"), default=0)
@@ -126,7 +126,7 @@ def _add_scalar_content(
 
 
 def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
-    """Find a value as JSON or as Python writes it, or all of its parts in their order."""
+    """Find a value as JSON or as Python's `repr`, or all of its parts in order."""
     if not isinstance(value, dict | list):
         places = [(at, at + len(form)) for form in list_leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
         return min(places, default=None)
@@ -154,7 +154,7 @@ def _iterate_leaves(value: Json) -> Iterator[Json]:
 
 
 def _iterate_texts(value: Json) -> Iterator[str]:
-    """Yield the texts and keys inside a value."""
+    """Yield the strings and keys inside a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -169,7 +169,10 @@ def _iterate_texts(value: Json) -> Iterator[str]:
 def _add_hidden_content(
     located: LocatedContent, one: OwnedText, own: str, messages: Sequence[Message], text: str, roles: frozenset[str]
 ) -> None:
-    """Find a text that could not be covered, where no other own text stands; its surroundings are judged later."""
+    """Find a text that could not be replaced by code points, outside all other own text.
+
+    The template text around it is checked later, against the closed list.
+    """
     located.sort()
     role = messages[one.message]["role"]
     before = max((p.end for p in located.iterate_spans() if p.message < one.message), default=0)

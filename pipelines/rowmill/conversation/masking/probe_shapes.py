@@ -1,12 +1,12 @@
-"""Conversations of every shape, from which a template's own text is learned.
+"""Probe conversations of every shape, from whose renders the template text around own text is learned.
 
-What belongs here: the shapes, each a short word of letters, and their messages. What does not: what their renders
-show (`frame_probes.py`).
+What belongs here: the shapes, written with one letter per message, and their messages. What does not: learning from
+their renders (`frame_probes.py`).
 
     u user   s system   t tool result   a answer   c call   d two calls   b text beside a call
     r reasoning and answer   o reasoning alone   e reasoning and call   f reasoning, text and call
 
-Own texts all hold `qz` and are in lower case, so that templates which lower-case them can be learned, too.
+All own texts contain `qz` and are lower-case, so that frames are also learned from templates that lower-case them.
 """
 
 from collections.abc import Iterator
@@ -38,13 +38,13 @@ _ARGUMENTS: tuple[Json, ...] = (
     {"qzmaps": [{"qzinner": "qzdeep"}, {"qzinner": "qzdeeper"}]},
     {"qzempty": "", "qzplace": "qzvalue", "qzlast": ""},
 )
-"""Arguments as calls have them: texts, numbers, nothing, and nested values."""
+"""Arguments of calls: strings, numbers, none, and nested values."""
 
 ProbeShape = tuple[list[Message], list[Json] | None]
 
 
 def make_probe_shapes(role: str) -> Iterator[ProbeShape]:
-    """Yield conversations of every shape, without and with tools; `role` is the model's."""
+    """Yield conversations of every shape, without and with tools; `role` is the model's role."""
     builder = _ProbeBuilder(role)
     for letters in ("ua", "uaua", "uauaua", "suaua", "aua", "saua", "aaua", "uaa", "uaaua", "uua", "uuaua", "uasua",
                     "uausa", "ssua"):  # fmt: skip
@@ -67,7 +67,7 @@ def make_probe_shapes(role: str) -> Iterator[ProbeShape]:
 
 
 class _ProbeBuilder:
-    """Builds conversations from letters."""
+    """Builds conversations from the letters of a shape."""
 
     def __init__(self, role: str, arguments: Json = None) -> None:
         self._role = role

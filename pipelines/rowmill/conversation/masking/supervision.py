@@ -1,6 +1,6 @@
-"""Choose the messages of a conversation that train.
+"""Choose which messages of a conversation train.
 
-What belongs here: the choice by flag, role and `supervise`, and the answers affected by dropped text. What does not:
+What belongs here: the choice by flag, role and `supervise`, and the answers that dropped text affects. What does not:
 which characters of a chosen message train (`turn_cutting.py`).
 """
 
@@ -11,7 +11,7 @@ from rowmill.schema.rows import Message
 
 
 def choose_supervised(messages: Sequence[Message], loss: Loss, roles: frozenset[str]) -> list[int]:
-    """Choose messages by flag first, then by role, then (for the model's roles) by `supervise`."""
+    """Choose messages by their own flag, else by role, else (for the model's roles) by `supervise`."""
     by_default = not loss.mask and loss.mask_default == "mask"
     if by_default and loss.supervise == "all_assistant":
         return [
@@ -42,7 +42,10 @@ def choose_supervised(messages: Sequence[Message], loss: Loss, roles: frozenset[
 
 
 def find_affected_answers(messages: Sequence[Message], origin: int, roles: frozenset[str]) -> Iterator[int]:
-    """Yield the assistant messages affected by text dropped from a message: itself, the next one, or all."""
+    """Yield the assistant messages that text dropped from message `origin` affects.
+
+    The message itself if it is the assistant's; every later one for a system message or the tools (−1); else the next.
+    """
     if origin >= 0 and messages[origin]["role"] in roles:
         yield origin
         return

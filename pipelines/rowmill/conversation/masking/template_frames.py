@@ -1,15 +1,15 @@
-r"""The closed list of template text that may train, and how a turn is cut by it.
+r"""Frames: the closed list of template text that may train, and matching a turn with it.
 
-What belongs here: the texts that a template may print around a model's own text, and matching them. What does
-not: learning them (`frame_probes.py`), or the options that choose among them (`turn_cutting.py`).
+What belongs here: the template text around the model's own text, and matching it. What does not: learning it
+(`frame_probes.py`), or the options that choose which parts train (`turn_cutting.py`).
 
     …<|im_end|>\n <|im_start|>assistant\n <think>\n\n</think>\n\n Hello \n<tool_call>\n{"name": " get … <|im_end|> \n
                   └──── header ────┘ └──── rest ───┘ └own┘└───── inner ────┘└own┘    └─ end ─┘
                   the prompt prints it  the model writes all of this
 
-A header is what the generation prompt prints, so the model never writes it; the rest, what stands between own
-texts, and the end are the model's to write. All three are learned from probes of every shape of conversation.
-What a row shows beside its own texts and is not in the list cannot be trained: the row is refused.
+The header is part of the generation prompt, so the model never writes it. The model writes the rest, the inner text
+between own texts, and the end. All are learned from probe conversations of every shape. A row with any other template
+text around its own text is rejected.
 """
 
 import re
@@ -26,31 +26,31 @@ _SCALARS = re.compile(_SCALAR_PATTERN)
 _JSON_SYNTAX = rf"(?:[\s{{}}\[\]\",:]|{_SCALAR_PATTERN})*"
 _JSON_START = re.compile(_JSON_SYNTAX)
 _JSON_END = re.compile(rf"{_JSON_SYNTAX}\Z")
-"""What JSON may print around and between the texts of a call's arguments, however deep they are nested."""
+"""The end of a text that is JSON syntax and scalars: what JSON prints around the strings of a call's arguments."""
 
 
 ID_PLACEHOLDER = "\0"
-"""Stands for any identifier of a call: templates print it among their own text."""
+"""Placeholder for a call's id, which templates print within template text."""
 MIN_ID_CHARS = 3
-"""Characters from which an identifier is taken for one; shorter ones stand in other text by chance."""
+"""Ids shorter than this are ignored: they occur in other text by chance."""
 
 
 def replace_call_ids(text: str, ids: Sequence[str]) -> str:
-    """Return template text in which `ID_PLACEHOLDER` stands for the identifiers of its message's calls."""
+    """Replace the ids of a message's calls in template text by `ID_PLACEHOLDER`."""
     for one in ids:
         text = text.replace(one, ID_PLACEHOLDER)
     return text
 
 
 def fill_in_call_ids(text: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the texts for which a learned one stands in a message whose calls have these identifiers."""
+    """Return learned template text with its placeholder filled in, once for each call id of the message."""
     if ID_PLACEHOLDER not in text:
         return (text,)
     return tuple(text.replace(ID_PLACEHOLDER, one) for one in ids)
 
 
 def get_call_ids(message: Message) -> tuple[str, ...]:
-    """Return the identifiers of an adapted message's calls, longest first; the last call's among them."""
+    """Return the ids of an adapted message's calls, in order."""
     calls = message.get("tool_calls")
     found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return tuple(one for one in found if isinstance(one, str) and len(one) >= MIN_ID_CHARS)
@@ -58,7 +58,7 @@ def get_call_ids(message: Message) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TurnPrefix:
-    """What a template prints before a turn's first own text: the prompt's `header`, and the `rest`, which trains."""
+    """Template text before a turn's first own text: the `header`, part of the prompt, and the `rest`, which trains."""
 
     header: str
     rest: str
@@ -68,10 +68,10 @@ class TurnPrefix:
 class TemplateFrames:
     """Template text that may train, for one template and its values.
 
-    `leads` are sorted by length, the longest first. `inner` holds (kind before, kind after, `normalize_inner_text`).
-    `ends` maps (kind of the last own text, role of the message that follows or "") to what ends such a turn, longest
-    first; `finish` maps the kind to what is appended where a conversation's last turn lacks it. `headers` are what
-    messages of other roles begin with, wherever they stand.
+    `prefixes` are sorted longest first. `inner` holds (kind before, kind after, `normalize_inner_text`). `ends` maps
+    (kind of the last own text, role of the next message or "") to the ends of such turns, longest first. `finish` maps
+    the kind to the end that is appended to a last turn without one. `headers` maps every other role to the text with
+    which its messages always begin.
     """
 
     prefixes: tuple[TurnPrefix, ...] = ()
@@ -83,36 +83,36 @@ class TemplateFrames:
 
     @cached_property
     def _ends_by_kind(self) -> dict[str, list[str]]:
-        """Per kind all ends that are known for it, longest first."""
+        """All known ends by kind, longest first."""
         found: dict[str, set[str]] = {}
         for (kind, role), ends in self.ends.items():
-            # Between two turns of the model the end may be missing, or half of it.
+            # Between two turns of the model the end may be missing in whole or in part.
             if role in self.model_roles:
                 continue
             found.setdefault(kind, set()).update(end for end in ends if end)
         return {kind: sorted(ends, key=_get_length_order) for kind, ends in found.items()}
 
     def list_ends(self, kind: str) -> list[str]:
-        """Return whatever ends a turn of that kind, longest first."""
+        """Return all ends of turns of that kind, longest first."""
         return self._ends_by_kind.get(kind, [])
 
     def match_prefix(self, text: str, start: int, position: int, ids: Sequence[str]) -> TurnPrefix | None:
-        """Return the lead that ends at `place` of a render, of which nothing may stand before `start`.
+        """Return the prefix that ends at `position` of a render and begins at `start` or later.
 
-        `ids` are the identifiers of the message's calls, here and below.
+        `ids` are the ids of the message's calls, here and below.
         """
         for prefix in self.prefixes:
             for rest in fill_in_call_ids(prefix.rest, ids) if ID_PLACEHOLDER in prefix.rest else (prefix.rest,):
                 own = _match_ignoring_numbers(rest, text, start, position)
                 if own is None or not text.endswith(prefix.header, start, position - len(own)):
                     continue
-                # Without a header it is known only directly behind other own text, or at the head of the render.
+                # A prefix without header must directly follow other own text or begin the render.
                 if prefix.header or position - len(own) == start:
                     return TurnPrefix(prefix.header, own)
         return None
 
     def allows_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
-        """Tell whether a template may print this between own texts of one message."""
+        """Return whether the template may print `text` between own texts of one message."""
         return (
             not text
             or text.isspace()
@@ -120,10 +120,10 @@ class TemplateFrames:
         )
 
     def match_end(self, text: str, position: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
-        """Return what ends the turn whose last own text ends at `place`; None if it is not a known end.
+        """Return the end of the turn whose last own text ends at `position`; None if the text there is not a known end.
 
-        `roles` are those of the message that follows and of the next one that is printed, "" for none. What is known
-        for them comes first; else whatever ends a turn of that kind elsewhere.
+        `roles`: of the next message and of the next rendered one, "" for none. Ends known before these roles are tried
+        first, then all ends of turns of that kind.
         """
         closing = measure_json_closing(text, position) if kind == "tool_call" else 0
         found = self._match_known_end(text, position + closing, kind, roles, ids)
@@ -139,7 +139,7 @@ class TemplateFrames:
         matches = matches or _list_ends_at(every, text, position, ids)[:1]
         if matches:
             return max(matches, key=len)
-        # Before such a message nothing ends such a turn, or nothing ever ends an answer.
+        # The template prints no end before such a message, or never ends an answer.
         runs_on = any(
             ends is not None and (not any(ends) or ("" in ends and role in self.model_roles))
             for ends, role in zip(known, roles, strict=True)
@@ -147,21 +147,21 @@ class TemplateFrames:
         return "" if runs_on or (not every and kind == "assistant") else None
 
     def get_finish(self, kind: str, ids: Sequence[str]) -> str:
-        """Return what ends a turn of that kind where something follows it."""
+        """Return the end of a turn of that kind that other messages follow."""
         return next(iter(fill_in_call_ids(self.finish.get(kind, ""), ids[-1:])), "")
 
     def find_only_end(self, kind: str, role: str) -> str:
-        """Return what ends such turns if it is always the same; else nothing."""
+        """Return the end of such turns if there is only one, else an empty string."""
         known = self.ends.get((kind, role), ())
         return known[0] if len(known) == 1 else ""
 
     def list_plain_rests(self, header: str) -> frozenset[str]:
-        """Return what may stand between a header and a plain answer."""
+        """Return the texts that the template prints between this header and a plain answer."""
         return frozenset(prefix.rest for prefix in self.prefixes if prefix.header == header)
 
 
 def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> str | None:
-    """Return what stands before `place` if it is `rest`, whatever its numbers are; None if it is not."""
+    """Return the text that ends at `position` if it equals `rest` up to its numbers, else None."""
     if text.endswith(rest, start, position):
         return rest
     if not _DIGITS.search(rest):
@@ -172,7 +172,7 @@ def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> 
 
 
 def _list_ends_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> list[str]:
-    """Return the ends that stand at a place, in their order."""
+    """Return those of the ends that begin at a position."""
     return [
         one
         for end in ends
@@ -188,7 +188,7 @@ def _get_length_order(text: str) -> tuple[int, str]:
 def normalize_inner_text(before: str, after: str, text: str, ids: Sequence[str]) -> str:
     """Return the form in which text between own texts of two kinds is learned and looked up.
 
-    Beside a call's own text, JSON syntax and values that are no text are left out: they follow from the row.
+    Next to a call's own text, JSON syntax and scalars are removed: they follow from the row.
     """
     return _normalize_without_ids(before, after, replace_call_ids(text, ids))
 
@@ -204,7 +204,7 @@ def _normalize_without_ids(before: str, after: str, text: str) -> str:
 
 
 def measure_json_closing(text: str, position: int) -> int:
-    """Return how many characters of JSON syntax stand at a place."""
+    """Return how many characters of JSON syntax and scalars begin at a position."""
     found = _JSON_START.match(text, position)
     return found.end() - position if found else 0
 
@@ -220,17 +220,17 @@ def _compile_unit_pattern(control_tokens: tuple[str, ...]) -> "re.Pattern[str]":
 
 
 def split_into_units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
-    """Cut template text into control tokens, tags, words, and single other characters."""
+    """Split template text into control tokens, tags, words, and single other characters."""
     return _compile_unit_pattern(control_tokens).findall(text)
 
 
 def find_common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
-    """Return the whole units with which two texts begin."""
+    """Return the longest common prefix of whole units."""
     return _join_common_units(split_into_units(first, control_tokens), split_into_units(second, control_tokens))
 
 
 def find_common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
-    """Return the whole units with which all texts end."""
+    """Return the longest common suffix of whole units."""
     found = split_into_units(texts[0], control_tokens)[::-1]
     for text in texts[1:]:
         other = split_into_units(text, control_tokens)[::-1]
@@ -252,7 +252,7 @@ def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def find_first_token(text: str, control_tokens: tuple[str, ...]) -> str:
-    """Return the control token with which a text begins after white space, with that white space; else nothing."""
+    """Return the control token that begins a text, with the white space before it; empty if there is none."""
     start = text.lstrip()
     token = max((token for token in control_tokens if token and start.startswith(token)), key=len, default="")
     written = re.match(CONTROL_TAG_PATTERN, start)
@@ -261,7 +261,7 @@ def find_first_token(text: str, control_tokens: tuple[str, ...]) -> str:
 
 
 def cut_at_last_token(text: str, control_tokens: tuple[str, ...]) -> str:
-    """Return a text from its last control token or tag on; all of it if it has none."""
+    """Return a text from its last control token or tag on; the whole text if it has none."""
     parts = split_into_units(text, control_tokens)
     for i in range(len(parts) - 1, -1, -1):
         if len(parts[i]) > 1 and (parts[i] in control_tokens or parts[i][0] in "<["):
@@ -269,14 +269,14 @@ def cut_at_last_token(text: str, control_tokens: tuple[str, ...]) -> str:
     return text
 
 
-# ── the header in what stands before a turn ──
+# ── the header in the text before a turn ──
 
 
 def split_turn_prefix(gap: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> TurnPrefix | None:
-    """Find the generation prompt in the text before a turn's first own text; what follows it is the rest.
+    """Split the text before a turn's first own text at the generation prompt; the text after it is the rest.
 
-    The whole prompt, then the whole prompt with other white space, then the longest run of whole units that begins
-    at its first unit or a control token and holds more than white space. `prompts` are tried in their order.
+    Tried in turn, each with all `prompts`: the whole prompt; the prompt with other white space; the longest run of
+    whole units of it that begins at its first unit or a control token and is not only white space.
     """
     known = [prompt for prompt in prompts if prompt]
     for prompt in known:
@@ -296,7 +296,7 @@ def split_turn_prefix(gap: str, prompts: Sequence[str], control_tokens: tuple[st
 
 
 def contains_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> bool:
-    """Tell whether a whole prompt stands in a text, with whatever white space."""
+    """Return whether a text contains a whole prompt, up to white space."""
     known = [prompt for prompt in prompts if prompt.strip()]
     return any(
         prompt in text or _find_last_match(_make_spaced_pattern(prompt, control_tokens), text) for prompt in known
@@ -304,7 +304,7 @@ def contains_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str
 
 
 def _make_spaced_pattern(prompt: str, control_tokens: tuple[str, ...]) -> str:
-    """Return a pattern of a prompt's units with any white space between them."""
+    """Return a pattern that matches a prompt's units with any white space between them."""
     parts = [unit for unit in split_into_units(prompt, control_tokens) if not unit.isspace()]
     joined = r"\s*".join(map(re.escape, parts))
     return joined + (r"\s*" if prompt[-1:].isspace() else "") if parts else r"(?!)"
@@ -321,7 +321,7 @@ def _find_last_match(pattern: str, text: str) -> tuple[int, int] | None:
 def _list_unit_runs(prompt: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
     """Return runs of whole units of a prompt, longest first.
 
-    Never single characters: `<think>` and `<tool_call>` share `<t`.
+    Units, not characters, because `<think>` and `<tool_call>` share `<t`.
     """
     longest_first = [
         *map(re.escape, sorted(control_tokens, key=len, reverse=True)),

@@ -1,19 +1,19 @@
-r"""From own text to trained characters: one policy for both sources of spans.
+r"""Cut turns into their parts and choose the trained ones: the same rules for marks and generation blocks.
 
-What belongs here: the parts of a model's turn, what of each the options train, and the refusal of template text
-that is not in the closed list. What does not: where own text stands (`content_spans.py`, `owned_spans.py`), the list
-itself (`template_frames.py`), or the choice of messages (`Masker`).
+What belongs here: the parts of a model's turn, which of them the options train, and the reject of template text that
+is not on the closed list. What does not: locating own text (`content_spans.py`, `owned_spans.py`), the closed list
+(`template_frames.py`), or the choice of messages (`supervision.py`).
 
     <|im_start|>assistant\n <think>\n\n</think>\n\n Hello<tool_call>get</tool_call> <|im_end|> \n
     └───── header ───────┘ └─────────────── body ──────────────────────────────────┘└─ end ─┘└ trailing
 
-    part       marks say   {% generation %} says    option
+    part       with marks  with {% generation %}    option
     header     mask        as the block             loss.lead
     body       train       as the block
     end        train       as the block             loss.end_of_turn
     trailing   mask        as the block             loss.trailing
 
-An option that is given wins over what the source says.
+An option that is set overrides both columns.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 @dataclass(frozen=True, slots=True)
 class TurnBounds:
-    """One run of a message's own text and the template text that is part of its turn, as ends of the parts.
+    """The positions at which the parts of one turn begin and end.
 
     `[header, start)` is the header, `[start, stop)` the body, `[stop, end)` the end of turn, `[end, trailing)` white
-    space; `own_end` is where the last own text ends.
+    space; `own_end` is the end of the last own text.
     """
 
     message: int
@@ -47,7 +47,7 @@ class TurnBounds:
 
 @dataclass(frozen=True, slots=True)
 class TrainedText:
-    """The trained characters of a render, and the text with an end of turn where one had to be appended."""
+    """The trained spans of a render, and its text, with an end of turn if one had to be appended."""
 
     trained: list[Span]
     text: str
@@ -55,14 +55,14 @@ class TrainedText:
 
 @dataclass(frozen=True, slots=True)
 class _ContentGroup:
-    """Pieces of one message with no other message's between them; template text around it is `[before, after)`."""
+    """Consecutive pieces of one message; with the template text around them they fill `[before, after)`."""
 
     message: int
     pieces: list[ContentSpan]
     before: int
     after: int
     follower: int
-    """The message of the own text behind it; −1 for the last group."""
+    """The message of the next group; −1 for the last group."""
 
 
 class TurnCutter:
@@ -91,9 +91,9 @@ class TurnCutter:
         self._overrides_blocks = any(option is not None for option in options)
 
     def cut(self, located: LocatedContent, supervised: Sequence[int]) -> TrainedText | Rejected:
-        """Return what trains of the supervised messages.
+        """Return the trained spans of the supervised messages.
 
-        Rejects with `foreign_text_trained` if text would train that the template is not known to print there.
+        Rejects with `foreign_text_trained` if template text would train that is not on the closed list.
         """
         wanted = set(supervised)
         trained = self._select_block_spans(wanted) if self._by_blocks else []
@@ -117,12 +117,12 @@ class TurnCutter:
         return TrainedText(_sort_trained_spans(trained), text)
 
     def _select_block_spans(self, wanted: set[int]) -> list[Span]:
-        """Return exactly the characters of generation blocks that lie in supervised messages."""
+        """Return the parts of generation blocks that are in supervised messages."""
         trained: list[Span] = []
         last = len(self._messages) - 1
         for block in self._rendered.generation:
             if block.message < 0:
-                # Outside every message, as an EOS after the loop: the last message's, if it trains.
+                # A block outside every message, such as an EOS after the loop, belongs to the last message.
                 if last in wanted and block.end > block.start:
                     trained.append(Span(block.start, block.end, last))
                 continue
@@ -171,16 +171,16 @@ class TurnCutter:
         return TurnBounds(index, last.kind, start - len(prefix.header), start, own_end, stop, end, trailing)
 
     def _find_following_roles(self, group: _ContentGroup) -> tuple[str, ...]:
-        """Return the role of the message that follows, and that of the next own text if it is another."""
+        """Return the role of the next message, and that of the next rendered message if it differs."""
         following = [i for i in (group.message + 1, group.follower) if 0 < i < len(self._messages)]
         found = dict.fromkeys(self._messages[i]["role"] for i in following)
-        # An empty message behind the last own text prints its header all the same.
+        # An empty message after the last own text still prints its header.
         return tuple(found) or ("",)
 
     def _find_prefix(self, group: _ContentGroup, ids: Sequence[str]) -> tuple[TurnPrefix, int] | None:
-        """Return the lead of a turn, and where its rest begins.
+        """Return the prefix of a turn, and where its rest begins.
 
-        White space at the edges of own text may be the template's instead, which prints the same.
+        Tried also after the white space with which own text begins, since the template may have printed it.
         """
         text, first = self._text, group.pieces[0]
         for position in dict.fromkeys(
@@ -196,7 +196,7 @@ class TurnCutter:
         return Rejected("foreign_text_trained", f"message {index}: unknown template text {shown!r} {where}")
 
     def _measure_frame_close(self, ending: str, kind: str) -> int:
-        """Return how much of a turn's end closes the frame of its last own text, as `</tool_call>` does."""
+        """Return how many characters of a turn's end close the frame of its last own text, as `</tool_call>` does."""
         if kind == "assistant":
             token = next((end for end in self._get_end_tokens() if ending.endswith(end)), "")
             return len(ending) - len(token) if token else 0
@@ -210,14 +210,14 @@ class TurnCutter:
         return _list_end_tokens(self._contract.eos_token, self._contract.control_tokens)
 
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
-        """Tell whether a conversation's last turn prints the beginning of an end, or nothing."""
+        """Return whether the text after a last turn is empty or a part of the end of turn."""
         shown = after[measure_json_closing(after, 0) :] if kind == "tool_call" else after
         return not shown.strip() or shown.rstrip() in self._frames.get_finish(kind, ids)
 
     # ── what trains ──
 
     def _add_turn(self, trained: list[Span], turn: TurnBounds) -> list[Span]:
-        """Add a turn's trained parts: each as its option says, else as the source of spans does."""
+        """Add a turn's trained parts: each as its option says, else by the table above."""
         parts = (
             (turn.header, turn.start, self._loss.lead, "mask"),
             (turn.start, turn.stop, None, "train"),
@@ -234,7 +234,7 @@ class TurnCutter:
         return trained
 
     def _append_end(self, turn: TurnBounds) -> tuple[Span | None, str]:
-        """Append what the end of a conversation lacks; white space before it trains, being part of the end."""
+        """Append the part of the end of turn that a conversation lacks; white space before it trains as part of it."""
         text, finish = self._text, self._loss.finish
         if self._loss.end_of_turn == "mask" or (self._by_blocks and finish == "auto"):
             return None, text
@@ -254,7 +254,7 @@ class TurnCutter:
         return Span(turn.own_end, len(text) + len(ending), turn.message), text + ending
 
     def _find_late_ends(self, located: LocatedContent, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
-        """Return ends of turn that a template prints after other messages' text, inside the message's own span."""
+        """Return ends of turn that a template prints after text of other messages, in a later span of the message."""
         spans = self._rendered.spans
         if self._loss.end_of_turn == "mask" or len({span.message for span in spans}) == len(spans):
             return []
@@ -274,7 +274,7 @@ class TurnCutter:
     # ── messages of other roles ──
 
     def _cut_other_role(self, group: _ContentGroup) -> Span:
-        """Return a message of another role: header included, white space after it not."""
+        """Return the span of a message of another role, with its header and without the white space after it."""
         text, index = self._text, group.message
         header = self._frames.headers.get(self._messages[index]["role"], "")
         first, own_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
@@ -294,7 +294,7 @@ class TurnCutter:
 
 
 def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_ContentGroup]:
-    """Return pieces grouped by message, in the order of the text."""
+    """Group consecutive pieces of the same message, with the bounds of the template text around each group."""
     groups = group_by_message(pieces)
     found: list[_ContentGroup] = []
     before = 0
@@ -309,12 +309,12 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_Cont
 
 @lru_cache(maxsize=64)
 def _list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the tokens that may end a turn: those that do not close a tag."""
+    """Return the tokens that may end a turn: all but closing tags."""
     return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 
 
 def _find_missing_end(ending: str, rendered: str) -> str:
-    """Return what of an end is not printed yet."""
+    """Return the part of an end that is not rendered yet."""
     for shown in (rendered, rendered.rstrip()):
         if shown and shown in ending:
             return ending[ending.rfind(shown) + len(shown) :]
@@ -332,7 +332,7 @@ def _measure_trailing_blank(text: str, start: int, end: int) -> int:
 
 
 def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:
-    """Return what of a span lies outside a range."""
+    """Return the parts of a span outside a range."""
     if end <= span.start or span.end <= start:
         return [span]
     parts = [Span(span.start, start, span.message), Span(end, span.end, span.message)]
@@ -340,7 +340,7 @@ def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:
 
 
 def _sort_trained_spans(trained: Sequence[Span]) -> list[Span]:
-    """Return spans by their start, without the characters that an earlier one of the same message holds."""
+    """Sort spans by their start and remove overlaps."""
     found: list[Span] = []
     for span in sorted(trained, key=_get_span_start):
         start = max(span.start, found[-1].end) if found else span.start

@@ -1,14 +1,15 @@
-r"""Masks of plain chats, a batch at a time: what stands around contents, learned once per sequence of roles.
+r"""Masks of plain chats, a batch at a time: the template text around contents, learned once per sequence of roles.
 
-What belongs here: learning a shape from one verified mask, and the rows that have it. What does not: the
-proof that contents are only printed (`Printer.opaque`), tokens (`tokenizer.py`).
+What belongs here: learning a layout from one verified mask, and the positions of contents in rows of that layout. What
+does not: the proof that the template only prints contents (`ChatRenderer.render_placeholders`), tokens
+(`tokenization/`).
 
-    roles     user, assistant                     one shape
+    roles     user, assistant                     one layout
     text      <|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n%s<|im_end|>\n
     place      0: 17 bytes before, context           1: 33 bytes before, trains itself and 10 bytes after
 
-A row has a shape if its messages are roles and contents and nothing else, and if its contents keep what the
-template's print rests on. Its text and its mask then follow by addition.
+A row has a layout if its messages have only a role and a content, and its contents satisfy the conditions of
+`PlaceholderRendering`. Text and mask then follow by addition.
 """
 
 import re
@@ -24,18 +25,18 @@ from rowmill.core.arrays import Ints
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
-"""The columns of `TurnLayout.places`. In bytes: constant text before a content; how much of the text around it trains
-with it."""
+"""The columns of `TurnLayout.places`. In bytes: the constant text before a content, and how much of the text before and
+after it trains with it."""
 
 MAX_CACHED_LAYOUTS = 4096
-"""Shapes that a worker keeps; conversations of very many turns are nearly all different."""
+"""Layouts that a worker keeps; nearly every long conversation has a different sequence of roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLayout:
-    """What a template prints around the contents of a sequence of roles.
+    """The template text around the contents of one sequence of roles.
 
-    `pattern` is the text with `%s` for each content; `places` int64[contents, 6] as the columns above say.
+    `pattern` is the text with `%s` for each content; `places` is int64[contents, 6] with the columns above.
     """
 
     roles: tuple[str, ...]
@@ -43,20 +44,20 @@ class TurnLayout:
     places: Ints
     masked: MaskedConversation
     lengths: tuple[int, ...]
-    """Characters of the placeholders from which the shape was learned."""
+    """Characters of each placeholder from which the layout was learned."""
     frame: str
-    """All that the template prints itself; a content that stands in it could be taken for it, so its row goes alone."""
+    """All template text; a content that occurs in it could be mistaken for it, so such a row is masked by itself."""
     literals: frozenset[str]
-    """Texts that no content may hold."""
+    """Texts that no content may contain."""
     edges: tuple[tuple[int, str | None], ...]
-    """Messages whose contents must not begin or end with the characters; None: with white space."""
+    """(message, characters with which its content must not begin or end; None: white space)."""
 
     def text(self, contents: Sequence[str]) -> str:
-        """Return the print of a row."""
+        """Return the rendered text of a row."""
         return self.pattern % tuple(contents)
 
     def holds(self, contents: Sequence[str]) -> bool:
-        """Tell whether contents keep what the print rests on, literals left out."""
+        """Return whether contents satisfy the layout's conditions, except `literals`, which the caller checks."""
         if not all(contents) or any(map(str.isspace, contents)):
             return False
         if any(len(content) >= MIN_FOREIGN_CHARS and content.strip() in self.frame for content in contents):
@@ -64,7 +65,7 @@ class TurnLayout:
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
     def mask(self, contents: Sequence[str]) -> MaskedConversation:
-        """Return the mask of one row: what the batch's arrays say, as objects; for comparing both ways."""
+        """Return the mask of one row as objects, for comparison with the reference path."""
         moved = [0]
         for content, length in zip(contents, self.lengths, strict=True):
             moved.append(moved[-1] + len(content) - length)
@@ -84,7 +85,7 @@ class TurnLayout:
 def learn_layout(
     roles: Sequence[str], placeholders: PlaceholderRendering, masked: MaskedConversation, kinds: Sequence[str]
 ) -> TurnLayout | None:
-    """Return the shape that a verified mask of placeholders shows; null if its parts do not lie as plain chats' do."""
+    """Return the layout that a verified mask of placeholders shows; None if it is not laid out like a plain chat."""
     text = placeholders.text
     if masked.text != text or len(masked.pieces) != len(placeholders.contents):
         return None
@@ -125,9 +126,9 @@ def _measure_content_place(
 
 @dataclass(frozen=True, slots=True)
 class ContentPositions:
-    """Rows of known shapes as arrays: `counts` int64[N] contents each, and for every content of every row its place.
+    """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
 
-    `starts` and `ends` are the bytes of contents in their row's text; `places` int64[contents, 6] as in `TurnLayout`.
+    `starts` and `ends`: int64 byte offsets in the row's text; `places`: int64[contents, 6] as in `TurnLayout`.
     """
 
     counts: Ints
@@ -136,19 +137,19 @@ class ContentPositions:
     places: Ints
 
 
-def compute_content_positions(shapes: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
-    """Say where contents stand in the texts of rows, given each row's shape and the bytes of all their contents."""
-    counts = np.array([len(shape.places) for shape in shapes], np.int64)
-    places = np.concatenate([shape.places for shape in shapes])
+def compute_content_positions(layouts: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
+    """Return where contents are in the texts of rows, given each row's layout and the bytes of all contents."""
+    counts = np.array([len(layout.places) for layout in layouts], np.int64)
+    places = np.concatenate([layout.places for layout in layouts])
     lengths = np.array(sizes, np.int64)
     ends = np.cumsum(places[:, BEFORE] + lengths)
     firsts = np.cumsum(counts) - counts
-    # Ends run over all rows; what the rows before have is taken off again.
+    # The sum runs over all rows; subtract the bytes of the rows before.
     ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts)
     return ContentPositions(counts, ends - lengths, ends, places)
 
 
 def make_literal_pattern(literals: frozenset[str]) -> str:
-    """Return a pattern that finds any of the texts in JSON text, escaped or not."""
+    """Return a pattern that matches any of the literals in JSON text, escaped or not."""
     forms = {form for one in literals for form in (one, orjson.dumps(one)[1:-1].decode())}
     return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))

@@ -1,7 +1,7 @@
-"""The laws that every mask must keep; a row whose mask breaks one is refused.
+"""Verify a mask: own text trains, other messages' text does not, and every supervised message has trained text.
 
-What belongs here: own text trains, other text does not, and every supervised message trains something. What
-does not: making the mask (`Masker`), or comparing the print with a plain one, which needs the printer.
+What belongs here: the checks that need only the mask; a row that fails one is rejected. What does not: making the mask
+(`loss_mask.py`), or comparing the render with a plain one, which needs the renderer.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rowmill.conversation.masking.content_spans import LocatedContent
 from rowmill.schema.rows import ContentSpan, Rejected, Span
 
 MIN_FOREIGN_CHARS = 8
-"""Characters from which another message's text inside a trained span is no coincidence."""
+"""Texts of another message at least this long do not occur in a trained span by chance."""
 
 
 def verify_mask(
@@ -21,10 +21,10 @@ def verify_mask(
     excluded: set[int],
     constants: frozenset[str] | None,
 ) -> Rejected | None:
-    """Check that own text trains, that no other text does, and that every supervised message has some that trains.
+    """Return the reject of a mask that fails a check, else None.
 
-    With `constants` spans come from the template's blocks, about whose text nothing is known but that it holds these
-    texts in every such message; without, their template text is on the closed list already.
+    `constants`, given if the spans come from `{% generation %}` blocks: template text that such blocks contain in every
+    message. None: the spans' template text was already matched against the closed list.
     """
     by_message: dict[int, list[Span]] = {}
     for span in trained:
@@ -38,8 +38,8 @@ def verify_mask(
             return Rejected("assistant_untrained", f"message {index}")
         own = located.own.get(index)
         if not own:
-            # Template text alone: an empty answer that the row does not have.
-            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
+            # Only template text would train: an empty answer that the row does not have.
+            return Rejected("assistant_untrained", f"message {index}: the template prints nothing of it")
         for piece in own:
             if piece.kind == "reasoning" and index in excluded:
                 continue
@@ -47,7 +47,7 @@ def verify_mask(
             if not (spans[0].start <= start and end <= spans[0].end) and not any(
                 span.start <= start and end <= span.end for span in spans
             ):
-                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
+                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; set template.spans: marks")
         problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
         if problem is not None:
             return problem
@@ -62,7 +62,7 @@ def _find_foreign_text(
     located: LocatedContent,
     constants: frozenset[str],
 ) -> Rejected | None:
-    """Refuse a message whose trained spans hold another message's text beside its own."""
+    """Reject a message whose trained spans contain text of another message."""
     ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
     for span in spans:
         for start, end in _find_uncovered_parts(span, ranges):
@@ -72,9 +72,11 @@ def _find_foreign_text(
                 for piece in pieces:
                     if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
                         found = text[piece.start : piece.end]
-                        # What is the message's own as well, such as a value that two calls share, is not foreign.
+                        # Text that both messages have, such as a value that two calls share, is not foreign.
                         if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
-                            return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
+                            return Rejected(
+                                "foreign_text_trained", f"message {index} would train on text of message {other}"
+                            )
     return None
 
 

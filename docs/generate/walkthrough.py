@@ -79,7 +79,7 @@ class _TracedRow:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        numbered = list(inputs.number_source_parts(self.made(DEMO_DATASET, raw_dataset.STAGE.name).details))
+        numbered = list(inputs.number_source_parts(self.made(DEMO_DATASET, raw_dataset.STAGE.name)))
         table = self.project.store.table(self.made(DEMO_DATASET, stage).parts[numbered[self.part][0]].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
@@ -116,7 +116,7 @@ def build_demo(root: Path) -> Generator[Project, None, None]:
 def render_walkthrough(project: Project) -> str:
     """Return docs/walk.md from a build of the demo."""
     [trace] = trace_source(project, f"{RECORD_FILE}:{RECORD_LINE}")
-    parts = inputs.load_source_parts(_load_current(project, raw_dataset.STAGE.name).details)
+    parts = inputs.load_source_parts(_load_current(project, raw_dataset.STAGE.name))
     part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
     walker = _TracedRow(project, trace, part)
     doors = (
@@ -169,7 +169,7 @@ def _describe_source_line(walker: _TracedRow) -> Iterator[str]:
 
 
 def _describe_part(walker: _TracedRow) -> Iterator[str]:
-    part = inputs.load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name).details)[walker.part]
+    part = inputs.load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name))[walker.part]
     yield "A part, and an id (`raw_dataset`)"
     yield "Files are cut into parts, and a part is named by its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."

@@ -217,7 +217,7 @@ def retail(folder: Path, rows: int) -> None:
         root = folder / mode.replace(" ", "_")
         gates = {name: {"severity": "warn"} for name in ("rejects", "group_size", "near_duplicate", "dropped_share")}
         one = project(source, {"kind": "records", **options}, root, gates=gates)
-        open_tokenizer()
+        open_tokenizer(root)
         spent: dict[str, float] = {}
         for stage in measure.TO_SHARDS:
             began = time.process_time()
@@ -231,15 +231,21 @@ def retail(folder: Path, rows: int) -> None:
         )  # fmt: skip
 
 
-def open_tokenizer() -> None:
-    """Import and open what the first build of a process does, so that no stage is charged for it."""
+def open_tokenizer(root: Path) -> None:
+    """Import and open what the first build in a store does, so that no stage is charged for it."""
     with tempfile.TemporaryDirectory() as name:
         table, _ = write_table(Path(name), 20)
-        runner.build(project(table, {"kind": "records"}, Path(name) / "store"), only=measure.TO_SHARDS)
+        runner.build(project(table, {"kind": "records"}, root, name="warm_up"), only=measure.TO_SHARDS)
 
 
 def project(
-    source: Path, form: dict[str, Any], root: Path, *, workers: int = 1, gates: dict[str, Any] | None = None
+    source: Path,
+    form: dict[str, Any],
+    root: Path,
+    *,
+    workers: int = 1,
+    gates: dict[str, Any] | None = None,
+    name: str = "bench",
 ) -> Project:
     """Return a project of one dataset."""
     dataset = {"source": {"train_urls": [str(source)]}, "format": form, "splits": {"validation": 0, "test": 0}}
@@ -250,7 +256,7 @@ def project(
         "execution": {"workers": workers},
         "gates": gates or {},
     }
-    return Project(parse_recipe(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
+    return Project(parse_recipe(values, name=name, where="benchmark"), Store(str(root)), measure.ROOT)
 
 
 def main(rows: int) -> None:

@@ -1,28 +1,36 @@
 """Rows of records: what is made column by column is what is made one by one, and what is read fast is exact.
 
-What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, contents, and the exact reading of lines. What does
-not: types of columns (`test_table_contract.py`), whole builds (`test_table_builds.py`).
+What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, columns of cells against the functions of one cell,
+contents, and the exact reading of lines. What does not: types of columns (`test_table_contract.py`), whole builds
+(`test_table_builds.py`).
 """
 
 import json
+from collections import Counter
+from json.encoder import encode_basestring
 from typing import Any
 
 import orjson
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rowmill.core.config import validate_options
 from rowmill.schema.rows import Rejected
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.typed_records import (
     ColumnRoles,
     MismatchLog,
+    TypedColumns,
+    TypedRecord,
     ValueColumnBuilder,
     ValueRowBuilder,
     split_columns,
 )
 from rowmill.tabular import table_contract
 from rowmill.tabular.serialization import read_json
-from rowmill.tabular.table_contract import TableContract
+from rowmill.tabular.table_contract import ColumnContract, TableContract, make_cell_writer
+from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_cells, write_strings
+from rowmill.tabular.table_contract.value_shapes import shape_of
 from rowmill.tabular.time_order import SortKey
 
 BEYOND_64_BITS = "1180591620717411303424"
@@ -106,7 +114,7 @@ def test_rows_made_column_by_column_are_those_made_one_by_one(
     data: st.DataObject, content: list[str], roles: ColumnRoles
 ) -> None:
     records = [one for one in map(decoded, content) if isinstance(one, dict)]
-    seen = table_contract.observe_records(records[: data.draw(st.integers(1, 30))], are_cells=False)
+    seen = table_contract.observe_records(records[: data.draw(st.integers(1, 30))])
     evidence = table_contract.merge_evidence([seen])
     assume(evidence.columns)
     inferred = table_contract.infer_contract(
@@ -123,11 +131,17 @@ def test_rows_made_column_by_column_are_those_made_one_by_one(
 
     for _ in range(2):
         columns, found, expected = split_columns(records), MismatchLog(), MismatchLog()
-        assert many(records, columns, numbers, found) == [
+        assert rows_of(many(records, columns, numbers, found)) == [
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
         assert found.to_json() == expected.to_json()
         assert table_rows.hash_records(records, columns) == [table_rows.hash_record(one) for one in records]
+
+
+def rows_of(typed: TypedColumns) -> list[TypedRecord | Rejected]:
+    columns = (typed.texts, typed.groups, typed.orders, typed.domains)
+    made = zip(*(one.to_list() for one in columns), strict=True)
+    return [typed.refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
 
 
 def hardened(data: st.DataObject, contract: TableContract) -> TableContract:
@@ -138,3 +152,59 @@ def hardened(data: st.DataObject, contract: TableContract) -> TableContract:
         for name, one in contract.columns.items()
     }
     return contract.model_copy(update={"columns": changed})
+
+
+# ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
+
+WRITTEN = st.sampled_from(
+    ["0", "1", "12", "-", "+", ".", ",", "e", "E", "A", "Jan", "jan ", "2024", "01", "/", ":", " ", "\t", "T", "Z",
+     "NA", "true", "null", "x", "\u00e9", "\n", '"', "\\", "#", "missing", "1.234", "12:30", "2024-01-02", "C5",
+     "\x01", "9" * 401]
+)  # fmt: skip
+CELLS = st.lists(WRITTEN, max_size=4).map("".join)
+CONTRACTS = st.sampled_from(
+    [{"type": "integer"}, {"type": "integer", "thousands": ","}, {"type": "number"}, {"type": "boolean"},
+     {"type": "number", "decimal": ","}, {"type": "date", "format": "iso8601"}, {"type": "text"}, {"type": "any"}]
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(CELLS, min_size=1, max_size=40))
+def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
+    column = CellColumn.from_cells(cells)
+    shapes = Counter(shape_of(cell) for cell in cells if cell)
+
+    found = observe_cells({"a": column}, range(5, 5 + len(cells))).columns["a"]
+
+    assert {name: one.count for name, one in found.cells.items()} == shapes
+    assert (found.present, found.nulls) == (len(cells), cells.count(""))
+    for name, one in found.cells.items():
+        distinct = list(dict.fromkeys(cell for cell in cells if cell and shape_of(cell) == name))[:3]
+        assert one.examples == tuple((cell[:100], (0, 5 + cells.index(cell))) for cell in distinct)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(CELLS, min_size=1, max_size=40, unique=True),
+    CONTRACTS,
+    st.sampled_from([[], ["NA", "-", "0"]]),
+    st.sampled_from(["reject", "na"]),
+)
+def test_column_of_cells_is_written_as_its_cells_are(
+    cells: list[str], options: dict[str, Any], words: list[str], on_mismatch: str
+) -> None:
+    contract = validate_options(ColumnContract, {**options, "na": words, "on_mismatch": on_mismatch}, "column")
+    write = make_cell_writer(contract.model_copy(update={"on_mismatch": "reject"}))
+    texts = CellColumn.from_cells(cells).texts
+
+    assert write_cells(contract, texts).to_pylist() == [write(cell) for cell in cells]
+    assert write_strings(texts).to_pylist() == [encode_basestring(cell) for cell in cells]
+
+
+@given(st.lists(st.lists(CELLS, min_size=2, max_size=2), min_size=1, max_size=20))
+def test_content_of_cells_is_that_of_their_record(rows: list[list[str]]) -> None:
+    names = ['b"\u00e9', "a"]
+    records = [dict(zip(names, row, strict=True)) for row in rows]
+    columns = {name: CellColumn.from_cells([one[name] for one in records]) for name in records[0]}
+
+    assert table_rows.hash_cell_records(columns, len(rows)) == [table_rows.hash_record(one) for one in records]

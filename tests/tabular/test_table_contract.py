@@ -27,12 +27,15 @@ from rowmill.tabular.table_contract import (
     merge_evidence,
     observe_records,
 )
+from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells
 from rowmill.tabular.table_contract.declared_types import parse_declared_column
 from rowmill.tabular.time_order import SortKey
 
 
 def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:
-    return observe_records([{"a": value} for value in values], are_cells=are_cells)
+    if are_cells:
+        return observe_cells({"a": CellColumn.from_cells(values)}, range(len(values)))
+    return observe_records([{"a": value} for value in values])
 
 
 def column_of(values: list[Any], *, are_cells: bool = True, order: str | None = None) -> ColumnContract:
@@ -142,8 +145,8 @@ def test_type_of_json_values_is_their_own(values: list[Any], kind: str) -> None:
 
 
 def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required() -> None:
-    one = observe_records([{"a": "1", "b": ""}], are_cells=True)
-    other = observe_records([{"a": "x"}], are_cells=True)
+    one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1))
+    other = seen(["x"])
 
     evidence = merge_evidence([one, other])
     columns = build_record_schema(infer_contract(evidence, {}), evidence, {}, ()).columns

@@ -12,7 +12,7 @@ moves others from train to test.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from hashlib import blake2b
@@ -31,6 +31,7 @@ from rowmill.core.json import Json, canonical_json
 from rowmill.schema.rows import Rejected
 
 Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 Timestamp = int | float | str
 
 _DEFAULT_VALIDATION, _DEFAULT_TEST = 0.01, 0
@@ -272,6 +273,19 @@ class Splitter:
         # The part of its labels that never changes is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
+    def assign_by_contents(self, content_hashes: Sequence[bytes]) -> NDArray[np.int8]:
+        """Decide for many rows without groups; return for each which of `SPLITS` it is in."""
+        start, digest_of = self._labels + b'"', blake2b
+        if not self._below_is_validation and self._from_is_test == 2**64:
+            return np.zeros(len(content_hashes), np.int8)
+        digests = [digest_of(start + one.hex().encode() + b'"]', digest_size=8).digest() for one in content_hashes]
+        places = np.frombuffer(b"".join(digests), "<u8")
+        decided = np.zeros(len(places), np.int8)
+        decided[places >= np.uint64(min(self._from_is_test, 2**64 - 1))] = SPLITS.index("test")
+        if self._below_is_validation:
+            decided[places <= np.uint64(self._below_is_validation - 1)] = SPLITS.index("validation")
+        return decided
+
     def _assign_by_hash(self, u: int) -> Split:
         if u < self._below_is_validation:
             return "validation"
@@ -295,6 +309,16 @@ def assign_split(
         return "validation"
     split = splitter(group_key, order_key, content_hash)
     return "train" if source == "train" and split == "validation" else split
+
+
+def assign_content_splits(
+    splitter: Splitter, content_hashes: Sequence[bytes], *, source: Literal["train", "validation"] | None
+) -> NDArray[np.int8]:
+    """Decide for many rows that go by their content, as `assign_split` does; return for each which of `SPLITS`."""
+    if source == "validation":
+        return np.full(len(content_hashes), SPLITS.index("validation"), np.int8)
+    decided = splitter.assign_by_contents(content_hashes)
+    return np.where(decided == SPLITS.index("validation"), 0, decided) if source == "train" else decided
 
 
 def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:

@@ -190,9 +190,8 @@ def _combine_day_and_clock(year: str, month: int, day: str, clock: str | None) -
     return midnight + passed
 
 
-def _make_date_reader(pattern: str) -> Callable[[Value], Position | None]:
+def _make_date_reader(compiled: re.Pattern[str]) -> Callable[[Value], Position | None]:
     """Return a reader of dates by a pattern with the groups year, month or name, and day where there are days."""
-    compiled = re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII)
 
     def read_date(value: Value) -> Position | None:
         found = compiled.fullmatch(value) if type(value) is str else None
@@ -239,11 +238,29 @@ TEXT = SortKey("text")
 TIME_OF_DAY = SortKey("%H:%M[:%S]")
 CANDIDATES = (ISO8601, *(SortKey(name) for name in _DATES), TIME_OF_DAY)
 """What is tried on text; these dates may be followed by a time of day."""
+_DATE_PATTERNS = {
+    name: re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII) for name, pattern in _DATES.items()
+}
 _READERS: dict[str, Callable[[Value], Position | None]] = {
     ELAPSED.name: _read_elapsed,
     ISO8601.name: _read_iso8601,
     TEXT.name: _read_text,
     TIME_OF_DAY.name: _read_time_of_day,
-    **{name: _make_date_reader(pattern) for name, pattern in _DATES.items()},
+    **{name: _make_date_reader(pattern) for name, pattern in _DATE_PATTERNS.items()},
 }
+_DIGITS_TO_ZEROS = str.maketrans("123456789", "000000000")
+
+
+def list_fitting_candidates(text: str) -> tuple[SortKey, ...]:
+    """Return those of `CANDIDATES` that may read a text: by where it has digits, whatever digits these are."""
+    return _list_candidates_of_form(text.translate(_DIGITS_TO_ZEROS))
+
+
+@lru_cache(maxsize=1 << 12)
+def _list_candidates_of_form(form: str) -> tuple[SortKey, ...]:
+    return tuple(
+        one for one in CANDIDATES if one.name not in _DATE_PATTERNS or _DATE_PATTERNS[one.name].fullmatch(form)
+    )
+
+
 _DATED = re.compile(r"(?<!%)(?:%%)*%-?[YymbBdjDFcxGVuUWs]")

@@ -16,24 +16,27 @@ Rows are made column by column, each distinct cell or value read once (`typed_re
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import orjson
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
-from rowmill.formats.splits import Split, Splits, Splitter, assign_split
+from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import File, Part
@@ -43,8 +46,9 @@ from rowmill.stages.canonical_rows.typed_records import (
     CellRowBuilder,
     ColumnValues,
     MismatchLog,
-    TypedRecord,
+    TypedColumns,
     ValueColumnBuilder,
+    join_members,
     resolve_column_roles,
     split_columns,
 )
@@ -53,6 +57,7 @@ from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tabular.table_contract import evidence as table_evidence
+from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_strings
 from rowmill.tabular.time_order import SortKey
 
 
@@ -99,7 +104,10 @@ def observe_part(task: ObserveTask) -> Part:
     """Say how the values of a part's records are written."""
     # The digits of a number say nothing of its type.
     decoded = _decode_part(task.part, Path(task.base), task.take, is_exact=False)
-    seen = table_evidence.observe_records(decoded.values, decoded.numbers, are_cells=_has_cells(task.part))
+    if decoded.cells is None:
+        seen = table_evidence.observe_records(decoded.values, decoded.numbers)
+    else:
+        seen = observe_cells(decoded.cells, decoded.numbers)
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
@@ -108,9 +116,13 @@ def observe_part(task: ObserveTask) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class _DecodedPart:
-    """A part's records: decoded those that are objects, and why others are not; `numbers` count from 0 in the part."""
+    """A part's records, and why others are none; `numbers` count from 0 in the part.
+
+    Those of CSV are columns of cells, those of other files `values`: decoded JSON objects.
+    """
 
     values: list[dict[str, Json]]
+    cells: dict[str, CellColumn] | None
     numbers: Sequence[int]
     raws: list[bytes]
     rejected: list[tuple[int, Rejected, bytes]]
@@ -119,10 +131,10 @@ class _DecodedPart:
 def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_exact: bool = True) -> _DecodedPart:
     """Return a part's records, numbers with their own digits if `is_exact`; those beyond `take` are left out."""
     if _has_cells(part):
-        cells = _decode_cells(sources.read_part_bytes(part, base), take)
-        if cells is not None:
-            return cells
-    found, read_exactly = _DecodedPart([], numbers := [], [], []), make_exact_line_reader()
+        decoded = _decode_cells(sources.read_part_bytes(part, base), take)
+        if decoded is not None:
+            return decoded
+    found, read_exactly = _DecodedPart([], None, numbers := [], [], []), make_exact_line_reader()
     for raw in sources.read_records(part, base):
         if take is not None and raw.number >= take:
             break
@@ -136,19 +148,32 @@ def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_e
             found.values.append(value)
             numbers.append(raw.number)
             found.raws.append(raw.raw)
-    return found
+    if not _has_cells(part):
+        return found
+    header = found.values[0] if found.values else ()
+    cells = {name: CellColumn.from_cells([cast("str", one[name]) for one in found.values]) for name in header}
+    return replace(found, values=[], cells=cells)
 
 
 def _decode_cells(content: bytes, take: int | None) -> _DecodedPart | None:
     """Decode a part of CSV rows that are all as wide as the header; None where one is not, or is no text."""
-    lines = content.split(b"\n")[:-1][:take]
+    lines = content.split(b"\n")[:-1]
+    if take is not None:
+        lines = lines[:take]
+        content = b"\n".join(lines)
+    # Rows that do not fit are lists, and stand-ins of rows that are too long begin with a zero byte.
+    if not content.startswith(b"{") or content.count(b"\n{") != len(lines) - 1:
+        return None
     try:
-        values = orjson.loads(b"[" + b",".join(lines) + b"]")
-    except orjson.JSONDecodeError:
+        names = list(cast("dict[str, str]", orjson.loads(lines[0])))
+        frame = pl.read_ndjson(content, schema=dict.fromkeys(names, pl.String()))
+    except (orjson.JSONDecodeError, pl.exceptions.PolarsError):
         return None
-    if len(values) != len(lines) or any(type(one) is not dict for one in values):
+    table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+    if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
         return None
-    return _DecodedPart(values, range(len(lines)), lines, [])
+    cells = {name: CellColumn.from_cells(table.column(name).chunk(0)) for name in names}
+    return _DecodedPart([], cells, range(len(lines)), lines, [])
 
 
 _FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
@@ -226,45 +251,62 @@ def make_table_part(task: TableRowsTask) -> Part:
     """Make the rows of one source part."""
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
-    log, kept, mismatches = RejectLog(CANONICAL_ROWS), _TableRowColumns(task), MismatchLog()
+    log, mismatches = RejectLog(CANONICAL_ROWS), MismatchLog()
     decoded = _decode_part(task.part, Path(task.base), task.take)
     for number, rejected, raw in decoded.rejected:
         log.add(f"{task.part.part_id}:{number}", rejected, raw)
-    columns = split_columns(decoded.values)
-    if _has_cells(task.part):
-        made = cell_rows(decoded.values, decoded.numbers, mismatches)
+    if decoded.cells is None:
+        columns = split_columns(decoded.values)
+        typed = value_rows(decoded.values, columns, decoded.numbers, mismatches)
+        contents = hash_records(decoded.values, columns)
     else:
-        made = value_rows(decoded.values, columns, decoded.numbers, mismatches)
-    file_key = encode_basestring(task.part.url) if is_by_file else None
-    is_by_time = task.dataset.splits.time_key is not None
-    known: dict[str | bytes | None, Split | Rejected] = {}
-    contents = hash_records(decoded.values, columns)
-    for place, (number, row, content) in enumerate(zip(decoded.numbers, made, contents, strict=True)):
-        row_id = f"{task.part.part_id}:{number}"
-        if isinstance(row, Rejected):
-            log.add(row_id, row, decoded.raws[place])
-            continue
-        group = file_key or row.group
-        # Rows of one time, or of one group, are in one split, which is worked out once.
-        unit = row.order if is_by_time else group or content
-        split = known.get(unit)
-        if split is None:
-            split = known[unit] = assign_split(
-                splitter, source=task.part.split_hint, group_key=group, order_key=row.order, content_hash=content
-            )
-        if isinstance(split, Rejected):
-            log.add(row_id, split, decoded.raws[place])
-            continue
-        kept.add(
-            row_id,
-            row if file_key is None else row._replace(group=file_key),
-            content,
-            str(split),
-            filters.hash_record_prefix(decoded.values[place]) if kept.by_prefix else None,
-        )
+        typed = cell_rows(decoded.cells, decoded.numbers, mismatches)
+        contents = hash_cell_records(decoded.cells, len(decoded.numbers))
+    if is_by_file:
+        typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
+    splits, refused = _assign_splits(task, splitter, typed, contents)
+    for place in sorted(refused):
+        log.add(f"{task.part.part_id}:{decoded.numbers[place]}", refused[place], decoded.raws[place])
+    kept = np.ones(len(contents), bool)
+    kept[list(refused)] = False
+    prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
+    table = _build_row_table(task, decoded.numbers, typed, contents, splits, prefixes)
+    table = table if kept.all() else table.filter(pa.array(kept))
     taken = task.part.records if task.take is None else min(task.take, task.part.records)
     left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
-    return _save_table_rows(task, kept, log, left_out, mismatches)
+    return _save_table_rows(task, table, log, left_out, mismatches)
+
+
+def _assign_splits(
+    task: TableRowsTask, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
+) -> tuple[pl.Series, dict[int, Rejected]]:
+    """Return the splits of a part's rows, and why records have no row."""
+    hint, refused = task.part.split_hint, dict(typed.refused)
+    by_time = task.dataset.splits.time_key is not None
+    # Rows of one time, or of one group, are in one split, which is worked out once.
+    units = typed.orders if by_time else typed.groups
+    if not by_time and units.null_count() == len(units):
+        return pl.Series(SPLITS).gather(assign_content_splits(splitter, contents, source=hint)), refused
+    encoded = _as_arrow(units).dictionary_encode()
+    codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+    decided: list[str | None] = []
+    for number, unit in enumerate([*encoded.dictionary.to_pylist(), None]):
+        group, order = (None, unit) if by_time else (unit, None)
+        split = assign_split(splitter, source=hint, group_key=group, order_key=order, content_hash=b"")
+        if isinstance(split, Rejected):
+            for place in np.flatnonzero(codes == number).tolist():
+                refused.setdefault(place, split)
+        decided.append(None if isinstance(split, Rejected) else split)
+    return pl.Series(decided, dtype=pl.String).gather(codes), refused
+
+
+def _hash_prefixes(decoded: _DecodedPart) -> list[bytes]:
+    """Return what `deduplicate: prefix200` compares of each record."""
+    records: Sequence[Mapping[str, Json]] = decoded.values
+    if decoded.cells is not None:
+        columns = [one.spread(one.texts).alias(name) for name, one in decoded.cells.items()]
+        records = pl.select(columns).to_dicts()
+    return [filters.hash_record_prefix(one) for one in records]
 
 
 def hash_record(decoded: Mapping[str, Json]) -> bytes:
@@ -309,70 +351,81 @@ def _tag_decimal(value: Any) -> list[str]:
     return ["decimal", str(value)]
 
 
-class _TableRowColumns:
-    """Rows of a part, column by column."""
+def hash_cell_records(cells: Mapping[str, CellColumn], count: int) -> list[bytes]:
+    """Return the content of each of many records of cells, as `hash_record` does."""
+    named = sorted(cells, key=lambda name: name.encode())
+    texts = join_members({name: cells[name].spread(write_strings(cells[name].texts)) for name in named}, count)
+    written = _as_arrow(pl.select(texts).to_series())
+    borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
+    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.HASH_BYTES
+    return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
 
-    def __init__(self, task: TableRowsTask) -> None:
-        self.dataset = task.dataset_name
-        self.by_prefix = task.dataset.filters.deduplicate == "prefix200"
-        self.ids: list[str] = []
-        self.made: list[TypedRecord] = []
-        self.hashes: list[bytes] = []
-        self.dedupe_keys: list[bytes | None] = []
-        self.splits: list[str] = []
 
-    def add(self, row_id: str, made: TypedRecord, content: bytes, split: str, dedupe_key: bytes | None) -> None:
-        self.ids.append(row_id)
-        self.made.append(made)
-        self.hashes.append(content)
-        self.splits.append(split)
-        self.dedupe_keys.append(dedupe_key)
+def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
+    return column.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
 
-    def table(self) -> pa.Table:
-        """Return the rows as `rows.ROWS`; what only conversations have is empty."""
-        count = len(self.ids)
-        known: dict[str, Sequence[Any]] = {
-            "row_id": self.ids, "content_hash": self.hashes, "dedupe_key": self.dedupe_keys, "split": self.splits,
-            "dataset": [self.dataset] * count, "kind": ["record"] * count, "schema": ["record"] * count,
-            "group_key": [one.group for one in self.made], "order_key": [one.order for one in self.made],
-            "domain": [one.domain for one in self.made], "record": [one.text for one in self.made],
-        }  # fmt: skip
-        return pa.table([known.get(field.name, _empty_column(field, count)) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
+
+def _build_row_table(
+    task: TableRowsTask,
+    numbers: Sequence[int],
+    typed: TypedColumns,
+    contents: Sequence[bytes],
+    splits: pl.Series,
+    prefixes: Sequence[bytes] | None,
+) -> pa.Table:
+    """Return the rows of a part as `ROW_SCHEMA`, refused records among them; what only conversations have is empty."""
+    count = len(contents)
+    ids = pl.select(pl.format(f"{task.part.part_id}:{{}}", pl.Series(numbers, dtype=pl.Int64))).to_series()
+    texts = {
+        "row_id": ids, "split": splits, "group_key": typed.groups, "order_key": typed.orders,
+        "domain": typed.domains, "record": typed.texts,
+    }  # fmt: skip
+    digest = pa.binary(filters.HASH_BYTES)
+    hashes = pa.FixedSizeBinaryArray.from_buffers(digest, count, [None, pa.py_buffer(b"".join(contents))])
+    known: dict[str, Any] = {
+        "content_hash": hashes,
+        "dedupe_key": pa.nulls(count, digest) if prefixes is None else prefixes,
+        **dict.fromkeys(("kind", "schema"), pa.repeat(pa.scalar("record"), count)),
+        "dataset": pa.repeat(pa.scalar(task.dataset_name), count),
+        **{name: _as_arrow(column).cast(pa.string()) for name, column in texts.items()},
+    }
+    columns = [known[field.name] if field.name in known else _empty_column(field, count) for field in ROW_SCHEMA]
+    return pa.table(columns, schema=ROW_SCHEMA)
 
 
 def _empty_column(field: pa.Field, count: int) -> Any:
     if field.nullable:
         return pa.nulls(count, field.type)
-    empty: Any = [] if pa.types.is_list(field.type) else False if pa.types.is_boolean(field.type) else 0
-    return [empty] * count
+    if pa.types.is_list(field.type):
+        return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], field.type.value_type))
+    return pa.repeat(pa.scalar(0).cast(field.type), count)
 
 
 def _save_table_rows(
-    task: TableRowsTask, columns: _TableRowColumns, log: RejectLog, left_out: list[str], mismatches: MismatchLog
+    task: TableRowsTask, table: pa.Table, log: RejectLog, left_out: list[str], mismatches: MismatchLog
 ) -> Part:
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
-    texts = [one.text for one in columns.made]
+    splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
+    characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
     facts: dict[str, Any] = {
         "records": task.part.records,
         "further_rows": 0,
-        "kept": len(columns.ids),
+        "kept": table.num_rows,
         "reasons": log.counts(),
         "left_out": {NOT_TAKEN: len(left_out)} if left_out else {},
         "roles": {},
         "rows_with_unknown_roles": 0,
         "examples_of_roles": {"": []},
-        "schemas": {"record": len(columns.ids)} if columns.ids else {},
+        "schemas": {"record": table.num_rows} if table.num_rows else {},
         **count_messages(()),
-        "splits": dict(sorted(Counter(columns.splits).items())),
+        "splits": dict(sorted(splits.items())),
         "examples_of_rejects": sample_rejects(log),
-        "characters": sum(map(len, texts)) + len(texts),
+        "characters": characters + table.num_rows,
         "mismatches": mismatches.to_json(),
     }
     files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),
+        "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
-        "ledger": write_parquet(
-            store, f"{at}/ledger.parquet", build_ledger(pa.chunked_array([columns.ids], pa.string()), log, left_out)
-        ),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(table.column("row_id"), log, left_out)),
     }
     return Part(task.fingerprint, files, facts)

@@ -17,6 +17,11 @@ from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from rowmill.core.json import Json
 from rowmill.formats import Records
 from rowmill.formats.record_values import get_at_path
@@ -24,7 +29,9 @@ from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, Record, RecordSchema, Value
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser
-from rowmill.tabular.table_contract import ColumnContract, TableContract, make_cell_writer, read_position
+from rowmill.tabular.table_contract import ColumnContract, TableContract, read_position
+from rowmill.tabular.table_contract.cell_columns import CellColumn, are_equal, write_cells, write_strings
+from rowmill.tabular.table_contract.cells import NULL
 from rowmill.tabular.table_contract.contract import TIMES
 from rowmill.tabular.table_contract.drift import describe_column_contract
 from rowmill.tabular.time_order import Position, SortKey
@@ -34,13 +41,6 @@ DEFAULT_DOMAIN = "__default__"
 
 def _reject_absent(reason: str, column: str) -> Rejected:
     return Rejected(reason, f"{column} is absent or null")
-
-
-def _reject_missing_column(reason: str, column: str, count: int, refused: dict[int, Rejected]) -> list[str | None]:
-    """Refuse all records of a part that lacks a column that each needs; return what they have of it: nothing."""
-    for place in range(count):
-        refused.setdefault(place, _reject_absent(reason, column))
-    return [None] * count
 
 
 class TypedRecord(NamedTuple):
@@ -53,6 +53,38 @@ class TypedRecord(NamedTuple):
     group: str | None
     order: str | None
     domain: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypedColumns:
+    """What the rows of a part hold of its records: as `TypedRecord`, column by column, and why some have none."""
+
+    texts: pl.Series
+    groups: pl.Series
+    orders: pl.Series
+    domains: pl.Series
+    refused: Mapping[int, Rejected]
+
+
+@dataclass(slots=True)
+class RefusedRecords:
+    """Why records have no row, by their places; the first reason counts."""
+
+    found: dict[int, Rejected] = field(default_factory=dict[int, Rejected])
+
+    def add(self, place: int, why: Rejected) -> None:
+        """Refuse one record."""
+        self.found.setdefault(place, why)
+
+    def add_many(self, places: NDArray[np.bool_], why: Rejected) -> None:
+        """Refuse the records that are marked."""
+        for place in np.flatnonzero(places).tolist():
+            self.found.setdefault(place, why)
+
+    def add_all(self, count: int, why: Rejected) -> None:
+        """Refuse all records of a part."""
+        for place in range(count):
+            self.found.setdefault(place, why)
 
 
 @dataclass(slots=True)
@@ -85,6 +117,11 @@ class ColumnRoles:
     def key_of(self, texts: Sequence[str]) -> str:
         """Return a group's key of the JSON texts of its values."""
         return f"[{','.join(texts)}]" if self.is_list else texts[0]
+
+    def join_keys(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        """Return the key of each record's group, of the columns of JSON texts that name it."""
+        joined = pl.concat_str(columns, separator=",")
+        return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self.is_list else joined
 
 
 def resolve_column_roles(form: Records, splits: Splits) -> ColumnRoles:
@@ -121,99 +158,88 @@ class CellRowBuilder:
         self._order = order
         self._roles = roles
 
-    def __call__(
-        self, records: Sequence[Mapping[str, str]], rows: Sequence[int], mismatches: MismatchLog
-    ) -> list[TypedRecord | Rejected]:
-        """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
-        if not records:
-            return []
-        header = records[0].keys()
-        cells = {name: [one[name] for one in records] for name in header}
-        refused: dict[int, Rejected] = {}
-        texts: dict[str, list[str | None]] = {}
+    def __call__(self, cells: Mapping[str, CellColumn], rows: Sequence[int], mismatches: MismatchLog) -> TypedColumns:
+        """Return what the records of a part hold, which all have the same columns; `rows` are their numbers."""
+        count, refused = len(rows), RefusedRecords()
         # In the order of the schema, so that a row's first misfit is that of its first column.
-        for name in self._names:
-            if name in cells:
-                texts[name] = self._write_column(name, cells[name], rows, refused, mismatches)
-        groups = self._write_group_keys(cells, texts, len(records), refused)
-        orders = self._read_positions(cells, texts, len(records), refused)
-        domains = self._read_domains(cells, len(records))
-        template = "{" + ",".join(f"{_escape_percent(encode_basestring(name))}:%s" for name in texts) + "}"
-        lines = [template % row for row in zip(*texts.values(), strict=True)] if texts else ["{}"] * len(records)
-        made = zip(lines, groups, orders, domains, strict=True)
-        return [refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
+        texts = {
+            name: self._write_column(name, cells[name], rows, refused, mismatches)
+            for name in self._names
+            if name in cells
+        }
+        made = pl.select(
+            text=join_members({name: cells[name].spread(written) for name, written in texts.items()}, count),
+            group=self._write_group_keys(cells, texts, count, refused),
+            order=self._read_positions(cells, texts, count, refused),
+            domain=self._read_domains(cells, count),
+        )
+        return TypedColumns(*made.iter_columns(), refused=refused.found)
 
     def _write_column(
         self,
         name: str,
-        cells: Sequence[str],
+        cells: CellColumn,
         rows: Sequence[int],
-        refused: dict[int, Rejected],
+        refused: RefusedRecords,
         mismatches: MismatchLog,
-    ) -> list[str | None]:
+    ) -> pa.LargeStringArray:
+        """Return the JSON text of each distinct cell of a column."""
         column = self._columns[name]
-        write = make_cell_writer(column)
-        known = {cell: write(cell) for cell in set(cells)}
-        texts = [known[cell] for cell in cells]
-        misfits = {cell for cell, text in known.items() if text is None}
+        written = write_cells(column, cells.texts)
+        if not written.null_count:
+            return written
+        places = np.flatnonzero(cells.mark(written.is_null().to_numpy(zero_copy_only=False)))
+        texts: list[str] = cells.texts.take(pa.array(cells.codes[places])).to_pylist()
+        mismatches.add(name, texts[0][:80], rows[int(places[0])], len(texts))
         if column.on_mismatch == "na":
-            as_reject = make_cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
-            misfits = {cell for cell in known if as_reject(cell) is None}
-        if misfits:
-            for place, cell in enumerate(cells):
-                if cell in misfits:
-                    mismatches.add(name, cell[:80], rows[place])
-                    if column.on_mismatch == "reject":
-                        refused.setdefault(place, _reject_mismatch(name, column, cell))
-        return texts
+            return written.fill_null(NULL)
+        for place, text in zip(places.tolist(), texts, strict=True):
+            refused.add(place, _reject_mismatch(name, column, text))
+        return written
 
     def _write_group_keys(
         self,
-        cells: Mapping[str, Sequence[str]],
-        texts: Mapping[str, Sequence[str | None]],
+        cells: Mapping[str, CellColumn],
+        texts: Mapping[str, pa.LargeStringArray],
         count: int,
-        refused: dict[int, Rejected],
-    ) -> list[str | None]:
+        refused: RefusedRecords,
+    ) -> pl.Expr:
         """Return the groups' keys: the cells as they are written, whatever type their columns have."""
-        names = self._roles.group
-        if not names:
-            return [None] * count
-        keys: list[list[str]] = []
-        for name in names:
+        keys: list[pl.Expr] = []
+        for name in self._roles.group:
             if name not in cells:
-                return _reject_missing_column("group_missing", name, count, refused)
-            known = {cell: encode_basestring(cell) for cell in set(cells[name])}
-            keys.append([known[cell] for cell in cells[name]])
-            absent = texts.get(name, cells[name])
-            for place, text in enumerate(absent):
-                if text == "null" or not cells[name][place]:
-                    refused.setdefault(place, _reject_absent("group_missing", name))
-        return [self._roles.key_of(own) for own in zip(*keys, strict=True)]
+                refused.add_all(count, _reject_absent("group_missing", name))
+                return _repeat(None, count)
+            own = cells[name]
+            refused.add_many(own.mark(_mark_absent(own, texts.get(name))), _reject_absent("group_missing", name))
+            keys.append(own.spread(write_strings(own.texts)))
+        return self._roles.join_keys(keys) if keys else _repeat(None, count)
 
     def _read_positions(
         self,
-        cells: Mapping[str, Sequence[str]],
-        texts: Mapping[str, Sequence[str | None]],
+        cells: Mapping[str, CellColumn],
+        texts: Mapping[str, pa.LargeStringArray],
         count: int,
-        refused: dict[int, Rejected],
-    ) -> list[str | None]:
+        refused: RefusedRecords,
+    ) -> pl.Expr:
         name = self._roles.time_key or self._roles.order
         if name is None or (self._roles.time_key is None and self._order is None):
-            return [None] * count
+            return _repeat(None, count)
         if name not in cells:
-            return _reject_missing_column("order_missing", name, count, refused)
-        known: dict[str, str | Rejected | None] = {}
-        written = texts.get(name, [None] * count)
-        for cell, text in dict(zip(cells[name], written, strict=True)).items():
-            known[cell] = self._read_position(name, cell, text)
-        found = [known[cell] for cell in cells[name]]
-        for place, one in enumerate(found):
-            if isinstance(one, Rejected):
-                refused.setdefault(place, one)
-        return [None if isinstance(one, Rejected) else one for one in found]
+            refused.add_all(count, _reject_absent("order_missing", name))
+            return _repeat(None, count)
+        own = cells[name]
+        written = texts[name].to_pylist() if name in texts else [None] * len(own.texts)
+        found = [
+            self._read_position(name, cell, text) for cell, text in zip(own.texts.to_pylist(), written, strict=True)
+        ]
+        is_refused = np.array([isinstance(one, Rejected) for one in found], bool)
+        for place in np.flatnonzero(own.mark(is_refused)).tolist():
+            refused.add(place, cast("Rejected", found[own.codes[place]]))
+        return own.spread(pa.array([None if isinstance(one, Rejected) else one for one in found], pa.large_string()))
 
     def _read_position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
-        if text == "null" or not cell:
+        if text == NULL or not cell:
             return _reject_absent("order_missing", name)
         if self._roles.time_key is not None:
             return cell if text is None or text.startswith('"') else text
@@ -224,17 +250,35 @@ class CellRowBuilder:
         position = read_position(column, self._order, cell, text)
         return _reject_unparsable(name, cell, self._order) if position is None else _format_position(position)
 
-    def _read_domains(self, cells: Mapping[str, Sequence[str]], count: int) -> list[str | None]:
-        if self._roles.domain is None:
-            return [None] * count
-        column = self._columns.get(self._roles.domain)
-        if self._roles.domain not in cells or column is None or column.type in ("integer", "number", "boolean"):
-            return [DEFAULT_DOMAIN] * count
-        return [cell if cell.strip() else DEFAULT_DOMAIN for cell in cells[self._roles.domain]]
+    def _read_domains(self, cells: Mapping[str, CellColumn], count: int) -> pl.Expr:
+        name = self._roles.domain
+        if name is None:
+            return _repeat(None, count)
+        column = self._columns.get(name)
+        if name not in cells or column is None or column.type in ("integer", "number", "boolean"):
+            return _repeat(DEFAULT_DOMAIN, count)
+        named = [text if text.strip() else DEFAULT_DOMAIN for text in cells[name].texts.to_pylist()]
+        return cells[name].spread(pa.array(named, pa.large_string()))
 
 
-def _escape_percent(text: str) -> str:
-    return text.replace("%", "%%")
+def _mark_absent(cells: CellColumn, written: pa.LargeStringArray | None) -> NDArray[np.bool_]:
+    """Tell which distinct cells hold no value."""
+    is_empty = are_equal(cells.texts, "")
+    return is_empty if written is None else is_empty | are_equal(written, NULL)
+
+
+def join_members(columns: Mapping[str, pl.Expr], count: int) -> pl.Expr:
+    """Join the JSON texts of columns to the texts of `count` objects; null where one of them is."""
+    if not columns:
+        return _repeat("{}", count)
+    pieces: list[pl.Expr] = []
+    for number, (name, texts) in enumerate(columns.items()):
+        pieces += [pl.lit(f"{',' if number else '{'}{encode_basestring(name)}:"), texts]
+    return pl.concat_str(*pieces, pl.lit("}"))
+
+
+def _repeat(text: str | None, count: int) -> pl.Expr:
+    return pl.repeat(text, count, dtype=pl.String)
 
 
 # ── Values of JSON ─────────────────────────────────────────────────────────────────────────────────
@@ -425,11 +469,12 @@ class ValueColumnBuilder:
         columns: Mapping[str, ColumnValues],
         rows: Sequence[int],
         mismatches: MismatchLog,
-    ) -> list[TypedRecord | Rejected]:
-        """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
+    ) -> TypedColumns:
+        """Return what the records of a part hold; `rows` are their numbers."""
         if "." in (self._roles.time_key or ""):
             # The typed record itself is looked into.
-            return [self._one_by_one(one, row, mismatches) for row, one in zip(rows, records, strict=True)]
+            made = {place: self._one_by_one(one, rows[place], mismatches) for place, one in enumerate(records)}
+            return _join_typed([[None] * len(records) for _ in TypedRecord._fields], made)
         absent = ColumnValues([ABSENT] * len(records))
         own = {name: columns.get(name, absent) for name in self._alone}
         pieces = [column.map(partial(self._write_piece, name)) for name, column in own.items()]
@@ -438,12 +483,11 @@ class ValueColumnBuilder:
         groups = self._write_group_keys(records, own, made)
         orders = self._read_positions(own.get(self._roles.time_key or self._roles.order or "", absent), made)
         domains = self._read_domains(own.get(self._roles.domain or "", absent), len(records))
-        return [
-            made.get(place) or TypedRecord(f"{{{''.join(texts)[1:]}}}", *keys)
-            for place, (texts, *keys) in enumerate(
-                zip(_zip_columns(pieces, len(records)), groups, orders, domains, strict=True)
-            )
-        ]
+        for piece in pieces:
+            for place in unfit:
+                piece[place] = piece[place] or ""
+        texts = [f"{{{''.join(one)[1:]}}}" for one in _zip_columns(pieces, len(records))]
+        return _join_typed([texts, list(groups), list(orders), list(domains)], made)
 
     def _write_piece(self, name: str, value: Any) -> str | None:
         """Return what a value adds to its record's text, a comma before it; None if it does not fit."""
@@ -507,6 +551,25 @@ class ValueColumnBuilder:
         if name is None:
             return [None] * count
         return column.map(lambda value: self._one_by_one.domain_of(self._typed_value(name, value)))
+
+
+def _join_typed(columns: Sequence[list[Any]], made: Mapping[int, TypedRecord | Rejected]) -> TypedColumns:
+    """Return the columns of texts, groups, orders and domains, with the records that were made one by one in them."""
+    for place, one in made.items():
+        if isinstance(one, TypedRecord):
+            for column, value in zip(columns, one, strict=True):
+                column[place] = value
+    refused = {place: one for place, one in made.items() if isinstance(one, Rejected)}
+    return TypedColumns(*map(_make_text_column, columns), refused=refused)
+
+
+def _make_text_column(texts: list[str | None]) -> pl.Series:
+    try:
+        return pl.Series(texts, dtype=pl.String)
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can escape and UTF-8 cannot hold, in a value that stands in no record's text.
+        held = [None if one is None else one.encode("utf-8", "backslashreplace").decode() for one in texts]
+        return pl.Series(held, dtype=pl.String)
 
 
 def _make_column_builder(column: Column, contract: TableContract) -> ValueRowBuilder:

@@ -11,7 +11,8 @@ cells by it, comparing two contracts, and the contract as a commented YAML file.
 | module | what it holds |
 |---|---|
 | `contract` | `TableContract` and its columns: options that a recipe may pin |
-| `shapes` | how a text is written: integer, decimal with a point, a date of a known format, … |
+| `cell_columns` | the cells of a column: distinct texts and a code for each cell |
+| `value_shapes` | how a text is written: integer, decimal with a point, a date of a known format, … |
 | `evidence` | counts and first places of the shapes of each column |
 | `inference` | the contract that evidence proposes, and the schema of a contract |
 | `declared_types` | the types that Parquet and Hugging Face declare |

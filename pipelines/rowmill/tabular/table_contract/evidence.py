@@ -1,20 +1,20 @@
 """What the data says of each column: how its values are written, how often, and the first place of each way.
 
-What belongs here: looking at the records of one part, and adding up parts. What does not: what follows for types
-(`inference.py`).
+What belongs here: looking at the JSON values of one part, and adding up parts. What does not: cells of CSV
+(`cell_columns.py`), what follows for types (`inference.py`).
 
 A type is decided over all data, so each part says what it saw and the sums over parts are the same in any order of
 work; a part that was seen before is not read again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeAlias
 
 from rowmill.core.json import Json
-from rowmill.tabular.table_contract.value_shapes import shape_of, time_shape_of
+from rowmill.tabular.table_contract.value_shapes import time_shape_of
 
 CellLocation: TypeAlias = tuple[int, int]
 """A part, and a record in it, both counted from 0."""
@@ -126,10 +126,8 @@ def _column_from_json(told: Json) -> ColumnEvidence:
 # ── One part ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def observe_records(
-    records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None, *, are_cells: bool
-) -> TableEvidence:
-    """Say what a part's records show; cells are texts of a CSV file. `rows` are the records' numbers in the part."""
+def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
+    """Say what a part's JSON values show; `rows` are the records' numbers in the part."""
     numbers = range(len(records)) if rows is None else rows
     values: dict[str, list[Json]] = {}
     having: dict[str, list[int]] = {}
@@ -142,8 +140,9 @@ def observe_records(
             for name, value in record.items():
                 values.setdefault(name, []).append(value)
                 having.setdefault(name, []).append(number)
-    see = _observe_cells if are_cells else _observe_values
-    return TableEvidence(len(records), {name: see(column, having[name], numbers) for name, column in values.items()})
+    return TableEvidence(
+        len(records), {name: _observe_values(column, having[name], numbers) for name, column in values.items()}
+    )
 
 
 def _find_gap(having: Sequence[int], numbers: Sequence[int]) -> CellLocation | None:
@@ -153,25 +152,14 @@ def _find_gap(having: Sequence[int], numbers: Sequence[int]) -> CellLocation | N
     return (0, next(number for number in numbers if number not in known))
 
 
-def _observe_cells(cells: Sequence[str], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
-    counted = Counter(cells)
-    nulls = counted.pop("", 0)
-    return ColumnEvidence(
-        (0, having[0]), len(cells), nulls, _tally_shapes(counted, cells, having), gap=_find_gap(having, numbers)
-    )
-
-
-def _tally_shapes(
-    counted: Mapping[str, int],
-    texts: Sequence[Json],
-    having: Sequence[int],
-    shape_of: Callable[[str], str] = shape_of,
+def _tally_time_shapes(
+    counted: Mapping[str, int], texts: Sequence[Json], having: Sequence[int]
 ) -> dict[str, ShapeTally]:
-    """Count texts by shape; `counted` holds them in the order in which they are first met."""
+    """Count texts of JSON by shape; `counted` holds them in the order in which they are first met."""
     counts: Counter[str] = Counter()
     first: dict[str, list[str]] = {}
     for text, count in counted.items():
-        shape = shape_of(text)
+        shape = time_shape_of(text)
         counts[shape] += count
         held = first.setdefault(shape, [])
         if len(held) < MAX_EXAMPLES:
@@ -193,7 +181,7 @@ def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequ
             kind = _KINDS[own]
             kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
     texts = [value for value in values if type(value) is str] if "string" in kinds else []
-    times = _tally_shapes(Counter(text for text in texts if text), values, having, time_shape_of) if texts else {}
+    times = _tally_time_shapes(Counter(text for text in texts if text), values, having) if texts else {}
     return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _find_gap(having, numbers))
 
 

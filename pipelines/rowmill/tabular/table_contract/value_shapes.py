@@ -15,7 +15,7 @@ import re
 from functools import lru_cache
 
 from rowmill.tabular.schema import MAX_DIGITS
-from rowmill.tabular.time_order import CANDIDATES
+from rowmill.tabular.time_order import list_fitting_candidates
 
 NA_WORDS = frozenset(
     "na n/a #n/a #na <na> nan -nan null none nil missing #value! #div/0! #null! #ref! #name? #num!".split()
@@ -23,7 +23,7 @@ NA_WORDS = frozenset(
 """Words that mean no value in a column of numbers, dates or booleans, in any case; in text they are text."""
 
 _BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
-_LONGEST_WORD = max(map(len, NA_WORDS))
+LONGEST_NA_WORD = max(map(len, NA_WORDS))
 
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}"
 _SHAPES = {
@@ -83,7 +83,7 @@ def shape_of(text: str) -> str:
         return f"mark:{bare}" if kind == "mark" else kind
     if not bare:
         return "blank"
-    if len(bare) <= _LONGEST_WORD and bare.lower() in NA_WORDS:
+    if len(bare) <= LONGEST_NA_WORD and bare.lower() in NA_WORDS:
         return f"na:{bare}"
     return time_shape_of(bare)
 
@@ -96,7 +96,7 @@ def time_shape_of(text: str) -> str:
 @lru_cache(maxsize=1 << 14)
 def _name_time_formats(text: str) -> str:
     """Name the formats that read a text: `when:date:%d/%m/%Y|%m/%d/%Y`, and `~` where they disagree on it."""
-    read = [(order, order.read(text)) for order in CANDIDATES]
+    read = [(order, order.read(text)) for order in list_fitting_candidates(text)]
     fitting = [(order, position) for order, position in read if position is not None]
     if not fitting:
         return "text"

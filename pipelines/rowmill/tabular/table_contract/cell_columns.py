@@ -1,0 +1,196 @@
+"""Cells of CSV column by column: each distinct text once, and of every cell which of them it is.
+
+What belongs here: that form, and what the functions of one cell (`shape_of`, `make_cell_writer`) say of a whole column.
+What does not: reading a file (`stages/canonical_rows/table_rows.py`), the rules for one cell (`value_shapes.py`,
+`cells.py`).
+
+    cells   north  south  north  north        texts  north south        codes  0 1 0 0
+
+Most columns repeat their texts, so what a text means is worked out once for each distinct one. The commonest ways of
+writing are found by patterns over all texts at once, and only what is left goes through the function of one cell.
+
+Not imported by the package: loading a recipe needs contracts, and Polars takes 0.13 s to import.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints
+from rowmill.tabular.table_contract.cells import NULL, make_cell_writer
+from rowmill.tabular.table_contract.contract import ColumnContract
+from rowmill.tabular.table_contract.evidence import (
+    MAX_EXAMPLE_CHARS,
+    MAX_EXAMPLES,
+    ColumnEvidence,
+    ShapeTally,
+    TableEvidence,
+)
+from rowmill.tabular.table_contract.value_shapes import LONGEST_NA_WORD, shape_of
+
+QUICK_DIGITS = 400
+"""Longest numbers that patterns over whole columns take."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellColumn:
+    """Distinct texts in the order in which they are first met, and `codes` int32[N] of the cells, which index them."""
+
+    texts: pa.LargeStringArray
+    codes: NDArray[np.int32]
+
+    @classmethod
+    def from_cells(cls, cells: pa.LargeStringArray | Sequence[str]) -> "CellColumn":
+        """Return some cells as their distinct texts; none of them is null."""
+        encoded = pa.array(cells, pa.large_string()).dictionary_encode()
+        return cls(encoded.dictionary, encoded.indices.to_numpy())
+
+    def count_cells(self) -> Ints:
+        """Return how many cells have each text."""
+        return np.bincount(self.codes, minlength=len(self.texts))
+
+    def find_first_cells(self) -> Ints:
+        """Return the place of the first cell of each text."""
+        # Codes are given in the order in which texts are met, so each new largest one is a first cell.
+        return np.flatnonzero(np.diff(np.maximum.accumulate(self.codes), prepend=-1))
+
+    def spread(self, values: pa.LargeStringArray) -> pl.Expr:
+        """Return for every cell the value of its text.
+
+        An expression, so that all columns of a part are made at once: each evaluation has its price.
+        """
+        return pl.lit(pl.Series("", values)).gather(pl.lit(pl.Series("", self.codes)))
+
+    def mark(self, texts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tell of every cell what is told of its text: bool[N]."""
+        return texts[self.codes]
+
+
+def _matches(texts: pa.LargeStringArray, pattern: str) -> NDArray[np.bool_]:
+    return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+
+
+def _measure_bytes(texts: pa.LargeStringArray) -> Ints:
+    return pc.binary_length(texts).to_numpy(zero_copy_only=False)
+
+
+def _replace(texts: pa.LargeStringArray, places: NDArray[np.bool_], new: Sequence[str | None]) -> pa.LargeStringArray:
+    return pc.replace_with_mask(texts, pa.array(places), pa.array(new, pa.large_string()))
+
+
+def are_equal(texts: pa.LargeStringArray, text: str) -> NDArray[np.bool_]:
+    """Tell which of some texts are a given one; null is none."""
+    return pc.fill_null(pc.equal(texts, text), fill_value=False).to_numpy(zero_copy_only=False)
+
+
+# ── What cells show ────────────────────────────────────────────────────────────────────────────────
+
+
+def observe_cells(columns: Mapping[str, CellColumn], rows: Sequence[int]) -> TableEvidence:
+    """Say what a part's cells show; `rows` are the records' numbers in the part, every one of which has all columns."""
+    return TableEvidence(len(rows), {name: _observe_column(one, rows) for name, one in columns.items() if len(rows)})
+
+
+def _observe_column(cells: CellColumn, rows: Sequence[int]) -> ColumnEvidence:
+    is_given = ~are_equal(cells.texts, "")
+    counts, texts = cells.count_cells(), cells.texts.filter(pa.array(is_given))
+    given, firsts = counts[is_given], cells.find_first_cells()[is_given]
+    names = name_shapes(texts)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    shapes = np.array([numbers[name] for name in names], np.int64)
+    tallies: dict[str, ShapeTally] = {}
+    for name, number in numbers.items():
+        own = np.flatnonzero(shapes == number)
+        shown = [
+            (texts[place].as_py()[:MAX_EXAMPLE_CHARS], (0, rows[int(firsts[place])]))
+            for place in own[:MAX_EXAMPLES].tolist()
+        ]
+        tallies[name] = ShapeTally(int(given[own].sum()), tuple(shown))
+    return ColumnEvidence((0, rows[0]), len(cells.codes), len(cells.codes) - int(given.sum()), tallies)
+
+
+def name_shapes(texts: pa.LargeStringArray) -> list[str]:
+    """Name the shape of each of many texts that are not empty, as `shape_of` does."""
+    names = np.full(len(texts), "", object)
+    left = np.arange(len(texts))
+    for name, find in _COMMON_SHAPES.items():
+        if not len(left):
+            break
+        found = find(texts.take(pa.array(left)))
+        names[left[found]] = name
+        left = left[~found]
+    names[left] = [shape_of(text) for text in texts.take(pa.array(left)).to_pylist()]
+    return names.tolist()
+
+
+def _find_integers(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+    return _matches(texts, _INTEGER) & (_measure_bytes(texts) <= QUICK_DIGITS)
+
+
+def _find_points(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+    is_short = _measure_bytes(texts) <= QUICK_DIGITS
+    return is_short & _matches(texts, _POINT) & ~_matches(texts, _POINT_GROUP)
+
+
+def _find_texts(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+    """Find codes and words: letters among digits, and what begins with a letter, is no word for no value and no date.
+
+    Of the ways to write a time, those that begin with a letter begin with the name of a month.
+    """
+    has_digit = _matches(texts, "[0-9]")
+    is_code = _matches(texts, r"\A[0-9][^ \t./:-]*\z") & _matches(texts, "[A-DF-Za-df-z]")
+    is_word = _matches(texts, r"(?s)\A[A-Za-z].*[^ \t]\z") & (has_digit | (_measure_bytes(texts) > LONGEST_NA_WORD))
+    return is_code | (is_word & ~_matches(texts, r"\A[A-Za-z]{3} [0-9]"))
+
+
+_INTEGER = r"\A(?:0|-?[1-9][0-9]*)\z"
+_POINT = r"\A[+-]?(?:0|[1-9][0-9]*)\.[0-9]+\z"
+_POINT_GROUP = r"\A[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\z"
+_COMMON_SHAPES = {"integer": _find_integers, "point": _find_points, "text": _find_texts}
+"""What finds the commonest shapes, each among the texts that the ones before left over; it need not find all."""
+
+
+# ── What is written of cells ───────────────────────────────────────────────────────────────────────
+
+
+_PLAIN_NUMBERS = {
+    "integer": _INTEGER,
+    "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
+}
+"""Numbers that JSON writes as they are written."""
+_NEEDS_ESCAPE = r'["\\\x00-\x1f]'
+
+
+def write_cells(column: ColumnContract, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return the JSON texts of many distinct cells, null for those that do not fit, whatever becomes of these.
+
+    They are those of `make_cell_writer`.
+    """
+    is_absent = pc.is_in(texts, pa.array(["", *column.na], pa.large_string())).to_numpy(zero_copy_only=False)
+    if column.type in ("text", "any"):
+        return _replace(write_strings(texts), is_absent, [NULL] * int(is_absent.sum()))
+    is_other = ~_find_plain_numbers(column, texts) | is_absent
+    write = make_cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
+    return _replace(texts, is_other, [write(text) for text in texts.filter(pa.array(is_other)).to_pylist()])
+
+
+def _find_plain_numbers(column: ColumnContract, texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+    pattern = _PLAIN_NUMBERS.get(column.type)
+    if pattern is None or (column.type == "number" and column.decimal != "."):
+        return np.zeros(len(texts), bool)
+    return _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
+
+
+def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return many distinct texts as JSON strings."""
+    quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())
+    written = pc.binary_join_element_wise(quote, texts, quote, nothing)
+    is_other = _matches(texts, _NEEDS_ESCAPE)
+    others = texts.filter(pa.array(is_other)).to_pylist()
+    return _replace(written, is_other, [encode_basestring(text) for text in others]) if others else written

@@ -20,7 +20,7 @@ from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import find_degenerate_texts
-from rowmill.tokenization.encoder import EncodedTexts
+from rowmill.tokenization.encoded_texts import EncodedTexts
 from tests.support.recipes import CHATML, Road, chat, text_of
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowmill.core.arrays import Bools, Ints, Weights
-from rowmill.tokenization.encoder import EncodedTexts
+from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens
 from rowmill.tokenization.encoded_batch import Example
-from rowmill.tokenization.encoder import EncodedTexts
+from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
 @dataclass(frozen=True, slots=True)

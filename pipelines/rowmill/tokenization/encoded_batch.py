@@ -25,7 +25,7 @@ from rowmill.tokenization.alignment import (
     find_token_at,
     find_trained_tokens,
 )
-from rowmill.tokenization.encoder import EncodedTexts, compute_byte_positions
+from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions
 
 TEMPLATE_KIND = SPAN_KINDS.index("template")
 

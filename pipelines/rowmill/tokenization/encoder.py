@@ -1,15 +1,12 @@
 """Encode batches of texts into ids and byte offsets, on the fast path or the reference path.
 
-What belongs here: the encoder of a worker, and the positions of tokens in their text's bytes. What does not: opening a
-tokenizer (`tokenizer.py`), which tokens train (`alignment.py`), control tokens in the data (`control_tokens.py`).
-
-    text        "a<|im_end|>b"                       bytes  0 1          11 12
-    tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
+What belongs here: the encoder of a worker. What does not: opening a tokenizer (`tokenizer.py`), which tokens train
+(`alignment.py`), control tokens in the data (`control_tokens.py`).
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,23 +15,9 @@ import orjson
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
+from rowmill.tokenization.token_bytes import read_byte_lengths
 from rowmill.tokenization.tokenizer import LoadedTokenizer, encode_flat, open_fast_backend, open_reference_backend
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedTexts:
-    """A batch of encoded texts.
-
-    `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
-    its own text; `usual` counts texts that took the reference path, `altered` those whose ids decode to other text.
-    """
-
-    ids: NDArray[np.int32]
-    offsets: Ints
-    starts: Ints
-    ends: Ints
-    usual: int
-    altered: int = 0
 
 
 class Encoder:
@@ -78,7 +61,7 @@ class Encoder:
 
     @cached_property
     def _byte_lengths(self) -> Ints:
-        return _read_byte_lengths(self._backend)
+        return read_byte_lengths(self._backend)
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts without adding special tokens: the ids that `transformers` gives.
@@ -97,7 +80,7 @@ class Encoder:
         encoded = EncodedTexts(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
         if not len(wrong):
             return encoded
-        return _replace_texts(encoded, wrong, self._encode_reference([texts[i] for i in wrong.tolist()]))
+        return replace_texts(encoded, wrong, self._encode_reference([texts[i] for i in wrong.tolist()]))
 
     def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
@@ -107,7 +90,7 @@ class Encoder:
             self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
             for one, text in zip(decoded, texts, strict=True)
         )
-        return replace(_join_encodings(pieces, usual=len(texts)), altered=altered)
+        return replace(join_encodings(pieces, usual=len(texts)), altered=altered)
 
     def _strip_spaces_after_added(self, text: str) -> str:
         """Return a text without the spaces after added tokens, which decoding may add."""
@@ -134,7 +117,7 @@ class Encoder:
         if self._fast is not None:
             return self.encode(texts)
         encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
-        return _join_encodings(
+        return join_encodings(
             [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts)
         )
 
@@ -151,7 +134,7 @@ class Encoder:
         if self._fast is not None or not len(places):
             return encoded
         chosen: list[int] = places.tolist()
-        return _replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
+        return replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
 
     def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
         """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
@@ -171,9 +154,9 @@ class Encoder:
                     pieces.append((ids, starts + at[left], ends + at[left]))
             position = end
         if not pieces:
-            return _join_encodings([], usual=0)
+            return join_encodings([], usual=0)
         ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        return _join_encodings([(ids, starts, ends)], usual=1)
+        return join_encodings([(ids, starts, ends)], usual=1)
 
     def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
         """Return whether the chosen texts' ids are those of the reference."""
@@ -188,92 +171,6 @@ class Encoder:
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens included, as the reference does."""
         return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
-
-
-def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
-    """Join encoded pieces to the texts they were cut from: text i is the next `counts[i]` pieces, concatenated."""
-    sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
-    before = np.cumsum(sizes) - sizes
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    nonempty = counts > 0
-    begins = np.zeros(len(counts), np.int64)
-    begins[nonempty] = before[bounds[:-1][nonempty]]
-    shift = np.repeat(before - np.repeat(begins, counts), np.diff(encoded.offsets))
-    return replace(
-        encoded,
-        offsets=encoded.offsets[bounds],
-        starts=encoded.starts + shift,
-        ends=encoded.ends + shift,
-        usual=min(encoded.usual, len(counts)),
-        altered=min(encoded.altered, len(counts)),
-    )
-
-
-def compute_byte_positions(text: str) -> Ints:
-    """Return for every character index (and the end) its byte index in UTF-8: int64[len(text) + 1]."""
-    raw = text.encode()
-    if len(raw) == len(text):
-        return np.arange(len(text) + 1, dtype=np.int64)
-    first = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80
-    return np.append(np.flatnonzero(first), len(raw))
-
-
-def _join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> EncodedTexts:
-    counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    if not pieces:
-        return EncodedTexts(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
-    ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return EncodedTexts(ids, offsets, starts, ends, usual)
-
-
-def _replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
-    """Replace the texts of `encoded` at the given places by those of `other`; `counted` adds their counts."""
-    chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
-    pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
-    for i in range(len(encoded.offsets) - 1):
-        source, j = (other, chosen[i]) if i in chosen else (encoded, i)
-        cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
-        pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
-    joined = _join_encodings(pieces, usual=encoded.usual + counted * other.usual)
-    return replace(joined, altered=encoded.altered + counted * other.altered)
-
-
-def _make_byte_alphabet() -> dict[str, int]:
-    """Map the 256 printable characters that byte-level vocabularies use for bytes back to the bytes.
-
-    Source: the GPT-2 encoder: printable Latin-1 characters represent themselves, the other bytes start at U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-def _read_byte_lengths(backend: str) -> Ints:
-    """Return the number of bytes of each id: int64[largest id + 1], −1 for ids without a token."""
-    parsed: dict[str, Any] = orjson.loads(backend)
-    vocabulary: dict[str, int] = parsed["model"]["vocab"]
-    added: list[dict[str, Any]] = parsed["added_tokens"]
-    size = max([*vocabulary.values(), *(int(t["id"]) for t in added)]) + 1
-    lengths = np.full(size, -1, np.int64)
-    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
-    lengths[ids] = np.fromiter(map(len, vocabulary), np.int64, len(vocabulary))
-    for token in added:
-        lengths[int(token["id"])] = len(str(token["content"]).encode())
-    return lengths
-
-
-def read_token_bytes(backend: str) -> list[bytes]:
-    """Return the bytes of every id of a byte-level vocabulary, for printing single tokens."""
-    parsed: dict[str, Any] = orjson.loads(backend)
-    alphabet = _make_byte_alphabet()
-    vocabulary: dict[str, int] = parsed["model"]["vocab"]
-    table = [b""] * (len(_read_byte_lengths(backend)))
-    for text, token_id in vocabulary.items():
-        table[token_id] = bytes(alphabet.get(c, 0x3F) for c in text)
-    for token in parsed["added_tokens"]:
-        table[int(token["id"])] = str(token["content"]).encode()
-    return table
 
 
 def _remove_added_tokens(backend: str) -> str:

@@ -15,7 +15,8 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
 from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
-from rowmill.tokenization.encoder import EncodedTexts, Encoder, rejoin_pieces
+from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces
+from rowmill.tokenization.encoder import Encoder
 
 SAMPLE_EVERY = 100
 """One text in this many is encoded again on the reference path; in every batch the first, unless it is very long."""

@@ -36,9 +36,10 @@ from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.tokenization import example_columns, example_encoding
-from rowmill.tokenization.encoder import Encoder, read_token_bytes
+from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.roundtrip import RoundTripDecoder
+from rowmill.tokenization.token_bytes import read_token_bytes
 from rowmill.tokenization.tokenizer import deserialize_tokenizer
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))

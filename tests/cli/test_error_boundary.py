@@ -94,7 +94,7 @@ def kept(text: str) -> Path:
 def test_error_of_the_disk_names_the_file_and_keeps_the_traceback() -> None:
     words = explain_error(OSError(errno.EROFS, "Read-only file system", "/data/a"), ["build", "x"])
 
-    assert words.startswith("/data/a: Read-only file system (EROFS); what a command reads and writes must be reachable")
+    assert words.startswith("/data/a: Read-only file system (EROFS); a command needs its sources and storage reachable")
     file = kept(words)
     assert file.read_text().startswith("command: rowmill build x\n")
     assert file.stat().st_mode & 0o077 == 0

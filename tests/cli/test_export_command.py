@@ -95,7 +95,7 @@ def test_export_of_a_recipe_without_exports_says_what_to_add(
 
 def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("export", "--to", "somewhere") == main.WRONG
-    assert "name it with --name" in capsys.readouterr().err
+    assert "choose it with --name" in capsys.readouterr().err
 
 
 def test_export_past_a_failed_finding_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, momen
     assert process.returncode == error_boundary.INTERRUPTED, said
     assert "Traceback" not in said
     assert (
-        said.strip().splitlines()[-1].endswith("stopped; finished parts are kept, and the next build goes on from them")
+        said.strip().splitlines()[-1].endswith("stopped; finished parts are kept, and the next build resumes from them")
     )
     # Python's own tracker of resources ends by itself once everybody else has.
     deadline = time.monotonic() + PATIENCE_S

@@ -1,6 +1,6 @@
-"""The arguments that commands share: adding a command, the recipe it works on, the storage root, numbers.
+"""Arguments that several commands share: the recipe, the storage root, positive numbers.
 
-What belongs here: what `argparse` is handed by more than one command. What does not: a command.
+What belongs here: `argparse` declarations that more than one command uses. What does not: commands.
 """
 
 import argparse
@@ -17,24 +17,31 @@ Command: TypeAlias = Callable[[argparse.Namespace], int]
 def add_command(
     commands: "Commands", name: str, command: Command, summary: str, *, takes_overrides: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command that works on a recipe; `takes_overrides` for options of records datasets by path."""
+    """Add a command that works on a recipe; with `takes_overrides` it accepts `--data__option VALUE` arguments."""
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.set_defaults(command=command, takes_overrides=takes_overrides)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of one under configs/")
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe file, or name of a recipe under configs/")
     add_root_option(parser)
     return parser
 
 
 def add_root_option(parser: argparse.ArgumentParser) -> None:
-    """Add where built things are stored, and whether a recipe may run code."""
-    words = "where built things lie: a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
-    parser.add_argument("--root", metavar="R", help=words)
-    parser.add_argument("--no-code", action="store_true", help="refuse a recipe that names Python code of its own")
+    """Add `--root` and `--no-code`."""
+    root_help = "storage root, a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
+    parser.add_argument("--root", metavar="R", help=root_help)
+    parser.add_argument("--no-code", action="store_true", help="refuse a recipe that imports the user's Python code")
+
+
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`, which replaces `execution.workers`."""
+    parser.add_argument(
+        "--workers", type=parse_positive, metavar="N", help="worker processes (default: the recipe's execution.workers)"
+    )
 
 
 def parse_positive(text: str) -> int:
-    """Return a positive integer, or refuse the argument."""
+    """Parse a positive integer."""
     value = int(text) if text.isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return value

@@ -1,17 +1,17 @@
-"""What ends a command: its exit status, the sentence a user gets, and where the traceback is kept.
+"""Maps an exception that ends a command to an exit status, a message, and a file for the traceback.
 
-What belongs here: one answer for every exception. What does not: commands (`*_commands.py`), the errors that we raise
-ourselves and their sentences (`errors.py`).
+What belongs here: one answer for every exception. What does not: commands (`*_commands.py`), our own error classes
+(`core/errors.py`).
 
     0     done
     1     a closed gate: a blocking check failed
-    2     the recipe, the command, a source or what is stored is not as it must be: the message says what to do
-    3     the outside world: a disk, a network, a storage, a permission, a worker that was killed; it may pass by itself
+    2     invalid recipe, command, source or stored file: the message says what to do
+    3     outside failure: disk, network, storage, permission, killed worker; it may pass by itself
     4     `stats --strict` has a hint, or `template-report --prove` found a wrong mask
     70    a bug of rowmill
     130   interrupted
 
-A scheduler needs no more to decide: wait for a person at 1 and 2, try again at 3, report 70.
+A scheduler can act on these alone: wait for a person at 1 and 2, retry at 3, report 70.
 """
 
 import errno
@@ -32,11 +32,11 @@ _STORAGE_LIBRARIES = frozenset(
     "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko requests s3fs "
     "urllib3".split()
 )
-"""Libraries that reach the outside world; an error class of theirs is the world's, whatever it derives from."""
+"""Libraries that reach the outside world; their error classes count as outside failures, whatever their bases."""
 
 
 def choose_exit_status(error: BaseException) -> int:
-    """Return the exit status for what ended a command."""
+    """Return the exit status for the exception that ended a command."""
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -53,7 +53,7 @@ def choose_exit_status(error: BaseException) -> int:
 
 
 def name_missing_package(error: BaseException, arguments: Sequence[str]) -> BaseException:
-    """Return the error for a package that an extra of rowmill brings, if that is what is missing; else the error."""
+    """Return an error that names the extra to install, if the exception is a missing optional package; else itself."""
     if not isinstance(error, ModuleNotFoundError):
         return error
     from rowmill.core.extras import explain_missing_package
@@ -62,7 +62,7 @@ def name_missing_package(error: BaseException, arguments: Sequence[str]) -> Base
 
 
 def _is_caused_outside(cause: BaseException | None) -> bool:
-    """Tell whether the outside world stands behind one of our own errors; a wrong path or a broken file does not."""
+    """Return whether an outside failure caused one of our errors; a wrong path or a corrupt file is no such failure."""
     if isinstance(cause, PipelineError):
         return choose_exit_status(cause) == OUTSIDE
     absent = FileNotFoundError | IsADirectoryError | NotADirectoryError | BadGzipFile
@@ -76,21 +76,21 @@ def _is_outside(error: BaseException) -> bool:
 
 
 def explain_error(error: BaseException, arguments: Sequence[str]) -> str:
-    """Return what a user is told of an exception; the traceback of one that is not ours is kept in a file."""
+    """Return the user's message for an exception; a traceback that is not of our own errors is written to a file."""
     if isinstance(error, PipelineError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; finished parts are kept, and the next build goes on from them"
+        return "stopped; finished parts are kept, and the next build resumes from them"
     kept = _keep_traceback(error, arguments)
     if _is_outside(error):
         return (
-            f"{_describe_outside_error(error)}; what a command reads and writes must be reachable, with room "
-            "and rights; see to it "
-            f"and run the command again, which goes on from what is finished (the traceback is in {kept})"
+            f"{_describe_outside_error(error)}; a command needs its sources and storage reachable, with free space "
+            "and permissions; restore that and run the command again: it resumes from the finished parts "
+            f"(the traceback is in {kept})"
         )
     return (
         f"a bug of rowmill, not of your recipe or data: {type(error).__name__}: {error}; the traceback is in {kept}; "
-        "please report it with that file to the maintainers of rowmill; what is stored is whole, and another command "
+        "please report it with that file to the maintainers of rowmill; stored data is intact, and other commands "
         "may still work"
     )
 
@@ -106,7 +106,7 @@ def _describe_outside_error(error: BaseException) -> str:
 
 
 def _keep_traceback(error: BaseException, arguments: Sequence[str]) -> str:
-    """Write the traceback to a file of its own; return its path, or the reason why there is none."""
+    """Write the traceback to a temporary file; return its path, or why it could not be written."""
     lines = [
         f"command: rowmill {' '.join(arguments)}\n",
         f"Python {platform.python_version()} on {platform.platform()}\n\n",

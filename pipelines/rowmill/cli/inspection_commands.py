@@ -1,6 +1,6 @@
 """`rowmill inspect`, `verify`, `sql`, `trace`, `template-report`, `report`: questions about rows, recipes and builds.
 
-What belongs here: their options, one call of the engine each, its answer printed. What does not: answering.
+What belongs here: their options, one call of the engine each, printing its answer. What does not: answering.
 """
 
 import argparse
@@ -20,95 +20,104 @@ if TYPE_CHECKING:
 def add_inspection_commands(commands: "Commands") -> None:
     """Add the commands that answer questions and build nothing."""
     inspect = add_command(
-        commands, "inspect", _run_inspect, "show rows as the model sees them, trained tokens marked; writes nothing"
+        commands,
+        "inspect",
+        _run_inspect,
+        "show rows as the model sees them, with trained tokens marked; writes nothing",
     )
     inspect.add_argument("-n", type=parse_positive, metavar="N", default=3, help="rows per dataset (3)")
     inspect.add_argument("--dataset", metavar="D", help="only this dataset")
     inspect.add_argument("--row", metavar="ID", help="only this row")
 
-    verify = add_command(commands, "verify", _run_verify, "print every check result on what is built")
+    verify = add_command(commands, "verify", _run_verify, "show every check result of the current build")
     verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
-    verify.add_argument("--discard", action="store_true", help="with --deep: remove damage, and what was made of it")
-    verify.add_argument("--facts", action="store_true", help="list the numbers that gates.expectations can name")
-
-    sql = commands.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, check_results …")
-    sql.set_defaults(command=_run_sql)
-    sql.add_argument("query", metavar="QUERY", help="one SELECT; a wrong one names the views there are")
-    sql.add_argument(
-        "recipe", metavar="RECIPE", nargs="?", help="ask of this recipe alone; default: all of this folder's storage"
+    verify.add_argument(
+        "--discard", action="store_true", help="with --deep: remove damaged files and everything built from them"
     )
-    sql.add_argument("--format", choices=["table", "csv", "json"], default="table", help="table (default), csv or json")
+    verify.add_argument("--facts", action="store_true", help="list the facts that gates.expectations can name")
+
+    sql = commands.add_parser("sql", help="run a SELECT over rows, examples, sequences, ledger, check_results …")
+    sql.set_defaults(command=_run_sql)
+    sql.add_argument("query", metavar="QUERY", help="one SELECT; the error of an invalid one lists the views")
+    sql.add_argument(
+        "recipe", metavar="RECIPE", nargs="?", help="query only this recipe (default: every recipe in the storage root)"
+    )
+    sql.add_argument(
+        "--format", choices=["table", "csv", "json"], default="table", help="output format (default: table)"
+    )
     add_root_option(sql)
 
     trace = add_command(
-        commands, "trace", _run_trace, "from a place in a shard to the source line, and back to every place"
+        commands, "trace", _run_trace, "trace a token or sequence to its source line, or a row to every place it trains"
     )
     which = trace.add_mutually_exclusive_group(required=True)
-    which.add_argument("--row", metavar="ID", help="a row: every shard, sequence, rank and step that shows it")
-    which.add_argument("--source", metavar="FILE:LINE", help="a line of a source file: the same")
+    which.add_argument("--row", metavar="ID", help="list every shard, sequence, rank and step that holds a row")
+    which.add_argument("--source", metavar="FILE:LINE", help="the same for a line of a source file")
     which.add_argument(
-        "--sequence", metavar="DATASET/SPLIT/N[:TOKEN]", help="a sequence, or one token in it: whence it came"
+        "--sequence", metavar="DATASET/SPLIT/N[:TOKEN]", help="show where a sequence, or one of its tokens, comes from"
     )
 
     template = add_command(
-        commands, "template-report", _run_template_report, "what probes showed each dataset's chat template to do"
+        commands, "template-report", _run_template_report, "show how each dataset's chat template behaves on probes"
     )
     template.add_argument(
-        "--prove", action="store_true", help="prove its masks on conversations of all shapes; status 4 if one is wrong"
+        "--prove",
+        action="store_true",
+        help="prove its masks on conversations of every shape; exit with status 4 if one is wrong",
     )
 
     add_command(
         commands,
         "report",
         _run_report,
-        "write the report: pictures, samples, rejects and check results, in one HTML file",
+        "write the report, one HTML file with plots, samples, rejects and check results",
     )
 
 
-def _run_inspect(given: argparse.Namespace) -> int:
+def _run_inspect(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import inspect as inspection
     from rowmill.reports import row_view
 
-    project = open_project(given)
-    screen = terminal.make_console()
-    for one in inspection.inspect_rows(project, count=given.n, dataset=given.dataset, row_id=given.row):
-        screen.print(row_view.render_inspected_record(one, colours=screen.is_terminal and not screen.no_color))
+    project = open_project(args)
+    console = terminal.make_console()
+    for one in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
+        console.print(row_view.render_inspected_record(one, colours=console.is_terminal and not console.no_color))
     return DONE
 
 
-def _run_verify(given: argparse.Namespace) -> int:
+def _run_verify(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import verify as verification
     from rowmill.reports import console as reports
 
-    project = open_project(given)
-    checked = verification.verify_recipe(project, deep=given.deep)
-    terminal.make_console().print(reports.render_verification(project, checked, facts=given.facts, deep=given.deep))
+    project = open_project(args)
+    checked = verification.verify_recipe(project, deep=args.deep)
+    terminal.make_console().print(reports.render_verification(project, checked, facts=args.facts, deep=args.deep))
     if any(one.damaged for one in checked):
-        gone = verification.discard_damage(project, checked) if given.discard else None
-        terminal.make_console().print(reports.render_discarded(project, gone))
+        removed = verification.discard_damage(project, checked) if args.discard else None
+        terminal.make_console().print(reports.render_discarded(project, removed))
     return BLOCKED if any(one.fails for one in checked) else DONE
 
 
-def _run_sql(given: argparse.Namespace) -> int:
+def _run_sql(args: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
     from rowmill.reports.console import render_query_rows
 
-    project = None if given.recipe is None else open_project(given)
-    store = open_folder_store(given) if project is None else project.store
+    project = None if args.recipe is None else open_project(args)
+    store = open_folder_store(args) if project is None else project.store
     if not store.exists("stats"):
         raise ConfigError(
-            f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or "
-            "name another --root"
+            f"{store.path('')}: no statistics here; expected a storage root that holds a build; build a recipe, or "
+            "choose another --root"
         )
-    columns, rows = stats.query_views(store, given.query, recipe=project.recipe.name if project else None)
-    if given.format == "csv":
+    columns, rows = stats.query_views(store, args.query, recipe=project.recipe.name if project else None)
+    if args.format == "csv":
         import csv
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *rows])
-    elif given.format == "json":
+    elif args.format == "json":
         import orjson
 
         lines = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -118,32 +127,32 @@ def _run_sql(given: argparse.Namespace) -> int:
     return DONE
 
 
-def _run_trace(given: argparse.Namespace) -> int:
+def _run_trace(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection.sequence_trace import trace_sequence
     from rowmill.inspection.trace import trace_row, trace_source
     from rowmill.reports import row_view
 
-    project, screen = open_project(given), terminal.make_console()
-    if given.sequence is not None:
-        screen.print(row_view.render_sequence_trace(trace_sequence(project, given.sequence)))
-    elif given.row is not None:
-        screen.print(row_view.render_row_traces(trace_row(project, given.row)))
+    project, console = open_project(args), terminal.make_console()
+    if args.sequence is not None:
+        console.print(row_view.render_sequence_trace(trace_sequence(project, args.sequence)))
+    elif args.row is not None:
+        console.print(row_view.render_row_traces(trace_row(project, args.row)))
     else:
-        screen.print(row_view.render_row_traces(trace_source(project, given.source)))
+        console.print(row_view.render_row_traces(trace_source(project, args.source)))
     return DONE
 
 
-def _run_template_report(given: argparse.Namespace) -> int:
+def _run_template_report(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection.inspect import report_templates
     from rowmill.reports import row_view
 
-    project, screen = open_project(given), terminal.make_console()
-    if given.prove:
+    project, console = open_project(args), terminal.make_console()
+    if args.prove:
         return _prove_templates(project)
     for report in report_templates(project):
-        screen.print(row_view.render_template_report(report))
+        console.print(row_view.render_template_report(report))
     return DONE
 
 
@@ -152,15 +161,15 @@ def _prove_templates(project: "Project") -> int:
     from rowmill.inspection.inspect import prove_templates
     from rowmill.reports import template_proof
 
-    screen, are_right = terminal.make_console(), True
+    console, all_right = terminal.make_console(), True
     for dataset, proof in prove_templates(project):
-        screen.print(template_proof.render_proof(dataset, proof))
-        are_right = are_right and not proof.defects
-    return DONE if are_right else FOUND
+        console.print(template_proof.render_proof(dataset, proof))
+        all_right = all_right and not proof.defects
+    return DONE if all_right else FOUND
 
 
-def _run_report(given: argparse.Namespace) -> int:
+def _run_report(args: argparse.Namespace) -> int:
     from rowmill.reports import report_page
 
-    print(report_page.write_report(open_project(given)))
+    print(report_page.write_report(open_project(args)))
     return DONE

@@ -1,9 +1,9 @@
-"""`rowmill …`: parses a command line, runs the command, turns what it raises into an exit status and one message.
+"""Entry point of `rowmill`: parse the command line, run the command, turn an exception into a status and a message.
 
-What belongs here: the parser's frame and the boundary. What does not: commands (`*_commands.py`, one module per group),
-what an exception means (`error_boundary.py`), tables and sentences (`reports/`).
+What belongs here: the top-level parser and the error boundary. What does not: commands (`*_commands.py`, one module
+per group), what an exception means (`error_boundary.py`), tables and sentences (`reports/`).
 
-Nothing heavy is imported before a command needs it, so that `rowmill --help` answers at once.
+Heavy imports wait until a command needs them, so that `rowmill --help` is fast.
 """
 
 import argparse
@@ -42,56 +42,56 @@ QUIET_LIBRARIES = {
     "GX_ANALYTICS_ENABLED": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Nothing reports to anyone, and no library talks into our lines."""
+"""No library sends telemetry, and none prints into our output."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A pipe may speak ASCII; a mark that it cannot say must not end a build.
+            # A pipe may be ASCII; a character that it cannot encode must not end a build.
             stream.reconfigure(errors="replace")
     parser = _make_parser()
-    given, unknown = parser.parse_known_args(arguments)
-    command: Command | None = getattr(given, "command", None)
+    args, unknown = parser.parse_known_args(arguments)
+    command: Command | None = getattr(args, "command", None)
     if command is None:
         parser.print_help()
         return WRONG
     os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
-    if getattr(given, "no_code", False):
+    if getattr(args, "no_code", False):
         os.environ[code_permission.NO_CODE_VARIABLE] = "1"
     try:
-        given.overrides = _parse_overrides(parser, unknown, allowed=getattr(given, "takes_overrides", False))
-        return command(given)
-    except (Exception, KeyboardInterrupt) as raised:  # noqa: BLE001  (the boundary: whatever it is, a user gets words)
+        args.overrides = _parse_overrides(parser, unknown, allowed=getattr(args, "takes_overrides", False))
+        return command(args)
+    except (Exception, KeyboardInterrupt) as raised:  # noqa: BLE001  (the boundary: every exception becomes a message)
         if isinstance(raised, BrokenPipeError) and _is_output_unread():
-            # `rowmill sql … | head`: the reader has enough. What is left to flush goes nowhere.
+            # `rowmill sql … | head`: the reader closed the pipe. The rest of the output is discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
-        given_words = sys.argv[1:] if arguments is None else arguments
-        error = name_missing_package(raised, given_words)
-        _print_error(explain_error(error, given_words))
+        command_line = sys.argv[1:] if arguments is None else arguments
+        error = name_missing_package(raised, command_line)
+        _print_error(explain_error(error, command_line))
         return choose_exit_status(error)
 
 
 def _is_output_unread() -> bool:
-    """Tell whether nobody reads what we print any more; a connection to a storage may break, too."""
+    """Return whether stdout's reader is gone; a BrokenPipeError can also come from a connection to a storage."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _parse_overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed: bool) -> dict[str, str]:
-    """Read `--data__max_sequences_per_example 3`: options of records datasets, a path with `__` between its words."""
-    found: dict[str, str] = {}
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        name, sign, value = word.removeprefix("--").partition("=")
-        if not allowed or not word.startswith("--") or "__" not in name or (not sign and not waiting):
-            parser.error(f"unrecognized arguments: {' '.join(words)}")
-        found[name] = value if sign else waiting.pop(0)
-    return found
+def _parse_overrides(parser: argparse.ArgumentParser, unknown: Sequence[str], *, allowed: bool) -> dict[str, str]:
+    """Parse options of records datasets, `--data__max_sequences_per_example 3`: a path joined by `__`, and a value."""
+    overrides: dict[str, str] = {}
+    remaining = list(unknown)
+    while remaining:
+        option = remaining.pop(0)
+        name, sign, value = option.removeprefix("--").partition("=")
+        if not allowed or not option.startswith("--") or "__" not in name or (not sign and not remaining):
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        overrides[name] = value if sign else remaining.pop(0)
+    return overrides
 
 
 def _print_error(message: str) -> None:
@@ -109,12 +109,13 @@ def _print_error(message: str) -> None:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rowmill",
-        description="Raw datasets in, packed token shards and per-GPU partitions out.",
-        epilog="RECIPE is a file, or the name of one under configs/. `rowmill COMMAND --help` says more. "
+        description="Build packed token shards and per-GPU partitions from raw datasets.",
+        epilog="RECIPE is a recipe file, or the name of a recipe under configs/. `rowmill COMMAND --help` shows a "
+        "command's options. "
         "plan, build and advise take options of records datasets, such as --data__max_sequences_per_example 3. "
-        "Exit status: 0 done; 1 a closed gate; 2 the recipe, the command, a source or what is stored is not as it must "
-        "be; 3 a disk, a network, a storage or a permission failed; 4 `stats --strict` has a hint, or "
-        "`template-report --prove` a wrong mask; 70 a bug of rowmill; 130 interrupted.",
+        "Exit status: 0 done; 1 a gate is closed; 2 invalid recipe, command, source or stored file; 3 a disk, network, "
+        "storage or permission failed; 4 `stats --strict` has a hint, or `template-report --prove` found a wrong mask; "
+        "70 a bug of rowmill; 130 interrupted.",
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -128,7 +129,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Looks the version up only when it is asked for: reading a distribution's metadata takes time."""
+    """Looks up the version only when asked: reading the distribution's metadata takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import rowmill

@@ -1,6 +1,6 @@
-"""Which recipe and which storage a command works on: by a path, by a name under `configs/`, by the environment.
+"""Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environment variable.
 
-What belongs here: finding them and opening the project. What does not: what is done with it.
+What belongs here: finding them and opening the project. What does not: what a command does with the project.
 """
 
 import argparse
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from rowmill.core.storage import Store
 
 
-def open_project(given: argparse.Namespace) -> "Project":
+def open_project(args: argparse.Namespace) -> "Project":
     """Open the project of a command's recipe, with the command's overrides and workers."""
     from rowmill.build import steps
 
-    overrides: dict[str, str] = getattr(given, "overrides", {})
-    project = steps.open_project(recipe_path(given.recipe), choose_root(given), overrides)
-    workers = getattr(given, "workers", None)
+    overrides: dict[str, str] = getattr(args, "overrides", {})
+    project = steps.open_project(recipe_path(args.recipe), choose_root(args), overrides)
+    workers = getattr(args, "workers", None)
     if workers is None:
         return project
     execution = project.recipe.execution.model_copy(update={"workers": workers})
     return replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
 
 
-def choose_root(given: argparse.Namespace) -> str | None:
-    """Return the storage root of --root or $ROWMILL_STORE; None: the project's own."""
-    return given.root or os.environ.get("ROWMILL_STORE") or None
+def choose_root(args: argparse.Namespace) -> str | None:
+    """Return the storage root from --root or $ROWMILL_STORE; None for the project's default."""
+    return args.root or os.environ.get("ROWMILL_STORE") or None
 
 
 def configs_folder() -> Path | None:
-    """Return $ROWMILL_CONFIGS, or the `configs` folder here or above; None if there is none."""
+    """Return $ROWMILL_CONFIGS, or the nearest `configs` folder in or above the working directory, or None."""
     if os.environ.get("ROWMILL_CONFIGS"):
         return Path(os.environ["ROWMILL_CONFIGS"])
     here = Path.cwd()
@@ -43,19 +43,19 @@ def configs_folder() -> Path | None:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe given by its path or its name.
+    """Return the file of a recipe that is named by path or by name.
 
     Raises
     ------
     ConfigError
-        Naming the recipes there are, and the nearest.
+        If there is no such recipe; the message lists the known ones and suggests the closest name.
 
     """
     from rowmill.recipe import recipe
 
-    given = Path(name)
-    if given.is_file() or given.suffix in (".yaml", ".yml"):
-        return given
+    path = Path(name)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return path
     configs = configs_folder()
     if configs is None:
         raise ConfigError(
@@ -71,10 +71,10 @@ def recipe_path(name: str) -> Path:
     return known[name]
 
 
-def open_folder_store(given: argparse.Namespace) -> "Store":
-    """Return the storage of the folder's recipes, whichever they are."""
+def open_folder_store(args: argparse.Namespace) -> "Store":
+    """Return the storage that all recipes of the working directory's project share."""
     from rowmill.core.storage import Store
 
     configs = configs_folder()
-    root = choose_root(given) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
+    root = choose_root(args) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
     return Store(root)

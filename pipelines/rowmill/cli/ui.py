@@ -1,7 +1,7 @@
-"""The user interface: a home for Dagster's history, then Dagster's own development server in our place.
+"""`rowmill ui`: prepares DAGSTER_HOME, then replaces this process with Dagster's development server.
 
-What belongs here: environment variables and the command line of `rowmill ui`, and the small server of reports
-beside it. What does not: Dagster; it is another program here, started by name and never imported.
+What belongs here: environment variables and the command line of Dagster, and starting the server of reports next to
+it. What does not: Dagster itself; here it is another program, started by name and never imported.
 """
 
 import importlib.util
@@ -15,12 +15,12 @@ from rowmill.core.errors import ConfigError, MissingPackageError
 
 
 def default_settings() -> Path:
-    """Return the `dagster.yaml` that a new home is given; the Dagster layer is found, not imported."""
+    """Return the `dagster.yaml` to copy into a new DAGSTER_HOME; the Dagster layer is found, not imported."""
     spec = importlib.util.find_spec("dagster_rowmill")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "rowmill ui: the package dagster_rowmill is not installed, and it brings what Dagster shows; "
-            "install rowmill with its extra: pip install 'rowmill[dagster]'"
+            "rowmill ui: the package dagster_rowmill is not installed; it defines the assets that Dagster shows; "
+            "run pip install 'rowmill[dagster]'"
         )
     return Path(spec.origin).parent / "dagster.yaml"
 
@@ -29,8 +29,8 @@ def _require_dagster() -> None:
     missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(
-            f"rowmill ui: the package {missing[0]} is not installed; the user interface is Dagster's; run pip install "
-            "'rowmill[dagster]'"
+            f"rowmill ui: the package {missing[0]} is not installed; rowmill ui runs Dagster's webserver; run pip "
+            "install 'rowmill[dagster]'"
         )
 
 
@@ -39,48 +39,48 @@ QUIET_ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "GX_ANALYTICS_ENABLED": "false",
-    # We need no PyTorch, so nobody has to read that it is missing.
+    # rowmill does not use PyTorch, so a warning that it is missing would mislead.
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-"""Nothing reports to anyone. Dagster's own switch in `dagster.yaml` stops only half of it."""
+"""Turns telemetry off. The setting in `dagster.yaml` stops only half of Dagster's."""
 
 
 def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
-    """Become `dagster dev` over the project in `root`; never returns. Stop it with SIGINT: SIGTERM leaves children.
+    """Replace this process with `dagster dev` on the project in `root`. Stop it with SIGINT: SIGTERM leaves children.
 
     Raises
     ------
     ConfigError
-        If `root` is no project, or Dagster is not installed.
+        If `root` is not a project, or Dagster is not installed.
 
     """
     _require_dagster()
     if not (root / "workspace.yaml").is_file() and not (root / "configs").is_dir():
         raise ConfigError(
-            f"{root}: no project; the user interface needs a folder with configs/, or a workspace.yaml; run it in the "
-            "project's folder, or begin a project with rowmill init"
+            f"{root}: no project; rowmill ui needs a folder with configs/, or a workspace.yaml; run it in the "
+            "project's folder, or start a project with rowmill init"
         )
     environment = os.environ | QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     environment.setdefault("ROWMILL_REPORTS_URL", _start_report_server(root, host, port + 1))
     os.chdir(root)
-    # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
+    # Dagster has no login, and anyone who reaches the port can run code, so the default address is loopback.
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
-    os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
+    os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 
 def _start_report_server(root: Path, host: str, port: int) -> str:
-    """Start the server of reports and return its address; empty where the storage root is no local folder."""
+    """Start the server of reports and return its address; empty if the storage root is not a local folder."""
     store = os.environ.get("ROWMILL_STORE") or str(_find_project_folder(root) / ".rowmill")
     if "://" in store:
         return ""
     reports = Path(store) / "reports"
     reports.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
-    # What we become keeps the writing end, and its children get none of it: the server ends when Dagster does.
+    # Only the Dagster process inherits the writing end, so the report server ends when Dagster does.
     os.set_inheritable(writing, True)  # noqa: FBT003  (the standard library's own parameter)
     command = [sys.executable, "-m", "rowmill.reports.server", str(reports.absolute()), host, str(port)]
-    subprocess.Popen(command, stdin=reading)  # noqa: S603  (the words are ours)
+    subprocess.Popen(command, stdin=reading)  # noqa: S603  (the arguments are ours)
     os.close(reading)
     return f"http://{host}:{port}"
 
@@ -91,10 +91,10 @@ def _find_project_folder(root: Path) -> Path:
 
 
 def prepare_home(root: Path) -> Path:
-    """Return DAGSTER_HOME as an absolute folder with a `dagster.yaml`: the one that is set, or `.dagster` in `root`.
+    """Return an absolute DAGSTER_HOME that holds a `dagster.yaml`: the variable's folder, or `.dagster` in `root`.
 
-    Without one, Dagster keeps its history in a temporary folder and deletes it on exit. Settings that are
-    there are never overwritten.
+    Without one, Dagster keeps its history in a temporary folder and deletes it on exit. Existing settings are never
+    overwritten.
     """
     home = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").expanduser().absolute()
     home.mkdir(parents=True, exist_ok=True)

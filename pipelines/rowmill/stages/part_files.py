@@ -69,7 +69,33 @@ class RejectLog:
         return dict(sorted(Counter(self.reasons).items()))
 
 
-def write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
+def write_accounts(
+    store: Store,
+    stage_folder: str,
+    fingerprint: str,
+    kept: pa.ChunkedArray,
+    log: RejectLog,
+    left_out: Sequence[str] = (),
+    state: str = NOT_TAKEN,
+) -> dict[str, File]:
+    """Write what became of each record of a part: the rejects, and the ledger, with those `left_out` in one state."""
+    at = f"{stage_folder}/parts/{fingerprint}"
+    return {
+        "rejects": _write_rejects(store, stage_folder, at, log),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(kept, log, left_out, state)),
+    }
+
+
+def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
+    """Return the part's counts of what was not kept: rejects by reason with the first of each, and what is left out."""
+    return {
+        "reasons": log.counts(),
+        "examples_of_rejects": sample_rejects(log),
+        "left_out": {state: len(left_out)} if left_out else {},
+    }
+
+
+def _write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
     """Write a part's rejects; the many parts that have none share one file."""
     if log.row_ids:
         return write_parquet(store, f"{at}/rejects.parquet", log.table())

@@ -23,12 +23,11 @@ from rowmill.formats import filters
 from rowmill.formats.preference import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
 from rowmill.recipe.dataset import Dataset
-from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
-from rowmill.stages.part_files import RejectLog, build_ledger, sample_rejects, write_parquet, write_rejects
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -198,7 +197,6 @@ def _save_rows(
     further: int,
 ) -> Part:
     store = Store(task.root)
-    at = f"{task.folder}/parts/{task.fingerprint}"
     table = columns.table()
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
@@ -206,8 +204,7 @@ def _save_rows(
         "is_text_file": sources.find_file_format(task.taken[0][0].reader).has_documents,
         "further_rows": further,
         "kept": len(columns.ids),
-        "reasons": log.counts(),
-        "left_out": {NOT_TAKEN: len(not_taken)} if not_taken else {},
+        **count_accounts(log, not_taken),
         "roles": dict(sorted(columns.roles.items())),
         "rows_with_unknown_roles": len(columns.with_unknown_roles),
         "examples_of_roles": {"": columns.with_unknown_roles[:3]},
@@ -217,14 +214,12 @@ def _save_rows(
         "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": sample_rejects(log),
         "noticed": count_normalizations(table),
         **count_messages(row.messages for row in columns.rows),
     }
     files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", table),
-        "rejects": write_rejects(store, task.folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(table.column("row_id"), log, not_taken)),
+        "rows": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/rows.parquet", table),
+        **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, not_taken),
     }
     return Part(task.fingerprint, files, facts)
 

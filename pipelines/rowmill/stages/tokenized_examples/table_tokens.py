@@ -29,7 +29,7 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
-from rowmill.stages.part_files import RejectLog, build_ledger, row_as_bytes, sample_rejects, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
@@ -247,7 +247,7 @@ class LedgerTask:
 
 def account_part(task: LedgerTask) -> Part:
     """Write a part's ledger and rejects."""
-    store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
+    store = Store(task.root)
     row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
     states = np.frombuffer(task.states, np.int8)
     log = RejectLog(TOKENIZED_EXAMPLES)
@@ -258,21 +258,15 @@ def account_part(task: LedgerTask) -> Part:
         log.add(row_ids[place], Rejected(reason, task.details.get(place, "")), row_as_bytes(row))
     shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
     left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
+    kept = pa.chunked_array([shown], pa.string())
     files = {
         "tokens": task.tokens,
-        "ledger": write_parquet(
-            store,
-            f"{at}/ledger.parquet",
-            build_ledger(pa.chunked_array([shown], pa.string()), log, left_out, "not_sampled"),
-        ),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+        **write_accounts(store, task.folder, task.fingerprint, kept, log, left_out, task.names[1]),
     }
     facts: dict[str, Any] = {
         "rows": len(row_ids),
         "kept": len(shown),
-        "left_out": {"not_sampled": len(left_out)} if left_out else {},
-        "reasons": log.counts(),
-        "examples_of_rejects": sample_rejects(log),
+        **count_accounts(log, left_out, task.names[1]),
         **{name: task.facts[name] for name in _COUNTED_FACTS},
     }
     return Part(task.fingerprint, files, facts)

@@ -26,11 +26,10 @@ from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.stages.part_files import (
     RejectLog,
-    build_ledger,
+    count_accounts,
     row_as_bytes,
-    sample_rejects,
+    write_accounts,
     write_parquet,
-    write_rejects,
 )
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
@@ -152,8 +151,7 @@ def _save_examples(
         "examples": table.num_rows,
         **documents,
         "verified": prepared.verified,
-        "reasons": log.counts(),
-        "examples_of_rejects": sample_rejects(log),
+        **count_accounts(log),
         "tokens": int(table.column("tokens").to_numpy().sum()),
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,
@@ -181,11 +179,9 @@ def _save_examples(
         "most_tool_tokens": tools.most,
     }
     store = Store(task.root)
-    at = f"{task.folder}/parts/{task.fingerprint}"
     files = {
-        "examples": write_parquet(store, f"{at}/examples.parquet", table),
-        "rejects": write_rejects(store, task.folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(kept.column("row_id"), log)),
+        "examples": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/examples.parquet", table),
+        **write_accounts(store, task.folder, task.fingerprint, kept.column("row_id"), log),
     }
     return Part(task.fingerprint, files, facts)
 

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rowmill.build.in_memory import (
         Datum,
-        ExampleTokens,
         canonicalize_rows,
         make_datum,
         make_datums,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from rowmill.formats.custom import BuildContext, RowFormat, register_format
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
     from rowmill.reader import Batch, PackedSequence, Reader, TrainingStep, View
+    from rowmill.schema.examples import ExampleTokens
     from rowmill.schema.rows import Rejected, Row
 
     __version__: str
@@ -111,9 +111,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "rowmill.build.in_memory": (
-        "Datum ExampleTokens canonicalize_rows make_datum make_datums row_to_datum sft_tokenize"
-    ),
+    "rowmill.build.in_memory": ("Datum canonicalize_rows make_datum make_datums row_to_datum sft_tokenize"),
     "rowmill.build.runner": "build_recipe=build",
     "rowmill.build.steps": "Project open_project",
     "rowmill.conversation.rendering.template_registry": "get_chat_template register_chat_template",
@@ -127,6 +125,7 @@ _MODULES = {
     "rowmill.formats.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch PackedSequence Reader TrainingStep View",
+    "rowmill.schema.examples": "ExampleTokens",
     "rowmill.schema.rows": "Rejected Row",
 }
 """The module of each public name; a test holds it equal to the imports above, which type checkers and editors read."""

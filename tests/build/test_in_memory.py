@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.build.in_memory import Datum, ExampleTokens, make_datum, make_datums, row_to_datum, sft_tokenize
+from rowmill.build.in_memory import Datum, make_datum, make_datums, row_to_datum, sft_tokenize
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
+from rowmill.schema.examples import ExampleTokens
 from rowmill.schema.rows import Rejected
 from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair, write_tokenizer
 

@@ -24,6 +24,7 @@ from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.filters import hash_row_content
 from rowmill.recipe import recipe
+from rowmill.schema.examples import ExampleTokens
 from rowmill.schema.rows import Rejected, Row
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
@@ -36,18 +37,6 @@ Reduction = Literal["none", "mean"]
 
 MIN_DATUM_TOKENS = 2
 """Tokens that predict something: one predicts the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleTokens:
-    """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
-
-    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
-    """
-
-    ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    loss_weights: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +179,7 @@ class _InMemoryPipeline:
         table = _make_rows_table([row for row in made if isinstance(row, Row)])
         prepared = iter(self._preparer.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
         for row in made:
-            outcome = row if isinstance(row, Rejected) else next(prepared)
-            yield (
-                outcome
-                if isinstance(outcome, Rejected)
-                else [ExampleTokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
-            )
+            yield row if isinstance(row, Rejected) else next(prepared)
 
 
 def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:

@@ -11,8 +11,12 @@ does not: how text becomes ids (`tokenizer.py`) or which characters train (`mask
 other than 0 and 1 (`loss.weights`), a column of weights stands beside it: positive where the mask is true, else 0.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
@@ -55,6 +59,19 @@ messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + t
 are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
 what each stage took of them; a stage that changes what the template prints of the rest may add some.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleTokens:
+    """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
+
+    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
+    """
+
+    ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    loss_weights: NDArray[np.float32] | None = None
+
 
 WEIGHT_COLUMN = "loss_weights"
 """The column that holds a float32 per token, in examples and in shards."""

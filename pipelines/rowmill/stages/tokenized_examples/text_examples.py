@@ -25,7 +25,7 @@ from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
 from rowmill.formats.built_examples import BuiltExample, check_built_example
@@ -34,7 +34,7 @@ from rowmill.formats.kind import TokenBuilder
 from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
+from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.prompt_parity import begins_with, choose_rows, print_prompt
@@ -61,15 +61,6 @@ RowOutcome = list[Example] | Rejected
 
 
 @dataclass(frozen=True, slots=True)
-class ExampleTargets:
-    """What an example teaches: `ids` int32[T], `loss_mask` bool[T], and float32[T] where its dataset has weights."""
-
-    ids: Tokens
-    loss_mask: Bools
-    loss_weights: Weights | None
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedExamples:
     """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
 
@@ -82,19 +73,19 @@ class PreparedExamples:
     rejected: list[tuple[int, Rejected]]
     verified: int
 
-    def outcomes(self, rows: int) -> "list[list[ExampleTargets] | Rejected]":
+    def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
         """Return what each row's examples teach, or why it has none."""
         bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
         ids, mask = self._flatten_column("input_ids"), self._flatten_column("loss_mask")
         weights = self._flatten_column(WEIGHT_COLUMN) if WEIGHT_COLUMN in self.examples.column_names else None
-        found: list[list[ExampleTargets] | Rejected] = [[] for _ in range(rows)]
+        found: list[list[ExampleTokens] | Rejected] = [[] for _ in range(rows)]
         for place, rejected in self.rejected:
             found[place] = rejected
         for j, place in enumerate(self.places.tolist()):
             held = found[place]
             if not isinstance(held, Rejected):
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
-                held.append(ExampleTargets(ids[own], mask[own], None if weights is None else weights[own]))
+                held.append(ExampleTokens(ids[own], mask[own], None if weights is None else weights[own]))
         return found
 
     def _flatten_column(self, name: str) -> "NDArray[Any]":

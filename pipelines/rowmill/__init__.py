@@ -31,14 +31,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rowmill.build.in_memory import (
-        Datum,
-        canonicalize_rows,
-        make_datum,
-        make_datums,
-        row_to_datum,
-        sft_tokenize,
-    )
+    from rowmill.build.in_memory import Datum, canonicalize_rows, make_datum, make_datums, row_to_datum, sft_tokenize
     from rowmill.build.runner import build as build_recipe
     from rowmill.build.steps import Project, open_project
     from rowmill.conversation.rendering.template_registry import get_chat_template, register_chat_template

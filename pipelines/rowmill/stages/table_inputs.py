@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
@@ -80,3 +82,15 @@ def read_token_lengths(store: Store, files: Sequence[File]) -> Ints:
     """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
     lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+
+
+def read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
+    """Return one column of some rows, in their order, reading each part once."""
+    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
+    which = np.searchsorted(index.first_rows, rows, "right") - 1
+    found = np.empty(len(rows), object)
+    for i in np.unique(which).tolist():
+        own = np.flatnonzero(which == i)
+        cells = work.store.table(files[i], [column]).column(0)
+        found[own] = cells.take(pa.array(rows[own] - index.first_rows[i])).to_pylist()
+    return found.tolist()

@@ -43,7 +43,7 @@ from rowmill.stages.base import (
     make_parts,
     scan_rows,
 )
-from rowmill.stages.canonical_rows import table_schema, text_rows, time_splits
+from rowmill.stages.canonical_rows import table_report, table_schema, text_rows, time_splits
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -94,7 +94,7 @@ def make_canonical_rows(work: StageContext) -> StageOutput:
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
     draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
-    return draft if known is None else table_schema.complete_table_output(work, draft, facts, known)
+    return draft if known is None else table_report.complete_table_output(work, draft, facts, known)
 
 
 def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) -> None:

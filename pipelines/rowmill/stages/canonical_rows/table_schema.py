@@ -1,8 +1,7 @@
 """Parts → rows of records: what is decided over all parts of a dataset before and after its rows are made.
 
-What belongs here: the schema, the order, splits by number of rows, and what a page says of groups and times. What
-does not: one part's work (`table_rows.py`), what all kinds of rows have in common
-(`canonical_rows/stage.py`).
+What belongs here: the schema, the order, splits by number of rows. What does not: one part's work (`table_rows.py`),
+what a page says (`table_report.py`, `table_drift.py`), what all kinds of rows have in common (`stage.py`).
 
     all parts ─observe─► schema, order ─rows_of─► rows ─► duplicates out ─► splits ─► facts
 
@@ -10,8 +9,8 @@ A part is observed once; its rows are made again only when the schema or the ord
 text may change.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,20 +26,18 @@ from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
-from rowmill.sources import FileScan
-from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, load_kept_part, make_parts
+from rowmill.schema.manifest import Part
+from rowmill.stages.base import PartTask, StageContext, load_kept_part, make_parts
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
+from rowmill.stages.canonical_rows.table_drift import describe_place, describe_roles
 from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
-from rowmill.tabular import row_index, sizing, table_contract
+from rowmill.tabular import table_contract
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.table_contract import ColumnDrift, ColumnMismatch, TableContract, TableEvidence
+from rowmill.tabular.table_contract import ColumnDrift, TableContract, TableEvidence
 from rowmill.tabular.table_contract.document import format_contract_yaml
-from rowmill.tabular.table_contract.drift import describe_column_contract
 
 VERSION = 5
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
@@ -142,7 +139,7 @@ def propose_contract(
         contract,
         evidence,
         title=f"{work.recipe.name}: datasets.{work.dataset_name}",
-        place_of=lambda place: _describe_place(work, parts, ColumnDrift("", "", "", place)),
+        place_of=lambda place: describe_place(work, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
     return ContractProposal(contract, document)
@@ -200,17 +197,11 @@ def infer_dataset_contract(
     )
 
 
-def _describe_roles(form: Records) -> dict[str, Any]:
-    return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
-
-
 def _load_earlier_table(work: StageContext) -> Mapping[str, Any] | None:
     """Return what the last build says of its table; of one whose columns had other roles, nothing follows."""
     last = manifest.load_current_if_intact(work.store, work.key)
     told = None if last is None else last.details.get("table")
-    is_comparable = (
-        told is not None and not told["pinned"] and told["roles"] == _describe_roles(get_table_options(work))
-    )
+    is_comparable = told is not None and not told["pinned"] and told["roles"] == describe_roles(get_table_options(work))
     return told if is_comparable else None
 
 
@@ -317,204 +308,3 @@ def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wante
         task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
         planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
     return make_parts(work, rewrite_rows, planned)[0]
-
-
-# ── What the page says ─────────────────────────────────────────────────────────────────────────────
-
-
-def complete_table_output(
-    work: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
-) -> StageOutput:
-    """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
-    form = get_table_options(work)
-    index = index_parts(work, draft.parts, known)
-    characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    rows = len(index.splits)
-    times = _measure_intervals(form, index)
-    mismatches = _merge_mismatches(draft.parts)
-    drifts = [] if known.contract is None else list(_find_drifts(work, known, mismatches))
-    facts = replace(
-        facts,
-        columns=len(known.schema.columns),
-        interval_mismatch=times["mismatch"],
-        characters=characters,
-        table_drift=len(drifts),
-        type_mismatch=sum(one.count for one in mismatches.values()),
-        non_finite=_count_non_finite(draft, known),
-    )
-    draft.tables["columns"] = DisplayTable(
-        ("column", "type", "nullable", "required"),
-        tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
-    )
-    if form.mode != "tabular":
-        # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
-        is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
-        facts = replace(
-            facts,
-            group_size=int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
-            group_advice=_report_groups(work, draft, index, characters / max(rows, 1)),
-            groups=len(index.keys),
-        )
-    draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
-    draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
-    # What parses generated records reads the schema, so another schema is another version.
-    draft.card["schema"] = digest_json(known.schema.to_json())
-    _report_contract(work, draft, known, drifts, mismatches)
-    draft.facts = facts
-    return draft
-
-
-def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
-    """Count the floats that are NaN or infinite, which stand in JSON as texts, and show in which columns."""
-    floats = (one.name for one in known.schema.columns if one.type == "float")
-    found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
-    if found:
-        rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
-        draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
-    return sum(one.count for one in found.values())
-
-
-# ── The table contract against the data ────────────────────────────────────────────────────────────
-
-
-MAX_SHOWN_DRIFTS = 30
-
-
-def _report_contract(
-    work: StageContext,
-    draft: StageOutput,
-    known: ObservedTable,
-    drifts: Sequence[ColumnDrift],
-    mismatches: Mapping[str, ColumnMismatch],
-) -> None:
-    """Show where the contract in force and the data differ, and note both for the next build."""
-    form, contract = get_table_options(work), known.contract
-    if contract is None:
-        return
-    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
-    counts = {name: one.count for name, one in mismatches.items()}
-    before = {} if known.earlier is None else known.earlier["mismatches"]
-    draft.details["table"] = {
-        "contract": contract.to_json(),
-        "pinned": form.table is not None,
-        "roles": _describe_roles(form),
-        # A build that is blocked changes nothing that the next one is held against.
-        "mismatches": before if drifts else counts,
-        "observed": list(known.observed),
-    }
-    placed = [(one, _describe_place(work, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
-    if placed:
-        rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
-        draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
-        draft.samples["table_drift"] = tuple(_describe_drift(one, place) for one, place in placed[:10])
-    if mismatches:
-        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
-        misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
-        lines = [
-            (name, one.count, one.text, describe_column_contract(column), _describe_place(work, parts, misfit))
-            for (name, one, column), misfit in zip(found, misfits, strict=True)
-        ]
-        draft.tables["type_mismatch"] = DisplayTable(
-            ("column", "values", "for_example", "contract", "place"), tuple(lines)
-        )
-        draft.samples["type_mismatch"] = tuple(
-            _describe_drift(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
-        )
-
-
-def _merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
-    """Add up the values that do not fit, by column, with the first of each."""
-    found: dict[str, ColumnMismatch] = {}
-    for number, part in enumerate(parts):
-        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
-            first = found.get(name)
-            own = ColumnMismatch(count, text, (number, row))
-            found[name] = own if first is None else ColumnMismatch(first.count + count, first.text, first.place)
-    return found
-
-
-def _find_drifts(
-    work: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
-) -> Iterator[ColumnDrift]:
-    assert known.contract is not None
-    yield from _find_dialect_drifts(work, known.contract)
-    if known.earlier is None:
-        if get_table_options(work).table is not None:
-            yield from table_contract.find_missing_or_new(known.contract, known.evidence)
-        return
-    assert known.proposed is not None
-    yield from table_contract.find_contract_changes(
-        known.contract, known.proposed, known.evidence, mismatches, known.earlier["mismatches"]
-    )
-
-
-def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
-    """Yield the files that are separated or quoted otherwise than the contract says."""
-    number = 0
-    for scan in load_scans(work.input(RAW_DATASET)):
-        for what, own, wanted in (
-            ("separated by", scan.delimiter, contract.delimiter),
-            ("quoted with", scan.quote, contract.quote),
-        ):
-            if scan.parts and own is not None and wanted is not None and own != wanted:
-                yield ColumnDrift(
-                    "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
-                )
-        number += len(scan.parts)
-
-
-def _describe_place(
-    work: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
-) -> str:
-    """Word where a cell stands: `data/sales.csv line 20002`."""
-    if drift.place is None or drift.place[0] >= len(parts):
-        return ""
-    part, scan = parts[drift.place[0]]
-    if drift.text is None and drift.column == "the header":
-        return f"{part.url} line 1"
-    return sources.describe_place(part, scan, work.base, drift.place[1])
-
-
-def _describe_drift(drift: ColumnDrift, place: str) -> str:
-    cell = "" if drift.text is None else f": {drift.text!r}"
-    return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"
-
-
-def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
-    """Show the groups and the advice on them; return how many points are against the chosen column."""
-    form, sizes = get_table_options(work), index.group_sizes
-    room = work.recipe.limit_of(work.dataset_name or "")
-    tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
-    advice = sizing.advise_group_column(
-        ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
-        sizes,
-        tokens.round().astype(np.int64),
-        room=room,
-        mode=form.mode,
-        cap=form.cap,
-        is_ordered=form.order_column is not None,
-        is_approximate=True,
-    )
-    draft.tables["group_advice"] = advice.table()
-    largest = np.argsort(-sizes, kind="stable")[:10]
-    draft.tables["largest_groups"] = DisplayTable(
-        ("group", "rows", "about_tokens"),
-        tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
-    )
-    limit = room / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
-    draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
-    draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
-    return len(advice.unsuitable) + len(advice.warnings)
-
-
-def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:
-    """Return the interval of the series, set or constant in the data, and the share of steps that differ from it."""
-    wanted = form.time_series.timestamp_interval_seconds
-    found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
-    if wanted is None or index.unit is None:
-        constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
-        own = None if not constant or index.unit is None else int(found[0]) * index.unit
-        return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
-    units = float(wanted) / float(index.unit)
-    off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
-    return {"interval": str(wanted), "mismatch": compute_share(off, len(found))}

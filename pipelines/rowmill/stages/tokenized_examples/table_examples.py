@@ -1,7 +1,8 @@
 """Rows of records → tokenized examples: encode each part once, plan all of them, then write examples in parts.
 
-What belongs here: the tokens around records, encoding over parts, the dry run, parts of examples, adding up. What
-does not: the plan (`table_plan.py`), one worker's work (`table_tokens.py`).
+What belongs here: the tokens around records, encoding over parts, the dry run, ledgers. What does not: the plan
+(`table_plan.py`), cutting it into tasks (`table_tasks.py`), one worker's work (`table_tokens.py`), adding up
+(`table_output.py`).
 
     parts of rows ─encode─► ids in scratch, lengths ─► plan ─► nothing fits: stop, nothing was written
                                                         │
@@ -16,63 +17,52 @@ import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import TokenizedExamplesFacts
-from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Part
+from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather
 from rowmill.stages import table_plan
 from rowmill.stages.base import (
     PartTask,
     StageContext,
     StageOutput,
-    collect_samples,
-    compute_share,
-    describe_rejects,
     load_kept_part,
     make_parts,
     save_kept_part,
     scratch_folder,
 )
-from rowmill.stages.part_files import write_parquet
-from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts, load_observed_table
-from rowmill.stages.table_plan import SplitTablePlan, TableOverflow, TablePlan
-from rowmill.stages.tokenized_examples import table_tokens
-from rowmill.stages.tokenized_examples.table_tokens import (
-    RECORD_EXAMPLES,
-    BuildExamplesTask,
-    EncodedPart,
-    EncodeTask,
-    LedgerTask,
+from rowmill.stages.table_inputs import (
+    ObservedTable,
+    get_table_options,
+    index_parts,
+    load_observed_table,
+    read_row_column,
 )
+from rowmill.stages.table_plan import TableOverflow, TablePlan
+from rowmill.stages.tokenized_examples import table_tokens
+from rowmill.stages.tokenized_examples.series_prefill import write_prefill
+from rowmill.stages.tokenized_examples.table_output import build_table_output
+from rowmill.stages.tokenized_examples.table_tasks import plan_example_tasks
+from rowmill.stages.tokenized_examples.table_tokens import VERSION, EncodedPart, EncodeTask, LedgerTask
 from rowmill.tabular import prompt
-from rowmill.tabular.assembly import EDGES, ExampleLimits
+from rowmill.tabular.assembly import ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
-from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
+from rowmill.tabular.serialization import read_json
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
-VERSION = 4
-"""Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
-
-PART_TOKENS = 1 << 20
-"""Tokens of a part of examples: some 20 MB while a worker lays it out."""
-PREFILL_RECORDS = 3
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """What becomes of a row, numbered as plans and account tasks do; from `FIRST_REASON` on, reasons of rejects."""
 
@@ -174,7 +164,7 @@ def _plan_dataset(
         room=room,
     )
     naming = table_plan.OverflowNaming(
-        names_of=lambda rows: _read_row_column(work, index, rows, "row_id"),
+        names_of=lambda rows: read_row_column(work, index, rows, "row_id"),
         widest_of=lambda units: _find_widest_columns(work, index, units),
     )
     options = {
@@ -189,18 +179,6 @@ def _plan_dataset(
     return table_plan.plan_table(asked, index, _join_lengths(encoded), naming=naming, changed=changed, options=options)
 
 
-def _read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
-    """Return one column of some rows, in their order, reading each part once."""
-    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
-    which = np.searchsorted(index.first_rows, rows, "right") - 1
-    found = np.empty(len(rows), object)
-    for i in np.unique(which).tolist():
-        own = np.flatnonzero(which == i)
-        cells = work.store.table(files[i], [column]).column(0)
-        found[own] = cells.take(pa.array(rows[own] - index.first_rows[i])).to_pylist()
-    return found.tolist()
-
-
 MAX_EXAMINED_ROWS = 100
 """Records of a group that are looked at to find its widest column."""
 
@@ -208,7 +186,7 @@ MAX_EXAMINED_ROWS = 100
 def _find_widest_columns(work: StageContext, index: RowIndex, units: Sequence[Ints]) -> list[str]:
     """Return for each of some sets of rows the column that has most characters in them."""
     looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
-    texts = iter(_read_row_column(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
+    texts = iter(read_row_column(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
     return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
 
 
@@ -288,11 +266,11 @@ def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) 
         plan = _plan_dataset(work, known, frame, encoded, index)
         accounts = _write_ledgers(work, plan, index, encoded, names)
         built, reused, _ = make_parts(
-            work, table_tokens.build_part, _plan_example_tasks(work, frame, plan, index, encoded, names, loaded)
+            work, table_tokens.build_part, plan_example_tasks(work, frame, plan, index, encoded, names, loaded)
         )
     rows_made = sum(one.lengths.size for one, is_fresh in zip(encoded, fresh, strict=True) if is_fresh)
-    prefill = _write_prefill(work, known, frame, plan, index)
-    return _build_table_output(
+    prefill = write_prefill(work, known, frame, plan, index)
+    return build_table_output(
         work, known, frame, plan, accounts, [*built, *prefill], loaded, reused=reused, rows_made=rows_made
     )
 
@@ -350,341 +328,3 @@ class _OverflowDetails:
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
         places = (self.rows[begin:end] - first).tolist()
         return {place: self.sentences[i] for place, i in zip(places, self.which[begin:end].tolist(), strict=True)}
-
-
-# ── Parts of examples ──────────────────────────────────────────────────────────────────────────────
-
-
-def _plan_example_tasks(
-    work: StageContext,
-    frame: PromptFrame,
-    plan: TablePlan,
-    index: RowIndex,
-    encoded: Sequence[EncodedPart],
-    names: Sequence[str],
-    loaded: LoadedTokenizer,
-) -> list[PartTask]:
-    numbers = _number_examples(plan)
-    planned: list[PartTask] = []
-    for one, own in zip(plan.splits, numbers, strict=True):
-        for first, last in _cut_parts(one.lengths):
-            task = _make_build_task(work, frame, plan, one, own, index, encoded, names, loaded, first, last)
-            planned.append(PartTask(task.fingerprint, task, len(task.rows), 4 * int(one.lengths[first:last].sum())))
-    return planned
-
-
-def _number_examples(plan: TablePlan) -> list[Ints]:
-    """Return, per split, which of the examples that begin with the same row each is, in the order of the plan."""
-    counted: list[Ints] = []
-    for one in plan.splits:
-        firsts = one.rows[one.assembled.records[one.assembled.record_offsets[:-1]]]
-        order = np.argsort(firsts, kind="stable")
-        ordered = firsts[order]
-        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-        numbers = np.empty(len(firsts), np.int64)
-        numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
-        counted.append(numbers)
-    return counted
-
-
-def _cut_parts(lengths: Ints) -> list[tuple[int, int]]:
-    """Cut examples into runs of about `PART_TOKENS`; the cuts depend on nothing behind them."""
-    part = np.cumsum(lengths) // PART_TOKENS
-    borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(lengths)]
-    return [(first, last) for first, last in pairwise(borders) if first < last]
-
-
-def _make_build_task(
-    work: StageContext,
-    frame: PromptFrame,
-    plan: TablePlan,
-    one: SplitTablePlan,
-    numbers: Ints,
-    index: RowIndex,
-    encoded: Sequence[EncodedPart],
-    names: Sequence[str],
-    loaded: LoadedTokenizer,
-    first: int,
-    last: int,
-) -> BuildExamplesTask:
-    made = one.assembled
-    units = made.examples[first : last + 1]
-    records = made.units[units[0] : units[-1] + 1]
-    places = made.records[records[0] : records[-1]]
-    rows = one.rows[places]
-    starts = made.record_offsets[first:last]
-    if plan.mode == "sequential":
-        own = made.records[starts]
-        starts = own - one.records.groups[np.searchsorted(one.records.groups, own, "right") - 1]
-    arrays: dict[str, NDArray[Any]] = {
-        "units": records - records[0],
-        "examples": units - units[0],
-        "numbers": numbers[first:last],
-        "starts": starts,
-        "passes": made.passes[first:last],
-        "budgets": made.budgets[first:last],
-        "flushes": made.flushes[first:last],
-    }
-    fingerprint = digest_json(
-        "examples", VERSION, frame.to_json(), one.split, plan.mode, _identify_records(index, names, rows),
-        {name: digest_bytes(values.tobytes()) for name, values in arrays.items()},
-    )  # fmt: skip
-    return BuildExamplesTask(
-        root=work.store.root,
-        folder=work.folder,
-        fingerprint=fingerprint,
-        files=tuple(part.target for part in encoded),
-        first_rows=index.first_rows,
-        frame=frame,
-        split=one.split,
-        is_grouped=plan.mode == "grouped",
-        rows=rows,
-        vocab_size=work.recipe.vocab_size or loaded.card.vocab_size,
-        **arrays,
-    )
-
-
-def _identify_records(index: RowIndex, names: Sequence[str], rows: Ints) -> list[object]:
-    """Say which records some rows are, by the parts that hold them and their places in these."""
-    which = np.searchsorted(index.first_rows, rows, "right") - 1
-    used, local = np.unique(which, return_inverse=True)
-    places = rows - index.first_rows[which]
-    return [
-        [names[i] for i in used.tolist()],
-        digest_bytes(local.astype(np.int64).tobytes()),
-        digest_bytes(places.tobytes()),
-    ]
-
-
-# ── Where generated series begin ───────────────────────────────────────────────────────────────────
-
-
-PREFILL_SCHEMA = pa.schema(
-    [
-        pa.field("group_key", pa.string(), nullable=False),
-        pa.field("records", pa.list_(pa.string()), nullable=False),
-        pa.field("start", pa.string()),
-        pa.field("stop", pa.string()),
-        pa.field("length", pa.int64(), nullable=False),
-    ]
-)
-"""Per train series, in the order of keys: its first records as they are trained, its first and last time as JSON, and
-how many records it has."""
-
-
-def _write_prefill(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan, index: RowIndex
-) -> list[Part]:
-    """Write the initial prefill; under differential privacy there is none, since it publishes records."""
-    form = get_table_options(work)
-    train = next((one for one in plan.splits if one.split == "train"), None)
-    if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
-        return []
-    begins, ends = train.records.groups[:-1], train.records.groups[1:]
-    wanted = np.concatenate(
-        [
-            np.append(np.arange(a, min(a + PREFILL_RECORDS, b)), b - 1)
-            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
-        ]
-    )
-    shown = np.unique(train.rows[wanted])
-    texts = dict(zip(shown.tolist(), _read_row_column(work, index, shown, "record"), strict=True))
-    read = RecordDecoder(known.schema)
-    write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
-    lines: list[dict[str, Any]] = []
-    for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        own = train.rows[first:last]
-        lines.append(
-            {
-                "group_key": index.keys[group],
-                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
-                "start": _read_record_time(texts[int(own[0])], form.order_column),
-                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
-                "length": last - first,
-            }
-        )
-    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
-    fingerprint = digest_json("prefill", VERSION, lines)
-    path = f"{work.folder}/parts/{fingerprint}/prefill.parquet"
-    return [Part(fingerprint, {"prefill": write_parquet(work.store, path, table)}, {})]
-
-
-def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
-    record = read(read_json(text))
-    assert not isinstance(record, RecordProblem), record
-    line = write(record)
-    assert isinstance(line, str), line
-    return line
-
-
-def _read_record_time(text: str, column: str | None) -> str | None:
-    """Return a record's time as the JSON text of its value."""
-    if column is None:
-        return None
-    record: dict[str, Any] = read_json(text)
-    value = record.get(column)
-    return None if value is None else orjson.dumps(value, default=str).decode()
-
-
-# ── Adding up ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _build_table_output(
-    work: StageContext,
-    known: ObservedTable,
-    frame: PromptFrame,
-    plan: TablePlan,
-    accounts: list[Part],
-    built: list[Part],
-    loaded: LoadedTokenizer,
-    *,
-    reused: int,
-    rows_made: int,
-) -> StageOutput:
-    examples = [part for part in built if "examples" in part.files]
-    reasons = sum_counts(p.facts["reasons"] for p in accounts)
-    left_out = sum_counts(p.facts["left_out"] for p in accounts)
-    rows, kept = (sum(int(p.facts[name]) for p in accounts) for name in ("rows", "kept"))
-    by_split = {
-        split: sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in examples)
-        for split in sorted({str(p.facts["split"]) for p in examples})
-    }
-    classes = sum_counts(by_split.values())
-    ledger = [
-        (KEPT, "", kept),
-        *((REJECTED, r, n) for r, n in reasons.items()),
-        *((s, "", n) for s, n in left_out.items()),
-    ]
-    made = sum(int(p.facts["examples"]) for p in examples)
-    verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
-    tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    planned = sum(told["tokens"] for told in plan.facts["splits"].values())
-    altered = sum(int(p.facts["altered"]) for p in accounts)
-    of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
-    longest = _measure_longest(plan)
-    facts = TokenizedExamplesFacts(
-        nonempty=made,
-        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan)),
-        rejects=compute_share(sum(reasons.values()) - of_length, rows),
-        mask_verified=compute_share(verified, made) if made else NOT_APPLICABLE,
-        zero_loss_rows=compute_share(untrained, made),
-        control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
-        text_roundtrip=compute_share(altered, rows),
-        prompt_parity=0 if frame.is_parity else 1,
-        token_ids=sum(int(p.facts["outside_vocabulary"]) for p in examples),
-        rows=rows,
-        kept=kept,
-        rejected=sum(reasons.values()),
-        examples=made,
-        tokens=tokens,
-        trained_tokens=classes.get("trained", 0),
-        trained_share=compute_share(classes.get("trained", 0), tokens),
-        usual_way=sum(int(p.facts["usual_way"]) for p in accounts),
-        lane_differences=sum(int(p.facts["lane_differences"]) for p in accounts),
-        changed_by_wire=plan.changed,
-        prompt_tokens=plan.room.prompt,
-        limit=plan.room.limit,
-        record_room=plan.room.records,
-        longest_example=longest["longest_example"],
-        longest_group=longest["longest_group"],
-        # Records are printed by no chat template.
-        render_equal=NOT_APPLICABLE,
-        content_dropped=NOT_APPLICABLE,
-        contract=NOT_APPLICABLE,
-        prompt_match=NOT_APPLICABLE,
-        date_pinned=NOT_APPLICABLE,
-        short_documents=NOT_APPLICABLE,
-    )
-    samples = collect_samples(accounts, "examples_of_rejects")
-    return StageOutput(
-        parts=[*accounts, *built],
-        facts=facts,
-        ledger=ledger,
-        token_ledger=[(split, name, count) for split, own in by_split.items() for name, count in own.items()],
-        tables=_build_table_tables(plan, reasons, frame),
-        histograms=_draw_length_histograms(plan),
-        samples={
-            "rejects": describe_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
-            "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
-        },
-        schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        card=_build_table_card(loaded),
-        details={"records": _describe_table_model(work, known, frame, plan)},
-        parts_reused=reused,
-        rows_made=rows_made,
-    )
-
-
-def _count_expected_tokens(plan: TablePlan) -> int:
-    """Add up what every token should be: prompts, edges of units, records as often as they are shown."""
-    total = 0
-    for one in plan.splits:
-        units = len(one.assembled.units) - 1
-        total += len(one.lengths) * plan.room.prompt + EDGES * units
-        total += int(one.records.tokens[one.assembled.records].sum())
-    return total
-
-
-def _measure_longest(plan: TablePlan) -> dict[str, int]:
-    """Return what generation is bounded by: the longest example and the longest series of train."""
-    train = next((one for one in plan.splits if one.split == "train"), None)
-    if train is None:
-        return {"longest_example": 0, "longest_group": 0}
-    sizes = train.records.group_sizes if plan.mode != "tabular" else np.empty(0, np.int64)
-    return {"longest_example": int(train.lengths.max(initial=0)), "longest_group": int(sizes.max(initial=0))}
-
-
-def _describe_table_model(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
-) -> dict[str, Any]:
-    """Return what parsing and generation read of a dataset."""
-    earlier = work.input(CANONICAL_ROWS).details["records"]
-    return {
-        **earlier,
-        "frame": frame.to_json(),
-        "wire": get_table_options(work).codec.wire,
-        "options": plan.options,
-        **_measure_longest(plan),
-    }
-
-
-def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
-    card = loaded.card
-    return {
-        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
-        "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
-        "fast_lane": card.fast, "why_usual_way": card.why_usual, "template_digest": None,
-    }  # fmt: skip
-
-
-def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
-    told = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
-    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows]
-    tables = {
-        "plan": plan.table(),
-        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in told)),
-        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
-    }
-    if overflow:
-        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow[:100]))
-    return tables
-
-
-def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
-    """Draw the tokens of examples and of whole groups, with what an example can hold."""
-    drawn: dict[str, Histogram] = {}
-    lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
-    if len(lengths):
-        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.room.limit)
-    if plan.mode == "grouped":
-        tokens = np.concatenate([np.empty(0, np.int64), *(one.records.group_tokens for one in plan.splits)])
-        if len(tokens):
-            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.room.records)
-    return drawn
-
-
-def _draw_histogram(title: str, values: Ints, limit: int) -> Histogram:
-    counts, edges = np.histogram(values, bins=24, range=(0, max(int(values.max()), limit) + 1))
-    return Histogram(
-        title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)
-    )

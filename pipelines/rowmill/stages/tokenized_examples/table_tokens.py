@@ -71,6 +71,9 @@ _TOKENS_SCHEMA = pa.schema(
 _SCRATCH_COLUMNS = ("input_ids", "row_id", "domain", "group_key")
 
 
+VERSION = 4
+"""Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
+
 _COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_differences")
 """What is told of a part of rows beside the fates of its rows."""
 

@@ -24,13 +24,7 @@ from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
-from rowmill.stages.part_files import (
-    RejectLog,
-    count_accounts,
-    row_as_bytes,
-    write_accounts,
-    write_parquet,
-)
+from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
 from rowmill.tokenization import example_columns

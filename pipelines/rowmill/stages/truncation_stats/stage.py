@@ -22,14 +22,7 @@ from rowmill.packing.slicing import slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Histogram
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    compute_share,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
 from rowmill.stages.truncation_stats import table_lengths
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.stats import StatsInputs, count_rows_by_fact

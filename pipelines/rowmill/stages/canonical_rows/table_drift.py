@@ -1,0 +1,127 @@
+"""The table contract in force against the data: what drifted, which values do not fit, and where they stand.
+
+What belongs here: comparing, and showing what differs. What does not: which contract is in force
+(`table_schema.py`), what a drift is (`tabular/table_contract/drift.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rowmill import sources
+from rowmill.core.stage_names import RAW_DATASET
+from rowmill.formats import Records
+from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.sources import FileScan
+from rowmill.stages.base import StageContext, StageOutput
+from rowmill.stages.inputs import load_scans
+from rowmill.stages.table_inputs import ObservedTable, get_table_options
+from rowmill.tabular import table_contract
+from rowmill.tabular.table_contract import ColumnDrift, ColumnMismatch, TableContract
+from rowmill.tabular.table_contract.drift import describe_column_contract
+
+
+def describe_roles(form: Records) -> dict[str, Any]:
+    """Return what decides which column names the group and the order: a contract holds for these only."""
+    return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
+
+
+MAX_SHOWN_DRIFTS = 30
+
+
+def report_contract(
+    work: StageContext,
+    draft: StageOutput,
+    known: ObservedTable,
+    drifts: Sequence[ColumnDrift],
+    mismatches: Mapping[str, ColumnMismatch],
+) -> None:
+    """Show where the contract in force and the data differ, and note both for the next build."""
+    form, contract = get_table_options(work), known.contract
+    if contract is None:
+        return
+    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
+    counts = {name: one.count for name, one in mismatches.items()}
+    before = {} if known.earlier is None else known.earlier["mismatches"]
+    draft.details["table"] = {
+        "contract": contract.to_json(),
+        "pinned": form.table is not None,
+        "roles": describe_roles(form),
+        # A build that is blocked changes nothing that the next one is held against.
+        "mismatches": before if drifts else counts,
+        "observed": list(known.observed),
+    }
+    placed = [(one, describe_place(work, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
+    if placed:
+        rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
+        draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
+        draft.samples["table_drift"] = tuple(_describe_drift(one, place) for one, place in placed[:10])
+    if mismatches:
+        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
+        misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
+        lines = [
+            (name, one.count, one.text, describe_column_contract(column), describe_place(work, parts, misfit))
+            for (name, one, column), misfit in zip(found, misfits, strict=True)
+        ]
+        draft.tables["type_mismatch"] = DisplayTable(
+            ("column", "values", "for_example", "contract", "place"), tuple(lines)
+        )
+        draft.samples["type_mismatch"] = tuple(
+            _describe_drift(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
+        )
+
+
+def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
+    """Add up the values that do not fit, by column, with the first of each."""
+    found: dict[str, ColumnMismatch] = {}
+    for number, part in enumerate(parts):
+        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
+            first = found.get(name)
+            own = ColumnMismatch(count, text, (number, row))
+            found[name] = own if first is None else ColumnMismatch(first.count + count, first.text, first.place)
+    return found
+
+
+def find_drifts(
+    work: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
+) -> Iterator[ColumnDrift]:
+    """Yield where the data is no longer what the contract in force says, pinned or the last build's."""
+    assert known.contract is not None
+    yield from _find_dialect_drifts(work, known.contract)
+    if known.earlier is None:
+        if get_table_options(work).table is not None:
+            yield from table_contract.find_missing_or_new(known.contract, known.evidence)
+        return
+    assert known.proposed is not None
+    yield from table_contract.find_contract_changes(
+        known.contract, known.proposed, known.evidence, mismatches, known.earlier["mismatches"]
+    )
+
+
+def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
+    """Yield the files that are separated or quoted otherwise than the contract says."""
+    number = 0
+    for scan in load_scans(work.input(RAW_DATASET)):
+        for what, own, wanted in (
+            ("separated by", scan.delimiter, contract.delimiter),
+            ("quoted with", scan.quote, contract.quote),
+        ):
+            if scan.parts and own is not None and wanted is not None and own != wanted:
+                yield ColumnDrift(
+                    "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
+                )
+        number += len(scan.parts)
+
+
+def describe_place(work: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift) -> str:
+    """Word where a cell stands: `data/sales.csv line 20002`."""
+    if drift.place is None or drift.place[0] >= len(parts):
+        return ""
+    part, scan = parts[drift.place[0]]
+    if drift.text is None and drift.column == "the header":
+        return f"{part.url} line 1"
+    return sources.describe_place(part, scan, work.base, drift.place[1])
+
+
+def _describe_drift(drift: ColumnDrift, place: str) -> str:
+    cell = "" if drift.text is None else f": {drift.text!r}"
+    return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"

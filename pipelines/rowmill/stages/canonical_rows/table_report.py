@@ -1,0 +1,112 @@
+"""What the manifest says of a table beside what all kinds of rows say: columns, groups, times, numbers.
+
+What belongs here: facts, tables and histograms of a dataset of records. What does not: deciding its schema
+(`table_schema.py`), holding its contract against the data (`table_drift.py`).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rowmill.core.storage import digest_json
+from rowmill.formats import Records
+from rowmill.schema.facts import CanonicalRowsFacts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable
+from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.canonical_rows.table_drift import find_drifts, merge_mismatches, report_contract
+from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
+from rowmill.tabular import row_index, sizing
+from rowmill.tabular.row_index import RowIndex
+
+
+def complete_table_output(
+    work: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
+) -> StageOutput:
+    """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
+    form = get_table_options(work)
+    index = index_parts(work, draft.parts, known)
+    characters = sum(int(part.facts["characters"]) for part in draft.parts)
+    rows = len(index.splits)
+    times = _measure_intervals(form, index)
+    mismatches = merge_mismatches(draft.parts)
+    drifts = [] if known.contract is None else list(find_drifts(work, known, mismatches))
+    facts = replace(
+        facts,
+        columns=len(known.schema.columns),
+        interval_mismatch=times["mismatch"],
+        characters=characters,
+        table_drift=len(drifts),
+        type_mismatch=sum(one.count for one in mismatches.values()),
+        non_finite=_count_non_finite(draft, known),
+    )
+    draft.tables["columns"] = DisplayTable(
+        ("column", "type", "nullable", "required"),
+        tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
+    )
+    if form.mode != "tabular":
+        # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
+        is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
+        facts = replace(
+            facts,
+            group_size=int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
+            group_advice=_report_groups(work, draft, index, characters / max(rows, 1)),
+            groups=len(index.keys),
+        )
+    draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
+    draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
+    # What parses generated records reads the schema, so another schema is another version.
+    draft.card["schema"] = digest_json(known.schema.to_json())
+    report_contract(work, draft, known, drifts, mismatches)
+    draft.facts = facts
+    return draft
+
+
+def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
+    """Count the floats that are NaN or infinite, which stand in JSON as texts, and show in which columns."""
+    floats = (one.name for one in known.schema.columns if one.type == "float")
+    found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
+    if found:
+        rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
+        draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
+    return sum(one.count for one in found.values())
+
+
+def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
+    """Show the groups and the advice on them; return how many points are against the chosen column."""
+    form, sizes = get_table_options(work), index.group_sizes
+    room = work.recipe.limit_of(work.dataset_name or "")
+    tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
+    advice = sizing.advise_group_column(
+        ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
+        sizes,
+        tokens.round().astype(np.int64),
+        room=room,
+        mode=form.mode,
+        cap=form.cap,
+        is_ordered=form.order_column is not None,
+        is_approximate=True,
+    )
+    draft.tables["group_advice"] = advice.table()
+    largest = np.argsort(-sizes, kind="stable")[:10]
+    draft.tables["largest_groups"] = DisplayTable(
+        ("group", "rows", "about_tokens"),
+        tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
+    )
+    limit = room / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
+    draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
+    draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
+    return len(advice.unsuitable) + len(advice.warnings)
+
+
+def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:
+    """Return the interval of the series, set or constant in the data, and the share of steps that differ from it."""
+    wanted = form.time_series.timestamp_interval_seconds
+    found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
+    if wanted is None or index.unit is None:
+        constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
+        own = None if not constant or index.unit is None else int(found[0]) * index.unit
+        return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
+    units = float(wanted) / float(index.unit)
+    off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
+    return {"interval": str(wanted), "mismatch": compute_share(off, len(found))}

@@ -1,0 +1,90 @@
+"""Where generated series begin: the first records of each train series, as they are trained.
+
+What belongs here: the file of initial prefills. What does not: generating (`generated_series.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from rowmill.core.storage import digest_json
+from rowmill.schema.manifest import Part
+from rowmill.stages.base import StageContext
+from rowmill.stages.part_files import write_parquet
+from rowmill.stages.table_inputs import ObservedTable, get_table_options, read_row_column
+from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.tokenized_examples.table_tokens import VERSION
+from rowmill.tabular.prompt import PromptFrame
+from rowmill.tabular.row_index import RowIndex
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
+
+PREFILL_RECORDS = 3
+
+
+PREFILL_SCHEMA = pa.schema(
+    [
+        pa.field("group_key", pa.string(), nullable=False),
+        pa.field("records", pa.list_(pa.string()), nullable=False),
+        pa.field("start", pa.string()),
+        pa.field("stop", pa.string()),
+        pa.field("length", pa.int64(), nullable=False),
+    ]
+)
+"""Per train series, in the order of keys: its first records as they are trained, its first and last time as JSON, and
+how many records it has."""
+
+
+def write_prefill(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan, index: RowIndex
+) -> list[Part]:
+    """Write the initial prefill; under differential privacy there is none, since it publishes records."""
+    form = get_table_options(work)
+    train = next((one for one in plan.splits if one.split == "train"), None)
+    if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
+        return []
+    begins, ends = train.records.groups[:-1], train.records.groups[1:]
+    wanted = np.concatenate(
+        [
+            np.append(np.arange(a, min(a + PREFILL_RECORDS, b)), b - 1)
+            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+    )
+    shown = np.unique(train.rows[wanted])
+    texts = dict(zip(shown.tolist(), read_row_column(work, index, shown, "record"), strict=True))
+    read = RecordDecoder(known.schema)
+    write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
+    lines: list[dict[str, Any]] = []
+    for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        own = train.rows[first:last]
+        lines.append(
+            {
+                "group_key": index.keys[group],
+                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
+                "start": _read_record_time(texts[int(own[0])], form.order_column),
+                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
+                "length": last - first,
+            }
+        )
+    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
+    fingerprint = digest_json("prefill", VERSION, lines)
+    path = f"{work.folder}/parts/{fingerprint}/prefill.parquet"
+    return [Part(fingerprint, {"prefill": write_parquet(work.store, path, table)}, {})]
+
+
+def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
+    record = read(read_json(text))
+    assert not isinstance(record, RecordProblem), record
+    line = write(record)
+    assert isinstance(line, str), line
+    return line
+
+
+def _read_record_time(text: str, column: str | None) -> str | None:
+    """Return a record's time as the JSON text of its value."""
+    if column is None:
+        return None
+    record: dict[str, Any] = read_json(text)
+    value = record.get(column)
+    return None if value is None else orjson.dumps(value, default=str).decode()

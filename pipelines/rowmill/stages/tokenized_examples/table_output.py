@@ -1,0 +1,183 @@
+"""What the manifest says of a table's examples: facts, ledgers, tables and histograms, added up over parts.
+
+What belongs here: counts. What does not: planning and building examples (`table_examples.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.schema.facts import TokenizedExamplesFacts
+from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.stages.base import StageContext, StageOutput, collect_samples, compute_share, describe_rejects
+from rowmill.stages.table_inputs import ObservedTable, get_table_options
+from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
+from rowmill.tabular.assembly import EDGES
+from rowmill.tabular.prompt import PromptFrame
+from rowmill.tokenization.tokenizer import LoadedTokenizer
+
+
+def build_table_output(
+    work: StageContext,
+    known: ObservedTable,
+    frame: PromptFrame,
+    plan: TablePlan,
+    accounts: list[Part],
+    built: list[Part],
+    loaded: LoadedTokenizer,
+    *,
+    reused: int,
+    rows_made: int,
+) -> StageOutput:
+    """Add up what was counted of a table's rows (`accounts`) and examples (`built`)."""
+    examples = [part for part in built if "examples" in part.files]
+    reasons = sum_counts(p.facts["reasons"] for p in accounts)
+    left_out = sum_counts(p.facts["left_out"] for p in accounts)
+    rows, kept = (sum(int(p.facts[name]) for p in accounts) for name in ("rows", "kept"))
+    by_split = {
+        split: sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in examples)
+        for split in sorted({str(p.facts["split"]) for p in examples})
+    }
+    classes = sum_counts(by_split.values())
+    ledger = [
+        (KEPT, "", kept),
+        *((REJECTED, r, n) for r, n in reasons.items()),
+        *((s, "", n) for s, n in left_out.items()),
+    ]
+    made = sum(int(p.facts["examples"]) for p in examples)
+    verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
+    tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
+    planned = sum(told["tokens"] for told in plan.facts["splits"].values())
+    altered = sum(int(p.facts["altered"]) for p in accounts)
+    of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
+    longest = _measure_longest(plan)
+    facts = TokenizedExamplesFacts(
+        nonempty=made,
+        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan)),
+        rejects=compute_share(sum(reasons.values()) - of_length, rows),
+        mask_verified=compute_share(verified, made) if made else NOT_APPLICABLE,
+        zero_loss_rows=compute_share(untrained, made),
+        control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
+        text_roundtrip=compute_share(altered, rows),
+        prompt_parity=0 if frame.is_parity else 1,
+        token_ids=sum(int(p.facts["outside_vocabulary"]) for p in examples),
+        rows=rows,
+        kept=kept,
+        rejected=sum(reasons.values()),
+        examples=made,
+        tokens=tokens,
+        trained_tokens=classes.get("trained", 0),
+        trained_share=compute_share(classes.get("trained", 0), tokens),
+        usual_way=sum(int(p.facts["usual_way"]) for p in accounts),
+        lane_differences=sum(int(p.facts["lane_differences"]) for p in accounts),
+        changed_by_wire=plan.changed,
+        prompt_tokens=plan.room.prompt,
+        limit=plan.room.limit,
+        record_room=plan.room.records,
+        longest_example=longest["longest_example"],
+        longest_group=longest["longest_group"],
+        # Records are printed by no chat template.
+        render_equal=NOT_APPLICABLE,
+        content_dropped=NOT_APPLICABLE,
+        contract=NOT_APPLICABLE,
+        prompt_match=NOT_APPLICABLE,
+        date_pinned=NOT_APPLICABLE,
+        short_documents=NOT_APPLICABLE,
+    )
+    samples = collect_samples(accounts, "examples_of_rejects")
+    return StageOutput(
+        parts=[*accounts, *built],
+        facts=facts,
+        ledger=ledger,
+        token_ledger=[(split, name, count) for split, own in by_split.items() for name, count in own.items()],
+        tables=_build_table_tables(plan, reasons, frame),
+        histograms=_draw_length_histograms(plan),
+        samples={
+            "rejects": describe_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
+            "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
+        },
+        schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
+        card=_build_table_card(loaded),
+        details={"records": _describe_table_model(work, known, frame, plan)},
+        parts_reused=reused,
+        rows_made=rows_made,
+    )
+
+
+def _count_expected_tokens(plan: TablePlan) -> int:
+    """Add up what every token should be: prompts, edges of units, records as often as they are shown."""
+    total = 0
+    for one in plan.splits:
+        units = len(one.assembled.units) - 1
+        total += len(one.lengths) * plan.room.prompt + EDGES * units
+        total += int(one.records.tokens[one.assembled.records].sum())
+    return total
+
+
+def _measure_longest(plan: TablePlan) -> dict[str, int]:
+    """Return what generation is bounded by: the longest example and the longest series of train."""
+    train = next((one for one in plan.splits if one.split == "train"), None)
+    if train is None:
+        return {"longest_example": 0, "longest_group": 0}
+    sizes = train.records.group_sizes if plan.mode != "tabular" else np.empty(0, np.int64)
+    return {"longest_example": int(train.lengths.max(initial=0)), "longest_group": int(sizes.max(initial=0))}
+
+
+def _describe_table_model(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
+) -> dict[str, Any]:
+    """Return what parsing and generation read of a dataset."""
+    earlier = work.input(CANONICAL_ROWS).details["records"]
+    return {
+        **earlier,
+        "frame": frame.to_json(),
+        "wire": get_table_options(work).codec.wire,
+        "options": plan.options,
+        **_measure_longest(plan),
+    }
+
+
+def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
+    card = loaded.card
+    return {
+        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
+        "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
+        "fast_lane": card.fast, "why_usual_way": card.why_usual, "template_digest": None,
+    }  # fmt: skip
+
+
+def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
+    told = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
+    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows]
+    tables = {
+        "plan": plan.table(),
+        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in told)),
+        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+    }
+    if overflow:
+        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow[:100]))
+    return tables
+
+
+def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
+    """Draw the tokens of examples and of whole groups, with what an example can hold."""
+    drawn: dict[str, Histogram] = {}
+    lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
+    if len(lengths):
+        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.room.limit)
+    if plan.mode == "grouped":
+        tokens = np.concatenate([np.empty(0, np.int64), *(one.records.group_tokens for one in plan.splits)])
+        if len(tokens):
+            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.room.records)
+    return drawn
+
+
+def _draw_histogram(title: str, values: Ints, limit: int) -> Histogram:
+    counts, edges = np.histogram(values, bins=24, range=(0, max(int(values.max()), limit) + 1))
+    return Histogram(
+        title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)
+    )

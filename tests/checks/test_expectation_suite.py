@@ -111,7 +111,7 @@ def test_verify_fails_where_the_library_denies_a_saved_result(
     assert status == main.BLOCKED
     shown = " ".join(capsys.readouterr().out.split())
     assert "nonempty 5: Great Expectations passes, the saved result fails" in shown
-    assert "1 in disagreement" in shown
+    assert "1 denied by Great Expectations" in shown
     assert "damaged" not in shown
 
 

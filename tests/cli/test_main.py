@@ -84,7 +84,7 @@ def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest
     assert built.rowmill("build") == main.DONE
     out = capsys.readouterr().out
     assert out.count(" reused ") == STEPS
-    assert "checks     all that apply passed" in out
+    assert "checks     every applicable check passed" in out
 
 
 def test_build_of_one_stage_makes_that_stage_of_every_dataset(
@@ -192,7 +192,7 @@ def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pyte
     results = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from check_results", capsys)
 
     assert f"{results[0]['passed']} passed" in out
-    assert "every digest holds" in out
+    assert "every digest matches" in out
     assert "trained_share" in out
 
 
@@ -237,7 +237,7 @@ def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
 ) -> None:
     copied.write_recipe(seq_len=160)
     assert copied.rowmill("verify") == main.DONE
-    assert "its options changed since: build again" in capsys.readouterr().out
+    assert "its options changed since: run rowmill build" in capsys.readouterr().out
 
     assert copied.rowmill("build") == main.DONE
     capsys.readouterr()
@@ -379,7 +379,7 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith("●")] == [first]
     assert second in out
     # The printed command makes what follows of the version in use; a build of everything goes forward again.
-    assert "a build of everything" in said
+    assert "a full build" in said
     [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
     assert copied.rowmill("build", *stages.split()) == main.DONE
     assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first

@@ -41,7 +41,7 @@ def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_inter
     assert done.returncode == 0, done.stderr
     assert len(stages) == 12
     assert stages[-1] == "gpu_partitions"
-    assert "tiny  what was built" in done.stdout
+    assert "tiny  current build" in done.stdout
     assert " - DEBUG - " not in done.stdout + done.stderr
     monkeypatch.setenv("DAGSTER_HOME", str(tiny.folder / "home"))
     with dg.DagsterInstance.get() as instance:

@@ -117,7 +117,7 @@ def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
 
     assert "1 invalid_json" in text
     assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
-    assert "all that apply passed" in text
+    assert "every applicable check passed" in text
     assert "rowmill inspect small -n 2" in text
     assert "--root" not in text
 

@@ -95,7 +95,7 @@ def test_pages_of_records_say_nothing_of_truncation_and_how_the_table_is_known(t
     shown = " ".join(render_text(render_statistics(made.project)).split())
     facts = made.manifest("rows", "truncation_stats").facts
 
-    assert "what truncation took" not in shown
+    assert "what truncation removed" not in shown
     assert stats.PLANNED_NOTE in shown
     assert stats.ESTIMATE_NOTES["what_if"] not in shown
     idle = {name for name, value in facts.items() if value == "not_applicable"}

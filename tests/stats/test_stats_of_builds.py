@@ -65,7 +65,7 @@ def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.Cap
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version
             assert made.facts == built.manifest(dataset, stage).facts
-    assert "what truncation took" in capsys.readouterr().out
+    assert "what truncation removed" in capsys.readouterr().out
     assert not alone.store.exists("road/rows/packed_shards")
 
 
@@ -122,7 +122,7 @@ def test_report_shows_all_of_it(built: Built) -> None:
         row["tools_present"] for row in built.rows_of("rows", "canonical_rows", file="rows")
     )
     assert f"{facts['rows_with_tools']} rows, {facts['tool_tokens']:,} tokens" in text
-    for words in ("noticed in the rows", "tool schemas", "trained of them", "what another limit would do", "at max"):
+    for words in ("noted in the rows", "tool schemas", "trained of them", "effect of other limits", "at max"):
         assert words in text
     for reason in ("duplicate", "unknown_schema", "no_assistant"):
         assert reason in text

@@ -1,8 +1,8 @@
-"""Reports and manifests as text for a terminal: calm, aligned, coloured where there is someone to see it.
+"""Reports and manifests as text for a terminal: aligned, and coloured where the terminal has colours.
 
-What belongs here: wording what the engine returns. What does not: computing a number that is not in a report
-already, layout (`core/console.py`), the live line of a running build (`progress.py`), single rows
-(`row_view.py`), a dataset's numbers (`statistics.py`), a build on one screen (`summary.py`).
+What belongs here: wording what the engine returns. What does not: computing a number that a report does not hold yet,
+layout (`core/console.py`), the live progress line (`progress.py`), single rows (`row_view.py`), a dataset's
+statistics (`statistics.py`), the summary of a build (`summary.py`).
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ from rowmill.stages import catalog
 
 
 def format_key(key: Sequence[str]) -> str:
-    """Name a stage within its recipe: `chats/canonical_rows`."""
+    """Return a stage's name within its recipe: `chats/canonical_rows`."""
     return "/".join(key[1:])
 
 
@@ -56,32 +56,32 @@ _ACTION_MARKS = {"reuse": ("=", DIM), "make": ("+", GOOD), "make if changed": ("
 
 def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> RenderableType:
     """Show what a build would do, dataset by dataset."""
-    wide = max(len(one.action) for one in forecasts)
+    width = max(len(one.action) for one in forecasts)
     lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
-    for scope, own in groupby(forecasts, key=lambda one: one.step.dataset):
+    for scope, group in groupby(forecasts, key=lambda one: one.step.dataset):
         lines.append(_render_scope(project, scope))
-        for one in own:
+        for one in group:
             mark, style = _ACTION_MARKS[one.action]
             line = Text.assemble(
-                (f"  {mark} ", style), (f"{one.step.label:<20}", ""), (f"{one.action:<{wide}}  ", style)
+                (f"  {mark} ", style), (f"{one.step.label:<20}", ""), (f"{one.action:<{width}}  ", style)
             )
             lines.append(line.append(escape_control_characters(one.why), DIM))
     return Group(*lines)
 
 
 def _count_actions(forecasts: Sequence[StepForecast]) -> str:
-    names = {
+    labels = {
         "reuse": "reused",
         "make": "to make",
-        "make if changed": "to make if what they read changes",
+        "make if changed": "to make if their input changes",
         "on request": "on request",
     }
-    counts = {action: sum(one.action == action for one in forecasts) for action in names}
-    return join_facts(f"{count} {names[action]}" for action, count in counts.items() if count)
+    counts = {action: sum(one.action == action for one in forecasts) for action in labels}
+    return join_facts(f"{count} {labels[action]}" for action, count in counts.items() if count)
 
 
 def render_title(project: Project, rest: str) -> Text:
-    """Return a first line: the recipe, something about it, and where it is stored."""
+    """Return a title line: the recipe, a remark, and its storage root."""
     return Text.assemble((project.recipe.name, HEAD), "  ", (f"{rest} · {project.store.path('')}", DIM))
 
 
@@ -93,15 +93,15 @@ def _render_scope(project: Project, dataset: str | None) -> Text:
 
 
 def render_outdated_builds(names: Sequence[str]) -> RenderableType:
-    """Warn that a model was trained on other options than those of the recipe, which are left alone until a build."""
-    words = "was built with other options than the recipe has now; what a model was trained on is that build's to say"
-    return Group(*(Text(f"! {name} {words}; run `rowmill build` to change it", LOOK) for name in names))
+    """Warn that the recipe changed after the model was trained; its outputs stay as they are until a build."""
+    warning = "was built with other options than the recipe has now, and the model was trained on that build"
+    return Group(*(Text(f"! {name} {warning}; run `rowmill build` to update it", LOOK) for name in names))
 
 
-def render_generated(made: Sequence[Manifest]) -> RenderableType:
-    """Show what generated texts came to: classes, and how each series went."""
+def render_generated(manifests: Sequence[Manifest]) -> RenderableType:
+    """Show the counts of generated text by class, and the outcome of each series."""
     lines: list[RenderableType] = []
-    for one in made:
+    for one in manifests:
         for name in ("classes", "series"):
             if name in one.tables and one.tables[name].rows:
                 lines += [Text(f"\n{format_key(one.key)}", HEAD), render_manifest_table(one.tables[name])]
@@ -109,9 +109,9 @@ def render_generated(made: Sequence[Manifest]) -> RenderableType:
 
 
 def render_parsed_files(parsed: ParsedFiles) -> RenderableType:
-    """Show what files hold that were parsed off the road."""
+    """Show the counts of files that were parsed without storing anything."""
     report = parsed.report
-    told = join_facts(
+    summary = join_facts(
         [
             format_count(parsed.texts, "text"),
             format_count(report.valid, "record"),
@@ -119,25 +119,25 @@ def render_parsed_files(parsed: ParsedFiles) -> RenderableType:
             f"{parsed.unreadable:,} without a text" if parsed.unreadable else "",
         ]
     )
-    return Group(Text(told, HEAD), render_manifest_table(parsed.table))
+    return Group(Text(summary, HEAD), render_manifest_table(parsed.table))
 
 
 # ── build ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def render_build_title(project: Project, steps: Sequence[Step]) -> RenderableType:
-    """Show the head of a build."""
-    sets = format_count(len(project.recipe.datasets), "dataset")
-    return render_title(project, join_facts([sets, format_count(len(steps), "step")]))
+    """Return the title of a build."""
+    datasets = format_count(len(project.recipe.datasets), "dataset")
+    return render_title(project, join_facts([datasets, format_count(len(steps), "step")]))
 
 
 def render_scope_title(project: Project, step: Step) -> RenderableType:
-    """Show the head of a dataset's steps."""
+    """Return the heading of a dataset's steps."""
     return _render_scope(project, step.dataset)
 
 
 def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) -> RenderableType:
-    """Show one finished step: how long it took, what came out, and the checks that failed."""
+    """Show one finished step: its duration, its output, and the checks that failed."""
     mark, style = choose_result_mark(results)
     time = "reused" if report.reused else format_seconds(report.seconds)
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
@@ -146,7 +146,7 @@ def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) 
 
 
 def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:
-    """Return a mark and its colour for some results: the worst of them counts."""
+    """Return the mark and colour of the worst result."""
     failed = [one for one in results if one.failed]
     if any(one.blocking for one in failed):
         return "✗", BAD
@@ -160,9 +160,9 @@ def _format_reuse(report: StepReport) -> str:
 
 
 def summarize_output(made: Manifest) -> str:
-    """Say in one line what a stage's output holds."""
-    held = catalog.count_output_rows(made)
-    rows = format_count(held.count, held.noun) if held else ""
+    """Summarize a stage's output in one line."""
+    output = catalog.count_output_rows(made)
+    rows = format_count(output.count, output.noun) if output else ""
     stage = catalog.find_stage(made.stage)
     return join_facts(stage.summarize(read_facts(stage.facts, made.facts), rows))
 
@@ -171,7 +171,7 @@ def summarize_output(made: Manifest) -> str:
 
 
 def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
-    """Show one check result; a failed one with what to do and rows to look at."""
+    """Show one check result; a failed one with its remedy and sample rows."""
     if one.outcome == "not_applicable":
         line = Text(f"{NO_NUMBER} {one.check:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
         return Padding(line, (0, 0, 0, indent), expand=False)
@@ -185,40 +185,42 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
     elif not one.passed:
         lines.append(Text(f"  → {one.remedy}", style))
     if not one.passed and one.samples:
-        lines.append(Text(f"  look at {escape_control_characters(', '.join(one.samples[:3]))}", DIM))
+        lines.append(Text(f"  see {escape_control_characters(', '.join(one.samples[:3]))}", DIM))
     return Padding(Group(*lines), (0, 0, 0, indent), expand=False)
 
 
 def render_verification(
     project: Project, checked: Sequence[StageVerification], *, facts: bool, deep: bool
 ) -> RenderableType:
-    """Show the check results of every stage, and what a deep reading found."""
+    """Show the check results of every stage, and what a deep verification found."""
     lines: list[RenderableType] = [render_title(project, _count_results(checked))]
     for one in checked:
         lines.append(_render_stage_head(one))
         lines += [render_check_result(result) for result in one.results]
         lines += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*one.disagreements, *one.damage)]
         if deep and one.files and not one.damage:
-            said = (
-                f"  ✓ {format_count(one.files, 'file')}, {format_size(one.size_bytes)} read again: every digest holds"
+            summary = (
+                f"  ✓ {format_count(one.files, 'file')}, {format_size(one.size_bytes)} read again: every digest matches"
             )
-            lines.append(Text.assemble((said[:4], GOOD), said[4:]))
+            lines.append(Text.assemble((summary[:4], GOOD), summary[4:]))
         if facts and one.manifest is not None:
             lines.append(make_grid(["fact", "value"], _list_facts(one.manifest), indent=4))
     return Group(*lines)
 
 
 def render_discarded(project: Project, lines: Sequence[str] | None) -> RenderableType:
-    """Say what was taken away because of damage, or how to; null where nothing was."""
+    """Show what was removed because of damage; with None, show the command that removes it."""
     name = project.recipe.name
     if lines is None:
-        return Text(f"\n→ rowmill verify {name} --deep --discard   removes the damage, and what was made of it", LOOK)
+        return Text(
+            f"\n→ rowmill verify {name} --deep --discard   removes damaged files and everything built from them", LOOK
+        )
     shown = [Text(f"  {escape_control_characters(line)}", DIM) for line in lines]
-    return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   makes them again"))
+    return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   rebuilds them"))
 
 
 def _list_facts(made: Manifest) -> list[tuple[object, ...]]:
-    """List a stage's facts; only numbers can be named in `gates.expectations`, other facts are context."""
+    """List a stage's numeric facts: only these can be named in `gates.expectations`."""
     return [(name, value) for name, value in made.facts.items() if isinstance(value, int | float)]
 
 
@@ -228,7 +230,7 @@ def _render_stage_head(one: StageVerification) -> Text:
         return line.append("  not built", LOOK)
     line.append(f"  version {one.manifest.version[:12]}", DIM)
     if one.manifest.code_version != one.step.code_version:
-        line.append("  its options changed since: build again", LOOK)
+        line.append("  its options changed since: run rowmill build", LOOK)
     return line
 
 
@@ -239,26 +241,26 @@ def _count_results(checked: Sequence[StageVerification]) -> str:
     warned = sum(result.failed for result in results) - blocking - waived
     passed = sum(result.passed for result in results)
     damaged = sum(len(one.damage) for one in checked)
-    counts = {"passed": passed, "to look at": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
-    counts["in disagreement"] = sum(len(one.disagreements) for one in checked)
+    counts = {"passed": passed, "warnings": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
+    counts["denied by Great Expectations"] = sum(len(one.disagreements) for one in checked)
     counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
 
-# ── Answers of SQL, versions, what was collected ───────────────────────────────────────────────────
+# ── SQL answers, versions, garbage collection ───────────────────────────────────────────────────
 
 
 def render_query_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-    """Show a query's rows."""
+    """Show the rows of a query's answer."""
     return Group(make_grid(columns, list(rows), indent=0), Text(f"\n{format_count(len(rows), 'row')}", DIM))
 
 
 def render_versions(project: Project, kept: Sequence[Manifest], current: Manifest | None) -> RenderableType:
     """Show the kept versions of a stage, newest first."""
-    now = current.version if current else ""
+    current_version = current.version if current else ""
     rows = [
         (
-            Text("●" if one.version == now else "", GOOD),
+            Text("●" if one.version == current_version else "", GOOD),
             one.version,
             Text(one.built_at[:19].replace("T", " "), DIM),
             Text(summarize_output(one)),
@@ -271,9 +273,9 @@ def render_versions(project: Project, kept: Sequence[Manifest], current: Manifes
 
 def render_comparison(before: Manifest, after: Manifest, compared: Sequence[ScopeComparison]) -> RenderableType:
     """Show two versions side by side."""
-    both = (("before", before), ("after ", after))
+    sides = (("before", before), ("after ", after))
     lines: list[RenderableType] = [
-        Text(f"{name}  {one.version}  {one.built_at[:19].replace('T', ' ')}", DIM) for name, one in both
+        Text(f"{name}  {one.version}  {one.built_at[:19].replace('T', ' ')}", DIM) for name, one in sides
     ]
     for one in compared:
         lines.append(Text(f"\n{one.scope or 'all datasets'}", HEAD))
@@ -304,15 +306,15 @@ def _format_change(line: NumberComparison) -> str:
 
 
 def render_collected(found: CollectedGarbage, *, dry_run: bool) -> RenderableType:
-    """Show what was removed, or would be, stage by stage."""
+    """Show what was removed, or would be removed, stage by stage."""
     if not found.items:
         return Text("nothing to remove", DIM)
     rows: list[Sequence[object]] = []
     for key in dict.fromkeys(item.key for item in found.items):
-        own = [item for item in found.items if item.key == key]
-        kinds = Counter(item.kind for item in own)
+        items = [item for item in found.items if item.key == key]
+        kinds = Counter(item.kind for item in items)
         named = join_facts(format_count(count, kind, ITEM_PLURALS.get(kind, "")) for kind, count in kinds.items())
-        rows.append((format_key(key), named, format_size(sum(item.size_bytes for item in own))))
+        rows.append((format_key(key), named, format_size(sum(item.size_bytes for item in items))))
     total = format_size(sum(item.size_bytes for item in found.items))
     return Group(make_grid(["", "would remove" if dry_run else "removed", total], rows, indent=0))
 

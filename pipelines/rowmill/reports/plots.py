@@ -1,11 +1,10 @@
-"""Numbers as pictures: SVG for pages, block characters for terminals.
+"""Plots of counts: SVG for pages, block characters for terminals.
 
-What belongs here: pure functions from counts to text. What does not: counting, and where a picture is
-shown. No plotting library: a histogram is forty rectangles, and one that is imported takes longer than
-the stage it draws.
+What belongs here: pure functions from counts to text. What does not: counting, and where a plot is shown. There is no
+plotting library: a histogram is forty rectangles, and importing a library takes longer than the stage that it draws.
 
-Every picture is self-contained (no script, no style sheet, no foreign address) and stands on a light
-panel of its own, so that it reads on dark pages as well. Words that come from data are escaped.
+Every plot is self-contained (no script, style sheet or external address) and has a light background, so that it is
+readable on dark pages as well. Text from data is escaped.
 """
 
 import base64
@@ -29,7 +28,7 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 def draw_sparkline(counts: Sequence[int]) -> str:
     """Draw counts as one filled outline: `M0 24V12h5V9h5…V24z`.
 
-    A count above zero is at least a pixel high, because a rare bin is what one looks for.
+    A count above zero is at least a pixel high, because rare bins are the ones readers look for.
     """
     highest = max(counts, default=0)
     steps = "".join(f"V{SPARK_HEIGHT - _scale_to_pixels(count, highest)}h{SPARK_STEP}" for count in counts)
@@ -45,15 +44,15 @@ def _scale_to_pixels(count: int, highest: int) -> int:
 
 
 def make_data_uri(svg: str) -> str:
-    """Return an SVG as an address that holds it whole, for an image inside Markdown."""
+    """Return an SVG as a data URI, for an image inside Markdown."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:
-    """Draw a histogram with bars of equal width, those past the limit in another colour, the limit marked.
+    """Draw a histogram with bars of equal width, bars past the limit in another colour, and the limit marked.
 
-    Bins may differ in width (the last one holds the far tail), so the axis counts bins, and edges are
-    written where they stand. Every bar says its range and count when pointed at.
+    Bins may differ in width (the last one holds the far tail), so the axis counts bins, and each edge is labelled at
+    its own bar. A tooltip on every bar gives its range and count.
     """
     left, top, bottom = 8, 34, height - 26
     bars = max(len(histogram.counts), 1)
@@ -68,7 +67,7 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
         _draw_text(left + i * step, bottom + 15, _format_number(histogram.edges[i]), "middle" if i else "start")
         for i in _choose_labelled_edges(histogram)
     ]
-    total = f"{sum(histogram.counts):,} in all, tallest bar {max(histogram.counts, default=0):,}"
+    total = f"{sum(histogram.counts):,} total, tallest bar {max(histogram.counts, default=0):,}"
     title = _draw_text(left, 16, f"{histogram.title} ({histogram.unit}): {total}", "start")
     mark = _draw_limit_mark(histogram, left, step, top, bottom)
     return _wrap_svg(width, height, histogram.title, [title, *drawn, axis, *labels, *mark])
@@ -88,7 +87,7 @@ def _draw_bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, 
 
 
 def _choose_labelled_edges(histogram: Histogram) -> list[int]:
-    """Choose the edges to write below the axis: the first, then every so many, about eight in all."""
+    """Choose the edges to write below the axis: evenly spaced from the first, about eight."""
     bars = len(histogram.counts)
     return list(range(0, bars, max(ceil(bars / 8), 1)))
 
@@ -109,7 +108,7 @@ def _draw_limit_mark(histogram: Histogram, left: int, step: float, top: int, bot
 
 
 def _locate_value(edges: Sequence[float], value: float) -> float:
-    """Return where a value stands, counted in bins from the left; the right end for whatever lies beyond."""
+    """Return a value's position in bins from the left; the right end for values beyond it."""
     for i, (lower, upper) in enumerate(pairwise(edges)):
         if value < upper:
             return i + max(value - lower, 0) / (upper - lower)
@@ -117,7 +116,7 @@ def _locate_value(edges: Sequence[float], value: float) -> float:
 
 
 def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str = "", width: int = 640) -> str:
-    """Draw named values as horizontal bars with the numbers beside them."""
+    """Draw named values as horizontal bars with their numbers at the right."""
     line, top, names, numbers = 20, 30, 190, 110
     highest = max((value for _, value in items), default=0) or 1
     room = width - names - numbers - 16
@@ -142,14 +141,14 @@ def _wrap_svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _draw_text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+def _draw_text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def draw_histogram_text(histogram: Histogram, *, width: int = 72, lines: int = 24) -> str:
-    """Draw a histogram for a terminal, one bin a line, with a rule where the limit lies.
+    """Draw a histogram for a terminal, one bin per line, with a rule at the limit.
 
-    Neighbouring bins are joined until at most about `lines` are left, never across the limit.
+    Neighbouring bins are merged until about `lines` remain, but never across the limit.
     """
     joined = _join_bins(histogram, lines)
     head = f"{histogram.title} ({histogram.unit})"
@@ -163,7 +162,7 @@ def draw_histogram_text(histogram: Histogram, *, width: int = 72, lines: int = 2
 
 
 def _join_bins(histogram: Histogram, lines: int) -> list[tuple[float, float, int]]:
-    """Join runs of bins, beginning a new run at the limit."""
+    """Merge runs of bins; a new run starts at the limit."""
     bins = list(zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False))
     run = max(ceil(len(bins) / lines), 1)
     below = sum(1 for lower, _, _ in bins if histogram.limit is not None and lower < histogram.limit)
@@ -203,7 +202,7 @@ def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
 
 
-def _shorten_label(words: str, most: int) -> str:
+def _shorten_label(label: str, max_chars: int) -> str:
     # A name from data may hold a line break or an escape sequence for the terminal.
-    shown = "".join(character if character.isprintable() else "�" for character in words)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    shown = "".join(character if character.isprintable() else "�" for character in label)
+    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1]}…"

@@ -1,7 +1,7 @@
-"""How far a running build is: a live line on a terminal, a plain line every few seconds elsewhere.
+"""Progress of a running build: a live line on a terminal, a plain line every few seconds elsewhere.
 
-What belongs here: hearing of progress and of finished steps, and showing both. What does not: the words of a
-finished step (`reports/console.py`).
+What belongs here: receiving progress and finished steps, and showing both. What does not: the text of a finished step
+(`reports/console.py`).
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ PRINT_INTERVAL_S = 5.0
 
 
 class BuildProgress:
-    """Shows a build of some steps; call it as `progress`, its `tell` as `tell`, inside `with`.
+    """Shows the progress of a build; pass it as `progress` and its `tell` as `tell`, inside `with`.
 
-    Finished steps go to `screen`. The live line needs a terminal there; otherwise plain lines go to `aside`.
+    Finished steps are printed to `screen`. Without a terminal there, progress lines are printed to `aside`.
     """
 
     def __init__(self, project: Project, steps: Sequence[Step], screen: Console, aside: Console) -> None:
@@ -33,12 +33,12 @@ class BuildProgress:
         self._steps = list(steps)
         self._screen = screen
         self._aside = aside
-        self._said_s = 0.0
+        self._printed_s = 0.0
         self._live = _make_live_line(screen) if screen.is_terminal else None
         self._task = self._live.add_task("", total=None, rates="") if self._live else None
 
     def __enter__(self) -> Self:
-        """Show the head and begin."""
+        """Print the title and start the live line."""
         self._print(console.render_build_title(self._project, self._steps))
         if self._live is not None:
             self._live.start()
@@ -48,21 +48,21 @@ class BuildProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
 
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Hear that `done` of `total` parts of the present step are finished."""
+        """Receive the progress of the current step: `done` of `total` parts are finished."""
         rates = format_rates(done, total, rows, tokens, seconds)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, rates=rates)
-        elif seconds - self._said_s >= PRINT_INTERVAL_S:
-            self._said_s = seconds
+        elif seconds - self._printed_s >= PRINT_INTERVAL_S:
+            self._printed_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
     def tell(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
-        """Hear that a step is done."""
+        """Receive a finished step."""
         self._print(console.render_step(step, report, results))
         self._steps = self._steps[1:]
         if self._steps and self._steps[0].dataset == step.dataset:
@@ -78,7 +78,7 @@ class BuildProgress:
             self._live.stop()
 
     def _begin_step(self) -> None:
-        self._said_s = 0.0
+        self._printed_s = 0.0
         if self._live is not None and self._task is not None:
             self._live.reset(self._task, description=self._steps[0].label, total=None, rates="")
 
@@ -98,18 +98,18 @@ def _make_live_line(screen: Console) -> Progress:
 
 
 def format_rates(done: int, total: int, rows: int, tokens: int, seconds: float) -> str:
-    """Word speed and rest: `830 rows/s, 12.3k tokens/s, 4 s left`."""
+    """Format rates and remaining time: `830 rows/s, 12.3k tokens/s, 4 s left`."""
     if seconds <= 0:
         return ""
-    words = [f"{format_short_number(rows / seconds)} rows/s"]
+    rates = [f"{format_short_number(rows / seconds)} rows/s"]
     if tokens:
-        words.append(f"{format_short_number(tokens / seconds)} tokens/s")
-    words.append(f"{number_text.format_seconds(seconds / done * (total - done))} left" if done else "")
-    return ", ".join(word for word in words if word)
+        rates.append(f"{format_short_number(tokens / seconds)} tokens/s")
+    rates.append(f"{number_text.format_seconds(seconds / done * (total - done))} left" if done else "")
+    return ", ".join(rate for rate in rates if rate)
 
 
 def format_short_number(value: float) -> str:
-    """Write a rate with three digits: `830`, `12.3k`, `1.24M`."""
+    """Format a rate with three digits: `830`, `12.3k`, `1.24M`."""
     for unit in ("", "k", "M"):
         if value < 999.5:
             return f"{value:.3g}{unit}" if unit else f"{value:.0f}"

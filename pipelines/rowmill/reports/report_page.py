@@ -1,15 +1,15 @@
-"""The report of a recipe: one HTML file that shows what was built, opened with nothing but a browser.
+"""The report of a recipe: one self-contained HTML file that shows the current build.
 
-What belongs here: choosing what a reader sees of each stage (pictures, tables, check results, samples, rejects) and
-keeping the file small. What does not: the page around it (`html.py`), pictures (`plots.py`), counting;
-a number that is missing here is missing in a manifest.
+What belongs here: choosing what the page shows of each stage (plots, tables, check results, samples, rejects) and
+keeping the file small. What does not: the page's frame (`html.py`), plots (`plots.py`), counting; a number that is
+missing here is missing in a manifest.
 
-    reports/<recipe>/report.html               `#<dataset>/<stage>` leads to a stage
-    reports/<recipe>/expectations/….html       what was asked of each stage's facts (`expectations_page.py`)
+    reports/<recipe>/report.html               `#<dataset>/<stage>` links to a stage
+    reports/<recipe>/expectations/….html       the expectations on each stage's facts (`expectations_page.py`)
 
-Samples are rows from the data, so whoever may read the report may read them. The file stays under
-`MAX_PAGE_BYTES` however many datasets there are: samples and rejects share fixed budgets, and pictures stop after
-`MAX_DRAWN_DATASETS` datasets.
+Samples are rows of the data: whoever may read the report may read them. The file stays under `MAX_PAGE_BYTES` for any
+number of datasets: samples and rejects share fixed budgets, and only the first `MAX_DRAWN_DATASETS` datasets get
+plots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,16 +39,16 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization.encoder import Encoder
 
 PAGE_VERSION = 1
-"""Raise it when the page changes; reports that say the same are not written again."""
+"""Increase it when the page's layout changes; a report with equal content is not written again."""
 MAX_PAGE_BYTES = 2_000_000
 MAX_SAMPLE_BYTES, MAX_REJECT_BYTES = 500_000, 500_000
-"""What all samples, and all rejects, may take together."""
+"""Total size of all samples, and of all rejects."""
 MAX_DRAWN_DATASETS = 16
-"""Datasets that are drawn: four pictures take some 40 kB."""
+"""Datasets that get plots: four plots take some 40 kB."""
 SAMPLES_PER_DATASET = 10
-"""Examples of a dataset that are shown, spread over its first, middle and last part."""
+"""Examples shown per dataset, spread over its first, middle and last part."""
 MAX_SAMPLE_TOKENS = 4096
-"""Tokens of an example that are looked at."""
+"""Tokens shown of an example."""
 MAX_REJECTS_PER_REASON = 20
 MAX_TABLE_ROWS = 60
 
@@ -86,22 +86,22 @@ if (word) { word.addEventListener('input', search); reason.addEventListener('cha
 
 
 def report_path(recipe: str) -> str:
-    """Return where a recipe's report lies, relative to the storage root."""
+    """Return the path of a recipe's report, relative to the storage root."""
     return f"reports/{recipe}/report.html"
 
 
 def write_report(project: Project) -> str:
-    """Write the report of what is current; return its path or URL."""
+    """Write the report of the current build; return its path or URL."""
     store, path = project.store, report_path(project.recipe.name)
     made = {step.key: manifest.load_current(store, step.key) for step in plan_steps(project)}
-    told = f"<!-- {_digest_content(project, made)} -->"
-    if not (store.exists(path) and store.read(path).decode().endswith(f"{told}\n")):
-        store.write(path, f"{render_report(project, made, written=datetime.now(UTC))}{told}\n".encode())
+    digest_comment = f"<!-- {_digest_content(project, made)} -->"
+    if not (store.exists(path) and store.read(path).decode().endswith(f"{digest_comment}\n")):
+        store.write(path, f"{render_report(project, made, written=datetime.now(UTC))}{digest_comment}\n".encode())
     return store.path(path)
 
 
 def _digest_content(project: Project, made: "_CurrentManifests") -> str:
-    """Identify what a report tells: the versions that are current and what is known of them."""
+    """Return a digest of a report's content: the current versions and their check results."""
     versions = [one.version if one is not None else "" for one in made.values()]
     results = [
         (result.check, result.threshold_digest)
@@ -112,7 +112,7 @@ def _digest_content(project: Project, made: "_CurrentManifests") -> str:
 
 
 def render_report(project: Project, made: "_CurrentManifests", *, written: datetime) -> str:
-    """Return the report of what is current."""
+    """Return the report of the current build as HTML."""
     body = [
         *_render_head(project, made, written),
         *_render_overview(project, made),
@@ -173,7 +173,7 @@ def _render_overview(project: Project, made: _CurrentManifests) -> Iterator[str]
         names = ", ".join(console.format_key(step.key) for step in missing)
         yield f'<p class="look">Not built: {escape_text(names)}</p>'
     if not failed and not missing:
-        yield '<p class="good">✓ everything is built and every check that applies passed</p>'
+        yield '<p class="good">✓ everything is built, and every applicable check passed</p>'
 
 
 def _load_results(project: Project, step: Step, made: _CurrentManifests) -> list[CheckResult]:
@@ -230,7 +230,7 @@ def _render_stage(project: Project, step: Step, made: _CurrentManifests, *, draw
     )
     yield f'<p class="dim">{escape_text(about)}</p>'
     if one.code_version != step.code_version:
-        yield '<p class="look">! its options changed since: build again</p>'
+        yield '<p class="look">! its options changed since: run rowmill build</p>'
     results = _load_results(project, step, made)
     idle = sum(result.outcome == "not_applicable" for result in results)
     counts = f"{sum(result.passed for result in results)} of {len(step.thresholds) - idle} checks passed"
@@ -276,14 +276,14 @@ def _render_samples(project: Project, name: str, made: Manifest) -> Iterator[str
     work = StageContext(project.recipe, project.store, project.base, key, name, {}, LocalPool(1))
     loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
     if loaded.card.digest != made.card.get("tokenizer_digest"):
-        yield '<p class="look">The tokenizer changed since these examples were made, so none is shown.</p>'
+        yield '<p class="look">The tokenizer changed since these examples were made, so none are shown.</p>'
         return
     files = [file for file in made.files("examples") if file.rows]
     if not files:
         return
     encoder = Encoder(loaded)
     budget = MAX_SAMPLE_BYTES // max(len(project.recipe.datasets), 1) // SAMPLES_PER_DATASET
-    yield '<p class="dim">samples, every token by what it is; underlined ones train</p>'
+    yield '<p class="dim">samples: every token coloured by its class; trained tokens are underlined</p>'
     yield render_element(
         "p",
         "".join(render_element("span", kind.replace("_", " "), class_=kind) for kind in SPAN_KINDS),
@@ -319,19 +319,19 @@ def _render_sample(example: Mapping[str, Any], encoder: Encoder, budget: int) ->
         budget -= len(span.encode())
         spans.append(span)
         if budget <= 0:
-            spans.append('<span class="dim"> … the rest is not shown</span>')
+            spans.append('<span class="dim"> … truncated</span>')
             break
     yield f'<div class="text">{"".join(spans)}</div>'
 
 
 def _format_lengths(example: Mapping[str, Any]) -> str:
     tokens, trained, before = example["tokens"], example["trained_tokens"], example["original_tokens"]
-    words = [example["split"], number_text.format_count(tokens, "token"), f"{trained:,} trained"]
-    return number_text.join_facts([*words, f"{before:,} before truncation" if before != tokens else ""])
+    lengths = [example["split"], number_text.format_count(tokens, "token"), f"{trained:,} trained"]
+    return number_text.join_facts([*lengths, f"{before:,} before truncation" if before != tokens else ""])
 
 
 def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Return what every token of a stored example is, and whether it trains."""
+    """Return the span kind of every token of a stored example, and whether it is trained."""
     sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
     names = [SPAN_KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
     return list(zip(names, example["loss_mask"], strict=True))
@@ -359,7 +359,8 @@ def _render_reject_section(project: Project, made: _CurrentManifests) -> Iterato
         '<span id="shown" class="dim"></span></p>'
     )
     yield (
-        f'<p class="dim">At most {MAX_REJECTS_PER_REASON} of a reason, stage and dataset; the view rejects has all.</p>'
+        f'<p class="dim">At most {MAX_REJECTS_PER_REASON} per reason, stage and dataset; '
+        "the SQL view rejects has all.</p>"
     )
     head = "".join(f"<th>{name}</th>" for name in ("dataset", "stage", "reason", "detail", "row", "record"))
     yield f'<div class="scroll" id="rejects-list"><table><thead><tr>{head}</tr></thead><tbody>'
@@ -372,7 +373,7 @@ def _get_reason(line: Mapping[str, Any]) -> str:
 
 
 def _iterate_rejects(project: Project, key: manifest.StageKey, one: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield the first rejects of each reason of a stage, from as few parts as it takes."""
+    """Yield the first rejects of each reason of a stage, reading as few parts as possible."""
     wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in one.ledger if reason}
     for file in one.files("rejects"):
         if not any(wanted.values()):

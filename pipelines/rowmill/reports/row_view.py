@@ -1,10 +1,9 @@
-"""Single rows, sequences and templates as text for a terminal, close enough to see every token's class.
+"""Single rows, sequences and templates as text for a terminal, showing every token's class.
 
-What belongs here: wording what `inspect.py` and `trace.py` found. What does not: finding it, and reports
-on whole builds (`reports/console.py`).
+What belongs here: wording what `inspect.py` and `trace.py` found. What does not: finding it, and reports on whole
+builds (`reports/console.py`).
 
-Trained text is green, context plain, the template's own text grey. Where there are no colours, trained text
-stands in ⟦brackets⟧.
+Trained text is green, context plain, the template's text grey. Without colours, trained text is in ⟦brackets⟧.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,20 +35,20 @@ from rowmill.inspection.trace import RowTrace
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
 MAX_RAW_CHARS = 600
-"""Characters of a raw record that are shown; `rowmill trace` names its file and line."""
+"""Characters shown of a raw record; `rowmill trace` gives its file and line."""
 MAX_LINE_CHARS = 160
-"""Characters of a message that are shown among the structured ones; the text has all of it."""
+"""Characters shown of a structured message; the rendered text shows all of it."""
 MAX_SHOWN_MESSAGES = 12
-"""Messages of a conversation that are shown structured: of a longer one the first and the last four."""
+"""Structured messages shown of a conversation; of a longer one, the first eight and the last four."""
 MAX_SHOWN_OCCURRENCES = 12
-"""Showings of a sequence that are listed; with many passes there are as many."""
+"""Occurrences listed of a sequence; it has one per pass."""
 
 
-# ── A row on its way ───────────────────────────────────────────────────────────────────────────────
+# ── A record through the stages ───────────────────────────────────────────────────────────────────────────────
 
 
 def render_inspected_record(one: InspectedRecord, *, colours: bool) -> RenderableType:
-    """Show one record; without colours, trained text stands in ⟦brackets⟧."""
+    """Show one record; without colours, trained text is in ⟦brackets⟧."""
     lines: list[RenderableType] = [
         Rule(Text.assemble((one.dataset, HEAD), f"  {one.row_id}"), align="left", style=DIM)
         if colours
@@ -73,28 +72,28 @@ def render_inspected_record(one: InspectedRecord, *, colours: bool) -> Renderabl
     return Group(*lines, Text(""))
 
 
-def _clip_text(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+def _clip_text(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text):,} characters)"
 
 
 def _format_parse_report(row: Mapping[str, Any]) -> str:
-    """Say what canonicalisation noticed."""
+    """Summarize what canonicalization noted about a row."""
     counts = {
-        "extracted_think_from_content": "thoughts taken out of content",
-        "moved_reasoning_keys": "reasoning keys moved",
-        "dropped_think_messages": "messages of thoughts dropped",
+        "extracted_think_from_content": "reasoning blocks extracted from content",
+        "moved_reasoning_keys": "reasoning keys renamed",
+        "dropped_think_messages": "reasoning-only messages dropped",
     }
-    words = [f"schema {row['schema']}", row["kind"], row["split"]]
-    words += [
+    notes = [f"schema {row['schema']}", row["kind"], row["split"]]
+    notes += [
         f"{name} {row[key]}" for key, name in (("group_key", "group"), ("domain", "domain")) if row[key] is not None
     ]
-    words += [f"{row[key]} {what}" for key, what in counts.items() if row[key]]
-    words += [
+    notes += [f"{row[key]} {what}" for key, what in counts.items() if row[key]]
+    notes += [
         "tools" if row["tools_present"] else "",
         "tools parsed from text" if row["tools_parsed_from_string"] else "",
     ]
-    words += [f"unknown role {role}" for role in row["unknown_roles"]]
-    return join_facts([*words, *row["notes"]])
+    notes += [f"unknown role {role}" for role in row["unknown_roles"]]
+    return join_facts([*notes, *row["notes"]])
 
 
 def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -121,13 +120,13 @@ def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def _format_message(message: Mapping[str, Json]) -> str:
     reasoning, weight = message.get("reasoning_content"), message.get("weight")
-    words = ["" if weight is None else f"weight {weight:g}"]
-    words += [f"⟨{_flatten_text(reasoning)}⟩" if reasoning else "", _flatten_text(message["content"])]
-    words += [
+    fields = ["" if weight is None else f"weight {weight:g}"]
+    fields += [f"⟨{_flatten_text(reasoning)}⟩" if reasoning else "", _flatten_text(message["content"])]
+    fields += [
         f"{c['function']['name']}({_flatten_text(to_json(c['function']['arguments']))})"
         for c in message.get("tool_calls") or ()
     ]
-    return "  ".join(word for word in words if word)
+    return "  ".join(field for field in fields if field)
 
 
 def _flatten_text(text: str) -> str:
@@ -136,17 +135,17 @@ def _flatten_text(text: str) -> str:
 
 def _render_example(sample: InspectedExample, *, colours: bool) -> Iterator[RenderableType]:
     share = format_percent(sample.trained_tokens, sample.tokens)
-    words = [f"{format_value(sample.tokens)} tokens", f"{format_value(sample.trained_tokens)} trained ({share})"]
+    counts = [f"{format_value(sample.tokens)} tokens", f"{format_value(sample.trained_tokens)} trained ({share})"]
     if sample.original_tokens != sample.tokens:
         took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
-        words.append(
-            f"{format_value(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}"
+        counts.append(
+            f"{format_value(sample.original_tokens)} before truncation{f', which removed {took}' if took else ''}"
         )
     if sample.weights:
-        words.append(
+        counts.append(
             "weights " + ", ".join(f"{weight} × {format_value(count)}" for weight, count in sample.weights.items())
         )
-    yield label_value("example", join_facts([sample.example_id, *words]))
+    yield label_value("example", join_facts([sample.example_id, *counts]))
     if colours:
         legend = Text("             ")
         for kind, style in CLASS_STYLES.items():
@@ -163,11 +162,11 @@ def _render_example(sample: InspectedExample, *, colours: bool) -> Iterator[Rend
     yield text
 
 
-# ── A row, a sequence or a token, traced ───────────────────────────────────────────────────────────
+# ── Traces of rows, sequences and tokens ───────────────────────────────────────────────────────────
 
 
 def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
-    """Show where rows came from, what became of them, and every place where their tokens stand."""
+    """Show each row's source, its outcome at each stage, and every place that holds its tokens."""
     return Group(*(line for one in traces for line in _render_row_trace(one)))
 
 
@@ -175,8 +174,8 @@ def _render_row_trace(one: RowTrace) -> Iterator[RenderableType]:
     yield Text.assemble((one.dataset, HEAD), f"  {one.row_id}")
     yield from _render_origin(one.origin)
     for i, fate in enumerate(one.fates):
-        words = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
-        yield label_value("" if i else "fate", words, BAD if fate.state == "rejected" else "")
+        outcome = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
+        yield label_value("" if i else "fate", outcome, BAD if fate.state == "rejected" else "")
     for i, (name, tokens, trained) in enumerate(one.examples):
         yield label_value(
             "" if i else "examples", f"{name} · {format_count(tokens, 'token')}, {format_value(trained)} trained"
@@ -200,8 +199,8 @@ def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> It
     indent = "" if name else "  "
     for i, one in enumerate(showings[:MAX_SHOWN_OCCURRENCES]):
         where = f"{one.file}, row {one.file_row}" if one.file else "not built"
-        words = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
-        yield label_value("" if i else name, Text(words).append(escape_control_characters(where), DIM))
+        place = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
+        yield label_value("" if i else name, Text(place).append(escape_control_characters(where), DIM))
     if len(showings) > MAX_SHOWN_OCCURRENCES:
         yield label_value("", f"{indent}and {format_count(len(showings) - MAX_SHOWN_OCCURRENCES, 'more time')}")
 
@@ -304,11 +303,11 @@ BEHAVIOR_SECTIONS: Mapping[str, tuple[str, ...]] = {
         "eos_token", "control_tokens", "headers", "constant_prefix", "reasoning_close", "empty_reasoning",
     ),
 }  # fmt: skip
-"""The fields of a contract as they are shown."""
+"""The fields of a template's contract, grouped as shown."""
 
 
 def render_template_report(one: TemplateReport) -> RenderableType:
-    """Show a contract, one observation a line; empty ones are left out. Warnings stand first."""
+    """Show a template's contract, warnings first, then one observation per line; empty observations are left out."""
     lines: list[RenderableType] = [Text.assemble((one.dataset, HEAD), (f"  template {one.template_digest[:16]}", DIM))]
     lines += [label_value("look", warning, LOOK) for warning in one.warnings]
     for title, names in BEHAVIOR_SECTIONS.items():
@@ -323,13 +322,13 @@ def render_template_report(one: TemplateReport) -> RenderableType:
 
 
 def _read_observation(observed: TemplateBehavior, name: str) -> object:
-    """Return an observation, null where there is nothing to say; a plain no is something."""
+    """Return an observation, or None if it is empty; False becomes "no"."""
     value: object = getattr(observed, name)
     return "no" if value is False else value or None
 
 
 def _format_observation(value: object) -> str:
-    """Write an observation; white space of printed strings stays visible."""
+    """Format an observation; white space in strings stays visible."""
     match value:
         case bool():
             return "yes" if value else "no"

@@ -1,7 +1,7 @@
-"""Reports over HTTP on this machine, so that Dagster's pages can link to them: it opens no file links itself.
+"""Serves reports over HTTP on this machine: Dagster's pages can link to HTTP, but not to files.
 
-What belongs here: serving the folder of reports, read only, as long as whoever started us lives. What does not:
-writing reports (`report_page.py`), serving them to anyone else; behind a proxy of your own, say where with
+What belongs here: serving the folder of reports, read only, until the process that started this one ends. What does
+not: writing reports (`report_page.py`), serving them to other machines; if you serve them behind a proxy, set
 `execution.reports_url`.
 
     python -m rowmill.reports.server FOLDER HOST PORT      with the reading end of a pipe as standard input
@@ -16,24 +16,24 @@ from typing import Any
 
 
 class ReportRequestHandler(SimpleHTTPRequestHandler):
-    """Serves files and lists no folder."""
+    """Serves files, and refuses to list folders."""
 
     server_name = ""
-    """What else this machine is called here: the address that we were told to listen on."""
+    """The address that the server listens on, accepted as a Host name along with localhost."""
 
     def list_directory(self, path: Any) -> None:  # noqa: ARG002  (the base class hands it)
-        """Refuse: a report is reached by its link."""
+        """Answer 404: reports are reached by their links only."""
         self.send_error(HTTPStatus.NOT_FOUND)
 
     def end_headers(self) -> None:
-        """Say that a report may have been written anew, and that no other page may embed it."""
+        """Disable caching, since reports are rewritten, and embedding in other pages."""
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Frame-Options", "DENY")
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()
 
     def parse_request(self) -> bool:
-        """Accept only requests that name this machine: a foreign name that leads here is an attack on a browser."""
+        """Accept only requests whose Host names this machine: any other name is a DNS rebinding attack."""
         if not super().parse_request():
             return False
         name = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
@@ -43,7 +43,7 @@ class ReportRequestHandler(SimpleHTTPRequestHandler):
         return False
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (the name is the base class's)
-        """Stay quiet."""
+        """Log nothing."""
 
 
 def serve_reports(folder: str, host: str, port: int) -> None:
@@ -51,7 +51,7 @@ def serve_reports(folder: str, host: str, port: int) -> None:
     ReportRequestHandler.server_name = host
     server = ThreadingHTTPServer((host, port), partial(ReportRequestHandler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    # The writing end is held by the server whose pages link here; the operating system closes it however it ends.
+    # Dagster's process holds the writing end of the pipe; the operating system closes it however that process ends.
     sys.stdin.buffer.read()
     server.shutdown()
 

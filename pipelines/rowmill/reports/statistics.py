@@ -1,6 +1,6 @@
 """`rowmill stats` for a terminal: a recipe's datasets with their rejects, lengths, truncation and what-if table.
 
-What belongs here: wording and aligning numbers that the stages counted. What does not: counting them (`stages/`), the
+What belongs here: wording and aligning the stages' counts. What does not: counting them (`stages/`), the
 tables behind SQL (`stats/`), the short table of a recipe (`summary.py`).
 """
 
@@ -27,12 +27,12 @@ from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 
 
 def render_statistics(project: Project) -> RenderableType:
-    """Show each dataset's lengths, what truncation took, rejects, dropped kinds and what other limits would do."""
+    """Show each dataset's lengths, truncation, rejects, dropped text and the effect of other limits."""
     return Group(*(_render_dataset_statistics(project, name) for name in project.recipe.datasets))
 
 
 def list_hints(project: Project) -> list[str]:
-    """Return the advice of all datasets, each with its dataset's name."""
+    """Return the hints of all datasets, each with its dataset's name."""
     found: list[str] = []
     for name in project.recipe.datasets:
         made = load_current(project, name, truncation_stats.STAGE)
@@ -41,7 +41,7 @@ def list_hints(project: Project) -> list[str]:
 
 
 def load_current(project: Project, dataset: str | None, stage: StageDeclaration) -> Manifest | None:
-    """Return the current output of a stage of a dataset, or of the recipe; None if there is none."""
+    """Return the current output of a stage, of a dataset or of the recipe, or None."""
     key = (project.recipe.name, *(() if dataset is None else (dataset,)), stage.name)
     return manifest.load_current(project.store, key)
 
@@ -62,7 +62,10 @@ def _render_dataset_statistics(project: Project, name: str) -> RenderableType:
     lines += _render_rejects(rows, examples)
     dropped = examples.tables.get("dropped") if examples is not None else None
     if dropped is not None and dropped.rows:
-        lines += [_render_label("own text that the template did not print"), render_manifest_table(dropped, indent=4)]
+        lines += [
+            _render_label("text of rows that the template did not print"),
+            render_manifest_table(dropped, indent=4),
+        ]
     weights = examples.tables.get("loss_weights") if examples is not None else None
     if weights is not None:
         lines += [_render_label("trained tokens by loss weight"), render_manifest_table(weights, indent=4)]
@@ -80,26 +83,27 @@ def _format_row_counts(rows: Manifest | None, examples: Manifest | None) -> str:
 
 
 def _render_notices(rows: Manifest) -> list[RenderableType]:
-    """Show what canonicalisation noticed in the rows that it kept."""
+    """Show what canonicalization noted about the rows that it kept."""
     facts = read_facts(CanonicalRowsFacts, rows.facts)
     found = [(name.replace("_", " "), count) for name in NORMALIZATION_COLUMNS if (count := getattr(facts, name))]
     found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in (facts.notes or {}).items()]
-    return [_render_label("noticed in the rows"), make_grid(["", "times"], found, indent=4)] if found else []
+    return [_render_label("noted in the rows"), make_grid(["", "times"], found, indent=4)] if found else []
 
 
 def _render_tools(facts: TokenizedExamplesFacts) -> list[RenderableType]:
-    """Show what tool schemas cost: they stand in every example of a row, and truncation never takes them."""
+    """Show the cost of tool schemas: every example of a row repeats them, and truncation never removes them."""
     if not facts.rows_with_tools:
         return []
     rows, tokens = facts.rows_with_tools, require_counted(facts.tool_tokens)
-    words = (
-        f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most {facts.most_tool_tokens:,}"
+    summary = (
+        f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} per row, "
+        f"at most {facts.most_tool_tokens:,}"
     )
-    return [_render_label("tool schemas"), Text(f"    {words}")]
+    return [_render_label("tool schemas"), Text(f"    {summary}")]
 
 
-def _render_label(words: str) -> Text:
-    return Text(f"\n  {words}", "cyan")
+def _render_label(label: str) -> Text:
+    return Text(f"\n  {label}", "cyan")
 
 
 LENGTH_BUCKETS = {
@@ -137,23 +141,23 @@ def _render_lengths(made: Manifest) -> list[RenderableType]:
             (stage, touched, format_percent(touched, total), messages, tokens, trained)
             for stage, touched, messages, tokens, trained in made.tables["stages"].rows
         ]
-        lines += [_render_label("what truncation took"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
+        lines += [_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
     if facts.dropped_for_length:
-        lines.append(Text(f"    dropped for their length: {format_count(facts.dropped_for_length, 'row')}"))
+        lines.append(Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}"))
     return [*lines, *_render_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts.hints)]
 
 
 def _render_what_if(made: Manifest) -> list[RenderableType]:
-    """Show what other limits would do, and how it is known: estimated, or planned anew."""
+    """Show the effect of other limits, and whether it is estimated or planned."""
     table, facts = made.tables["what_if"], _read_truncation(made)
     is_planned = "examples" in table.columns
     headings = WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS
-    # A plan has other examples at each length, so what is over are records.
+    # A plan makes different examples at each limit, so records are counted instead.
     total, place = (require_counted(facts.records), 2) if is_planned else (facts.examples, 1)
     lines = [(*row[: place + 1], format_percent(row[place], total), *row[place + 1 :]) for row in table.rows]
     marked = next((i for i, row in enumerate(lines) if row[0] == facts.limit), None)
     return [
-        _render_label("what another limit would do" + ("" if is_planned else " (estimated)")),
+        _render_label("effect of other limits" + ("" if is_planned else " (estimated)")),
         make_grid(list(headings), lines, indent=4, marked=marked),
         Padding(Text(stats.describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False),
     ]

@@ -1,7 +1,7 @@
-"""What a recipe's current build holds, on one screen: a line per dataset, rejects, checks that failed, what to do next.
+"""A recipe's current build on one screen: a line per dataset, rejects, failed checks, next commands.
 
-What belongs here: the summary after `rowmill build` and in the report, where exports are, the commands to go on with.
-What does not: the numbers of one dataset in full (`statistics.py`), one step or one check (`console.py`).
+What belongs here: the summary after `rowmill build` and in the report, where exports are, the commands to run next.
+What does not: the statistics of one dataset (`statistics.py`), one step or one check (`console.py`).
 """
 
 import os
@@ -42,7 +42,7 @@ from rowmill.stages.training_splits import stage as training_splits
 
 
 def summarize_recipe(project: Project) -> str:
-    """Return the short report of a recipe: rows in and out, tokens, fill, where the shards are, what to do next."""
+    """Return a recipe's summary: rows in and out, tokens, fill, paths of the shards, next commands."""
     return render_text(Group(*_render_summary(project)))
 
 
@@ -54,7 +54,7 @@ def _render_summary(project: Project) -> list[RenderableType]:
         datasets.append(_total_summary_cells(project))
     last = len(datasets) - 1 if len(datasets) > 1 else None
     lines: list[RenderableType] = [
-        render_title(project, "what was built"),
+        render_title(project, "current build"),
         Text(""),
         make_grid(SUMMARY_COLUMNS, datasets, marked=last),
     ]
@@ -93,7 +93,7 @@ def _read_current(project: Project, name: str, stage: StageDeclaration, kind: ty
 
 
 def _total_summary_cells(project: Project) -> tuple[object, ...]:
-    """Add up the datasets; shares are those of all tokens and of all sequences' room."""
+    """Sum the datasets; the shares are of all tokens, and of the capacity of all sequences."""
 
     def read_built(stage: StageDeclaration, kind: type[FactsT]) -> list[FactsT]:
         found = (_read_current(project, name, stage, kind) for name in project.recipe.datasets)
@@ -178,7 +178,7 @@ def _render_summary_places(project: Project) -> list[RenderableType]:
 
 
 def find_built_exports(project: Project, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
-    """Return the exports of a recipe that are built, or those of them that are named."""
+    """Return the recipe's exports that are built, or only those of the given names."""
     name = project.recipe.name
     found = [
         (one, manifest.load_current(project.store, (name, EXPORTS, one.name)))
@@ -189,11 +189,11 @@ def find_built_exports(project: Project, names: Collection[str] = ()) -> list[tu
 
 
 def render_export_pointers(project: Project, names: Collection[str], copied_to: str | None = None) -> RenderableType:
-    """Show where exports lie, or the copy of one, and the lines that point their trainer at them."""
+    """Show the path of each export, or of its copy, and the lines that load it in its trainer."""
     lines: list[RenderableType] = []
     for export, made in find_built_exports(project, names):
         head = Text.assemble(
-            (f"\n{export.name}", HEAD), (f"  {export.kind_name}, letter {export.label_convention}", DIM)
+            (f"\n{export.name}", HEAD), (f"  {export.kind_name}, label convention {export.label_convention}", DIM)
         )
         at = copied_to or project.store.path(exports.locate_export(made))
         lines += [head, Text(f"  {at}")]
@@ -202,7 +202,7 @@ def render_export_pointers(project: Project, names: Collection[str], copied_to: 
 
 
 def find_failed_checks(project: Project) -> list[CheckResult]:
-    """Return the checks that failed on the current versions, as far as they were judged."""
+    """Return the checks that fail on the current versions."""
     found: list[CheckResult] = []
     for step in plan_steps(project):
         made = manifest.load_current(project.store, step.key)
@@ -214,7 +214,7 @@ def find_failed_checks(project: Project) -> list[CheckResult]:
 def _render_failed_checks(project: Project) -> list[RenderableType]:
     failed = find_failed_checks(project)
     if not failed:
-        return [label_value("checks", "all that apply passed", GOOD)]
+        return [label_value("checks", "every applicable check passed", GOOD)]
     lines: list[RenderableType] = [Text("")]
     for one in failed:
         lines += [Text(f"  {format_key(one.key)}", DIM), render_check_result(one, indent=4)]
@@ -225,28 +225,26 @@ REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
 
 
 def _find_command() -> str:
-    """Return how the reader can call us: by name where that is on the path, else by the environment's own script."""
-    beside = Path(sys.executable).parent / "rowmill"
-    return "rowmill" if shutil.which("rowmill") or not beside.is_file() else os.path.relpath(beside)
+    """Return how the user can run rowmill: by name if that is on the PATH, else by this environment's script."""
+    script = Path(sys.executable).parent / "rowmill"
+    return "rowmill" if shutil.which("rowmill") or not script.is_file() else os.path.relpath(script)
 
 
 def _format_arguments(project: Project) -> str:
-    """Return how a command names the recipe and its storage."""
+    """Return a command's arguments for the recipe and its storage root."""
     name, root = project.recipe.name, project.store.root
     return name if root == str(project.base / ".rowmill") else f"{name} --root {root}"
 
 
 def render_used_version(project: Project, step: Step, version: str) -> RenderableType:
-    """Say that a stage is at a kept version, and what becomes of the stages after it."""
+    """Show the version that a stage now uses, and how to rebuild the stages after it."""
     lines = [Text(f"{format_key(step.key)} is at version {version}")]
     labels = dict.fromkeys(one.label for one in find_downstream_steps(project, step.key) if not one.on_demand)
     if labels:
         only = " ".join(f"--only {label}" for label in labels)
-        lines.append(Text("  what follows was made of another version; make it of this one", DIM))
+        lines.append(Text("  the stages after it were built from another version; rebuild them from this one", DIM))
         lines.append(Text(f"    {_find_command()} build {_format_arguments(project)} {only}", "cyan"))
-    lines.append(
-        Text("  a build of everything, such as the nightly one, makes what the recipe says current again", LOOK)
-    )
+    lines.append(Text("  a full build, such as the nightly one, makes the recipe's own version current again", LOOK))
     return Group(*lines)
 
 
@@ -255,12 +253,12 @@ def _render_next_commands(project: Project) -> list[RenderableType]:
     built = load_current(project, None, gpu_partitions.STAGE) is not None
     rowmill = _find_command()
     pairs = [
-        (f"{rowmill} inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
-        (f"{rowmill} stats {name}", "lengths, and what another seq_len would do"),
-        (f'{rowmill} sql "{REJECTS_QUERY}" {name}', "why rows were left out"),
-        (f"{rowmill} ui", "the same in Dagster, on http://127.0.0.1:3000"),
+        (f"{rowmill} inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
+        (f"{rowmill} stats {name}", "show lengths, and the effect of another seq_len"),
+        (f'{rowmill} sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
+        (f"{rowmill} ui", "open this in Dagster, on http://127.0.0.1:3000"),
     ]
     if not built:
-        pairs.insert(0, (f"{rowmill} build {name}", "go on from what is there"))
+        pairs.insert(0, (f"{rowmill} build {name}", "build the remaining stages"))
     lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
     return [Text("\nnext", HEAD), *lines]

@@ -1,6 +1,6 @@
-"""Plans and advice on records as text for a terminal.
+"""Plans and advice for records datasets as text for a terminal.
 
-What belongs here: wording them. What does not: any number (`dry_run.py`).
+What belongs here: wording them. What does not: computing their numbers (`dry_run.py`).
 """
 
 from collections.abc import Iterable
@@ -45,28 +45,28 @@ def _render_table_plan(one: DatasetTablePlan) -> RenderableType:
     if len(one.plan.overflows) > MAX_SHOWN_OVERFLOWS:
         lines.append(Text(f"  ! and {len(one.plan.overflows) - MAX_SHOWN_OVERFLOWS} more", LOOK))
     if one.plan.changed:
-        lines.append(Text(f"  ! the reference wire changes {format_count(one.plan.changed, 'record')}", LOOK))
+        lines.append(Text(f"  ! the reference serialization changes {format_count(one.plan.changed, 'record')}", LOOK))
     return Group(*lines)
 
 
 def _format_plan_options(plan: TablePlan) -> str:
-    told, room = plan.options, plan.room
+    options, room = plan.options, plan.room
     cap = "no cap" if room.cap is None else f"cap {room.cap}"
-    words = [
+    terms = [
         f"L {room.limit:,}", f"P {room.prompt:,}", f"M {room.records:,}", cap,
-        f"BOS {told['bos']} {told['bos_id']}", f"EOS {told['eos']} {told['eos_id']}",
-        *([f"order {told['order']}"] if told["order"] is not None else []),
-        *([f"{told['wanted']:,} records wanted"] if told["wanted"] is not None else []),
-        *([f"one {told['privacy_unit']} is the unit of privacy"] if told["privacy_unit"] else []),
+        f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
+        *([f"order {options['order']}"] if options["order"] is not None else []),
+        *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),
+        *([f"privacy unit {options['privacy_unit']}"] if options["privacy_unit"] else []),
     ]  # fmt: skip
-    return escape_control_characters(join_facts(words))
+    return escape_control_characters(join_facts(terms))
 
 
 def _list_split_counts(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
-    for split, told in plan.facts["splits"].items():
-        flushes = join_facts(f"{name} {told[f'flush_{name}']:,}" for name in FLUSHES if told[f"flush_{name}"])
-        lines.append((split, told["records"], told["groups"], told["examples"], told["tokens"], flushes))
+    for split, counts in plan.facts["splits"].items():
+        flushes = join_facts(f"{name} {counts[f'flush_{name}']:,}" for name in FLUSHES if counts[f"flush_{name}"])
+        lines.append((split, counts["records"], counts["groups"], counts["examples"], counts["tokens"], flushes))
     return lines
 
 
@@ -81,11 +81,11 @@ _SIZE_NAMES = {
 
 def _list_sizes(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
-    for split, told in plan.facts["splits"].items():
-        for name, words in _SIZE_NAMES.items():
-            if told[f"{name}_max"]:
+    for split, counts in plan.facts["splits"].items():
+        for name, label in _SIZE_NAMES.items():
+            if counts[f"{name}_max"]:
                 lines.append(
-                    (split, words, *(_format_size(told[f"{name}_{what}"]) for what in ("min", "mean", "max", "std")))
+                    (split, label, *(_format_size(counts[f"{name}_{what}"]) for what in ("min", "mean", "max", "std")))
                 )
     return lines
 
@@ -98,14 +98,14 @@ _SIZE_STATISTICS = ("mean", "std", "min", "p25", "p50", "p75", "max")
 
 
 def render_advice(advised: Iterable[DatasetAdvice]) -> RenderableType:
-    """Show what speaks for and against each column as a group, and what examples come to."""
+    """Show how well each column groups records, and the estimated length of examples."""
     return Group(*(_render_dataset_advice(one) for one in advised))
 
 
 def _render_dataset_advice(one: DatasetAdvice) -> RenderableType:
     size = one.estimate
     fits = "fits" if size.fits else "does not fit"
-    words = [
+    estimates = [
         f"{size.unit_tokens:,} tokens per {'record' if one.mode == 'tabular' else 'group'} on average",
         f"{size.example_tokens:,} per example, which {fits}",
         f"at most {size.units:,} {'groups' if one.mode == 'grouped' else 'records'} in one",
@@ -113,7 +113,7 @@ def _render_dataset_advice(one: DatasetAdvice) -> RenderableType:
     ]
     lines: list[RenderableType] = [
         Text(f"\n{one.dataset}", HEAD).append(f"  {one.mode}", DIM),
-        Text(f"  {join_facts(words)}", DIM),
+        Text(f"  {join_facts(estimates)}", DIM),
     ]
     rows: list[tuple[object, ...]] = []
     for column in one.columns:
@@ -127,18 +127,18 @@ def _render_dataset_advice(one: DatasetAdvice) -> RenderableType:
         )  # fmt: skip
     lines.append(
         make_grid(
-            ["", "column", "", "groups", "mean", "std", "min", "p25", "p50", "p75", "max", "against it"], rows, indent=2
+            ["", "column", "", "groups", "mean", "std", "min", "p25", "p50", "p75", "max", "objections"], rows, indent=2
         )
     )
     for column in one.columns:
-        said = {**column.unsuitable, **column.warnings}
+        objections = {**column.unsuitable, **column.warnings}
         lines.append(
             Text(f"\n  {escape_control_characters(column.column)}  {escape_control_characters(column.largest)}", DIM)
         )
         lines += [
             Text(f"    {name}: {escape_control_characters(why)}", BAD if name in column.unsuitable else LOOK)
-            for name, why in said.items()
+            for name, why in objections.items()
         ]
     if not rows:
-        lines.append(Text("  no column groups records: every value stands once, or always", DIM))
+        lines.append(Text("  no column groups records: each column's values are all different, or all equal", DIM))
     return Group(*lines)

@@ -1,4 +1,4 @@
-"""A template's proof as text for a terminal: what is wrong first, then facts, refusals, and a sample of each shape.
+"""A template's proof as text for a terminal: wrong masks first, then facts, refusals, and a sample of each shape.
 
 What belongs here: the wording of what `template_proof.py` found. What does not: finding it, and other reports
 (`row_view.py`, `reports/console.py`).
@@ -15,27 +15,27 @@ from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_char
 from rowmill.core.number_text import format_count, join_facts
 
 DEFECT_SENTENCES: Mapping[MaskDefectKind, str] = {
-    "own_text_untrained": "{whose} own text {text} does not train.",
-    "other_text_trained": "{text}, text of {other}, trains.",
-    "header_trained": "{text}, printed before {whose_lower} text at inference, trains.",
-    "start_untrained": "{text}, which the model must write before {whose_lower} text, does not train.",
-    "frame_untrained": "{text}, which the model must write inside {whose_lower} text, does not train.",
-    "end_untrained": "{whose} end of turn {text} does not train, so a model may not stop there.",
-    "wrong_end": "{text} trains after the end of {whose_lower} turn.",
-    "empty_answer_trained": "Nothing of message {message} is printed, but {text} trains as its answer.",
-    "text_differs": "The text is not the one that transformers renders, from character {start}: {text}.",
+    "own_text_untrained": "{whose} text {text} is not trained.",
+    "other_text_trained": "{text}, text of {other}, is trained.",
+    "header_trained": "{text}, printed before {whose_lower} text at inference, is trained.",
+    "start_untrained": "{text}, which the model must write before {whose_lower} text, is not trained.",
+    "frame_untrained": "{text}, which the model must write inside {whose_lower} text, is not trained.",
+    "end_untrained": "{whose} end of turn {text} is not trained, so a model may not stop there.",
+    "wrong_end": "{text}, after the end of {whose_lower} turn, is trained.",
+    "empty_answer_trained": "Message {message} prints nothing, but {text} is trained as its text.",
+    "text_differs": "The text differs from transformers' rendering from character {start}: {text}.",
 }
 WRONG_REMEDY = (
     "set template.spans: marks or choose another template.chat_template, and report the template and this page"
 )
 MAX_TEXT_CHARS = 60
-"""Characters of a finding's text that are shown."""
+"""Characters shown of a defect's text."""
 
 
 def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
-    """Show a proof; trained text of the samples stands in ⟦brackets⟧, green where there are colours."""
+    """Show a proof; trained text of the samples is in ⟦brackets⟧, and green where there are colours."""
     return Group(
-        Text.assemble((dataset, HEAD), "  masks of the chat template, judged by transformers' own render"),
+        Text.assemble((dataset, HEAD), "  masks of the chat template, compared with transformers' rendering"),
         label_value("shapes", _count_shapes(proof)),
         *_render_defects(proof),
         *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
@@ -47,7 +47,7 @@ def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
 
 def _count_shapes(proof: TemplateProof) -> Text:
     wrong, unproven = proof.count("wrong"), proof.count("not_provable")
-    words = join_facts(
+    counts = join_facts(
         [
             f"{proof.count('proven')} proven",
             f"{proof.count('refused')} refused",
@@ -55,7 +55,7 @@ def _count_shapes(proof: TemplateProof) -> Text:
             format_count(wrong, "wrong mask", "wrong masks"),
         ]
     )
-    return Text(f"{format_count(len(proof.shapes), 'shape')}: {words}", BAD if wrong else GOOD)
+    return Text(f"{format_count(len(proof.shapes), 'shape')}: {counts}", BAD if wrong else GOOD)
 
 
 def _render_defects(proof: TemplateProof) -> Iterator[RenderableType]:
@@ -67,7 +67,7 @@ def _render_defects(proof: TemplateProof) -> Iterator[RenderableType]:
 
 
 def describe_defect(defect: MaskDefect) -> str:
-    """Say in one sentence what is wrong."""
+    """Describe a defect in one sentence."""
     message = defect.message
     return DEFECT_SENTENCES[defect.kind].format(
         text=repr(escape_control_characters(defect.text[:MAX_TEXT_CHARS])) if defect.text else "(missing)",
@@ -92,13 +92,15 @@ def _render_shape_sample(shape: ShapeProof) -> Iterator[RenderableType]:
         yield Text(escape_control_characters(f"  {join_facts(['refused', shape.reason, shape.detail])}"), DIM)
     else:
         if shape.outcome == "not_provable":
-            yield Text("  not provable: the template looks at texts that are hidden from it", DIM)
+            yield Text(
+                "  not provable: the template reads message texts, which the proof replaces by placeholders", DIM
+            )
         yield mark_trained(shape.text, shape.trained)
     yield Text("")
 
 
 def mark_trained(text: str, trained: tuple[tuple[int, int], ...]) -> Text:
-    """Return text with its trained ranges in ⟦brackets⟧, and green."""
+    """Return text with its trained ranges in ⟦brackets⟧, in green."""
     shown, position = Text(), 0
     for start, end in _join_ranges(trained):
         shown.append(escape_control_characters(text[position:start]))

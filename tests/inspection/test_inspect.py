@@ -146,7 +146,7 @@ def test_unknown_dataset_names_the_nearest(built: CliProject, capsys: pytest.Cap
     assert "did you mean chats?" in capsys.readouterr().err
 
 
-def test_truncated_row_says_what_each_stage_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_row_shows_what_each_stage_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     turns = [message for i in range(20) for message in json.loads(json.dumps(chat_of(i)))]
     project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
     project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
@@ -156,7 +156,7 @@ def test_truncated_row_says_what_each_stage_took(tmp_path: Path, capsys: pytest.
     assert sample.tokens <= 128
     assert sample.removed == {"exchanges": sample.original_tokens - sample.tokens}
     assert project.rowmill("inspect", "-n", "1") == main.DONE
-    assert f"which took {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
+    assert f"which removed {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
 
 
 def test_integers_beyond_64_bits_are_shown_as_the_source_has_them(

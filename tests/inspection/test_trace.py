@@ -94,7 +94,7 @@ def test_line_without_record_names_the_nearest(
     built: CliProject, line: int, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert built.rowmill("trace", "--source", f"chats.jsonl:{line}") == main.WRONG
-    assert f"the nearest stand on {near};" in capsys.readouterr().err
+    assert f"the nearest are on {near};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["chat.jsonl:1", "chats.jsonl", "chats.jsonl:x"])
@@ -161,7 +161,7 @@ def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject,
 
 def test_unknown_row_is_an_error_that_says_where_ids_are(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("trace", "--row", "0123456789abcdef:1") == main.WRONG
-    assert "<part>:<number>, is needed" in capsys.readouterr().err
+    assert "expected a row_id of the view rows, <part>:<number>;" in capsys.readouterr().err
 
 
 # ── From a place in a shard ──
@@ -203,7 +203,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: py
         ("chats/training/0", "the splits train with"),
         ("chat/train/0", "did you mean chats?"),
         ("chats/train", "DATASET/SPLIT/N"),
-        ("chats/train/0:999", "tokens, 0 to"),
+        ("chats/train/0:999", "expected a token from 0 to"),
     ],
 )
 def test_unknown_sequence_names_those_there_are(
@@ -250,7 +250,7 @@ def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.C
 
     assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.DONE
     out = capsys.readouterr().out
-    assert "was made of other shards: build again" in out
+    assert "was built from other shards: run rowmill build" in out
     assert "rank 0" not in out
 
 

@@ -1,10 +1,10 @@
-"""Two kept versions of a stage side by side: which rows came and went, and what that did to lengths, fill and shares.
+"""Compares two kept versions of a stage: rows added and removed, lengths, fill, shares of datasets.
 
-What belongs here: finding what a version was made of, and comparing it with what another was made of. What does
-not: showing it (`reports/console.py`), choosing which version is current (`runner.py`).
+What belongs here: finding the inputs of each version, and comparing the two. What does not: showing the comparison
+(`reports/console.py`), choosing which version is current (`runner.py`).
 
-A version is compared with all that stands before it on the road: two versions of the order tell of every
-dataset, two versions of one dataset's shards of that dataset alone.
+A comparison covers every upstream stage as well: two versions of the order compare every dataset, two versions of one
+dataset's shards compare that dataset only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from rowmill.stages.truncation_stats import stage as truncation_stats
 
 @dataclass(frozen=True, slots=True)
 class NumberComparison:
-    """One number of both versions; None where a version has none. A share is a part of 1."""
+    """One number of both versions; None where a version lacks it. A share is a fraction of 1."""
 
     name: str
     before: float | None
@@ -36,7 +36,7 @@ class NumberComparison:
 
 @dataclass(frozen=True, slots=True)
 class ScopeComparison:
-    """One dataset, or the whole recipe (`scope` None): its numbers, and the rows that came and went by content."""
+    """One dataset, or the whole recipe (`scope` None): its numbers, and the rows added and removed by content."""
 
     scope: str | None
     lines: tuple[NumberComparison, ...]
@@ -47,19 +47,19 @@ class ScopeComparison:
 def compare_versions(project: Project, before: Manifest, after: Manifest) -> list[ScopeComparison]:
     """Compare two versions of a stage, dataset by dataset, then the recipe as a whole."""
     left, right = _collect_lineage(project, before), _collect_lineage(project, after)
-    # In the order of the recipe, then datasets that only an older version knows.
+    # The recipe's datasets in order, then datasets that only an older version has.
     names = list(dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]))
-    own = [
+    datasets = [
         _compare_dataset(project, name, left, right)
         for name in names
         if name in _list_datasets(left) | _list_datasets(right)
     ]
-    whole = tuple(_compare_numbers(left, right, None))
-    return [*own, *([ScopeComparison(None, whole)] if whole else [])]
+    recipe_numbers = tuple(_compare_numbers(left, right, None))
+    return [*datasets, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
 
 def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifest]:
-    """Return a version and all that it was made of, as far as it is kept, with the statistics on it."""
+    """Return a version and all its upstream versions that are still kept, with the statistics of each."""
     found: dict[StageKey, Manifest] = {}
     waiting = [made]
     while waiting:
@@ -69,7 +69,7 @@ def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifes
             try:
                 waiting.append(manifest.load_version(project.store, tuple(name.split("/")), version))
             except IntegrityError:
-                continue  # collected: what it held is no longer known
+                continue  # removed by gc
     for key, one in list(found.items()):
         if one.stage == tokenized_examples.STAGE.name:
             found |= _find_statistics(project, key, one)
@@ -77,7 +77,7 @@ def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifes
 
 
 def _find_statistics(project: Project, key: StageKey, examples: Manifest) -> dict[StageKey, Manifest]:
-    """Find the statistics of a version of examples; nothing is made of them, so nothing names them."""
+    """Find the statistics of a version of examples; no manifest names them, since they are no stage's input."""
     at = (*key[:-1], truncation_stats.STAGE.name)
     kept = [
         one for one in manifest.list_versions(project.store, at) if one.inputs.get("/".join(key)) == examples.version
@@ -119,7 +119,7 @@ def _compare_numbers(
 
 
 def _read_number(made: Manifest, fact: str) -> float | None:
-    """Return a fact, None where it has no meaning for the data."""
+    """Return a fact, or None where it does not apply to the data."""
     value = made.facts.get(fact)
     return None if value == NOT_APPLICABLE else value
 
@@ -130,18 +130,18 @@ def _find_manifest(made: Mapping[StageKey, Manifest], stage: str, scope: str | N
 
 
 def _measure_order_share(splits: Manifest | None, dataset: str) -> float | None:
-    """Return a dataset's share of the places, as its manifest's table of the mixture counts them."""
+    """Return a dataset's share of the order, from the manifest's mixture table."""
     table = splits.tables.get("mixture") if splits is not None else None
     if table is None:
         return None
     name, places = table.columns.index("dataset"), table.columns.index("sequences")
     total = sum(row[places] for row in table.rows)
-    own = sum(row[places] for row in table.rows if row[name] == dataset)
-    return own / total if total else None
+    dataset_places = sum(row[places] for row in table.rows if row[name] == dataset)
+    return dataset_places / total if total else None
 
 
 def _count_moved_rows(project: Project, before: Manifest | None, after: Manifest | None) -> tuple[int, int] | None:
-    """Count rows whose content only the later version has, and only the earlier one; equal rows count each."""
+    """Count the rows added and removed by content; equal rows count individually."""
     if before is None or after is None:
         return None
     counts = [_count_contents(project, one.files("rows")) for one in (before, after)]

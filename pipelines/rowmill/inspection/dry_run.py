@@ -1,9 +1,9 @@
-"""Records before a build: what would be made of them, and which columns would group them well; nothing is kept.
+"""Plans and column advice for records datasets before a build; nothing is kept.
 
-What belongs here: finding rows that were made already, or making them in a folder that is gone afterwards, and asking
-the stage for its plan. What does not: the plan (`table_plan.py`), its words (`table_plans.py`).
+What belongs here: finding the rows of an earlier build, or building them in a temporary folder, and asking the stage
+for its plan. What does not: the plan (`table_plan.py`), its text (`table_plans.py`).
 
-    rows of an earlier build, if they are still those of this recipe   ─┐
+    rows of an earlier build, if the recipe would still make them       ─┐
     else sources ─► rows in a temporary folder                         ─┴─► lengths ─► plan, advice
 """
 
@@ -39,7 +39,7 @@ from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
 
 @dataclass(frozen=True, slots=True)
 class DatasetTablePlan:
-    """A dataset's plan, or the sentence that says why there is none."""
+    """A dataset's plan, or the overflow message that explains why there is none."""
 
     dataset: str
     plan: TablePlan | None
@@ -48,7 +48,7 @@ class DatasetTablePlan:
 
 @dataclass(frozen=True, slots=True)
 class DatasetAdvice:
-    """What is to be said of a dataset's columns as groups, the best first; and what examples come to as they are."""
+    """Advice on a dataset's columns for grouping, best first, and the estimated examples of the current options."""
 
     dataset: str
     columns: tuple[GroupAdvice, ...]
@@ -58,12 +58,12 @@ class DatasetAdvice:
 
 
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
-    """Return the records datasets of a recipe, or the one that is named.
+    """Return the records datasets of a recipe, or only the named one.
 
     Raises
     ------
     ConfigError
-        If there is none of this name, or none at all.
+        If no records dataset has this name.
 
     """
     known = [name for name, one in project.recipe.datasets.items() if one.format.IS_TABLE]
@@ -79,7 +79,7 @@ def list_table_datasets(project: Project, dataset: str | None = None) -> list[st
 
 
 def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
-    """Yield the plan of every records dataset; one that does not fit says so and the others go on."""
+    """Yield the plan of every records dataset; a dataset that overflows yields its message instead."""
     for name in list_table_datasets(project):
         with _open_rows_context(project, name) as work:
             loaded, path = tokenizer_files.open_recipe_tokenizer(work)
@@ -90,7 +90,7 @@ def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
 
 
 def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[DatasetAdvice]:
-    """Yield advice on every column that makes groups, for each records dataset or the one named."""
+    """Yield advice on every column that can group records, for each records dataset or only the named one."""
     for name in list_table_datasets(project, dataset):
         with _open_rows_context(project, name) as work:
             loaded, path = tokenizer_files.open_recipe_tokenizer(work)
@@ -98,42 +98,42 @@ def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[
 
 
 def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, ContractProposal | None]]:
-    """Yield the table contract that the data of each records dataset, or the one named, proposes."""
+    """Yield the table contract proposed from the data of each records dataset, or only of the named one."""
     for name in list_table_datasets(project, dataset):
         key: StageKey = (project.recipe.name, name, raw_dataset.STAGE.name)
         found = next(one for one in forecast_steps(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
-            placed = replace(project, store=Store(folder))
+            scratch = replace(project, store=Store(folder))
             if found.manifest is None:
                 generated_source.copy_generated(
-                    project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+                    project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
                 )
-            raw = found.manifest or runner.run_step(placed, found.step, {}).manifest
+            raw = found.manifest or runner.run_step(scratch, found.step, {}).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
-            work = StageContext(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
+            work = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
             yield name, table_schema.propose_contract(work, canonical_rows.list_taken_parts(work))
 
 
 @contextmanager
 def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
-    """Lend a work place with the dataset's rows as input, made now if no earlier build has them."""
+    """Yield a stage context whose input is the dataset's rows, built now if no earlier build has them."""
     key: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
     found = next(one for one in forecast_steps(project) if one.step.key == key)
     if found.manifest is not None:
         yield _make_tokenize_context(project, name, key, found.manifest)
         return
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
-        placed = replace(project, store=Store(folder))
-        for kept in project.store.list("tokenizers"):
-            placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        scratch = replace(project, store=Store(folder))
+        for name_kept in project.store.list("tokenizers"):
+            scratch.store.write(f"tokenizers/{name_kept}", project.store.read(f"tokenizers/{name_kept}"))
         generated_source.copy_generated(
-            project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+            project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
         )
         made: dict[StageKey, Manifest] = {}
-        for step in steps.plan_steps(placed):
+        for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
-                made[step.key] = runner.run_step(placed, step, {one: made[one] for one in step.inputs}).manifest
-        yield _make_tokenize_context(placed, name, key, made[key])
+                made[step.key] = runner.run_step(scratch, step, {one: made[one] for one in step.inputs}).manifest
+        yield _make_tokenize_context(scratch, name, key, made[key])
 
 
 def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Manifest) -> StageContext:
@@ -174,7 +174,7 @@ def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvic
 
 
 def _iterate_group_columns(work: StageContext) -> Iterator[tuple[str, Ints]]:
-    """Yield each column that some rows share a value of, with the number of each row's value (−1: null)."""
+    """Yield each column in which some rows share a value, with the number of each row's value (−1 for null)."""
     texts: list[str] = []
     for part in work.input(canonical_rows.STAGE.name).parts:
         texts += work.store.table(part.files["rows"], ["record"]).column(0).to_pylist()

@@ -1,7 +1,7 @@
-"""What came of generated text, for a person: files parsed off the road, and accepted records as JSON Lines.
+"""Results of generated text: files parsed without storing anything, and accepted records as JSON Lines.
 
-What belongs here: parsing some files without storing anything, reading accepted records back. What does not: the
-stages (`parsed_records.py`, `generated_series.py`), words (`reports/console.py`).
+What belongs here: parsing given files without storing anything, reading accepted records back. What does not: the
+stages (`parsed_records.py`, `generated_series.py`), showing results (`reports/console.py`).
 """
 
 import tempfile
@@ -26,7 +26,7 @@ from rowmill.tabular import parsing
 
 @dataclass(frozen=True, slots=True)
 class ParsedFiles:
-    """What some files of generated text hold."""
+    """Counts and accepted records of some files of generated text."""
 
     report: parsing.SpanCounts
     texts: int
@@ -40,12 +40,12 @@ class ParsedFiles:
 
 
 def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
-    """Return the datasets that have a stage behind a trained model, or the one that is named.
+    """Return the datasets that have the given stage after training, or only the named one.
 
     Raises
     ------
     ConfigError
-        If there is none, or the named one has none.
+        If no dataset has it, or the named one does not.
 
     """
     known = [step.dataset for step in plan_steps(project) if step.name == stage and step.dataset is not None]
@@ -63,11 +63,11 @@ def select_datasets(project: Project, stage: str, dataset: str | None) -> list[s
 
 
 TRAINING_STAGES = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)
-"""Stages that say what a model was trained on."""
+"""Stages whose outputs a model is trained on."""
 
 
 def find_outdated_builds(project: Project, datasets: Sequence[str]) -> list[str]:
-    """Name the stages whose last build is not that of the recipe as it is now: models were trained on that build."""
+    """Return the stages whose current output was built with other options: the model was trained on that output."""
     steps = [step for step in plan_steps(project) if step.dataset in datasets and step.name in TRAINING_STAGES]
     made = {step.key: manifest.load_current(project.store, step.key) for step in steps}
     return [
@@ -78,14 +78,14 @@ def find_outdated_builds(project: Project, datasets: Sequence[str]) -> list[str]
 
 
 def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFiles:
-    """Take the texts of some files apart as `parsed_records` would, storing nothing.
+    """Parse the texts of some files as `parsed_records` does, storing nothing.
 
-    Relative paths are those of the working directory.
+    Relative paths are resolved against the working directory.
 
     Raises
     ------
     IntegrityError
-        If `tokenized_examples` was never built.
+        If `tokenized_examples` was not built yet.
     SourceError
         If a file is missing or unreadable.
 

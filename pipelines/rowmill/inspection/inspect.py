@@ -1,13 +1,12 @@
-"""Some rows through all steps in memory: what was read, what became of it, and which of its tokens train.
+"""Runs a few rows through all stages in memory: raw record, canonical row, examples, trained tokens.
 
-What belongs here: choosing rows, running the parts' own work on them, cutting an example into stretches of one
-class, showing that. What does not: any step's work; it is done by the same functions as in a build
-(`parts.py`), over a store in memory that is gone afterwards. Nothing is written.
+What belongs here: choosing rows, running the stages' part functions on them, splitting an example into stretches of
+one class. What does not: any stage's work; the same functions as in a build do it, over a temporary store in memory.
 
     source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
 
-Copies of earlier rows are shown like the others: what repeats what is known only when all rows are made. Records
-are put together over a whole dataset, so their examples are the last build's, or made as a build makes them.
+Copies of earlier rows are shown like the others: duplicates are known only after all rows are made. Examples of
+records datasets depend on the whole dataset, so they are those of the last build, or built as a build does.
 """
 
 import tempfile
@@ -59,9 +58,9 @@ class TokenStretch(Generic[ClassT]):
 
 @dataclass(frozen=True, slots=True)
 class InspectedExample:
-    """One example of a row: its lengths, what truncation took by stage, and its text in stretches.
+    """One example of a row: its lengths, what truncation removed by stage, and its text in stretches.
 
-    `weights` are trained tokens by their loss weight; empty where the dataset has no weights.
+    `weights` counts trained tokens by loss weight; empty if the dataset has no weights.
     """
 
     example_id: str
@@ -75,10 +74,10 @@ class InspectedExample:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRecord:
-    """One record on its way: raw, report, canonical row, examples; or at which stage it was rejected and why.
+    """One record: raw bytes, canonical row with its report, examples; or the stage and reason of its rejection.
 
-    Of records several share an example: `shown_above` are those that stand under an earlier one, `not_shown` counts
-    what is beyond `MAX_SHOWN_EXAMPLES`.
+    In records datasets, several records share an example: `shown_above` names those already shown with an earlier
+    record, `not_shown` counts those beyond `MAX_SHOWN_EXAMPLES`.
     """
 
     dataset: str
@@ -93,14 +92,14 @@ class InspectedRecord:
 
 
 MAX_SHOWN_EXAMPLES = 3
-"""Examples that are shown of one record; sampling may put it into thousands."""
+"""Examples shown of one record; sampling can put a record into thousands."""
 
 
 # ── Choosing rows ──────────────────────────────────────────────────────────────────────────────────
 
 
 def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: str | None) -> Iterator[InspectedRecord]:
-    """Yield the first `count` records of a dataset, or of each; with `row_id` that row alone.
+    """Yield the first `count` records of a dataset, or of each; with `row_id`, only that row.
 
     Raises
     ------
@@ -125,8 +124,8 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
                 yield one
     if row_id is not None and not found:
         raise ConfigError(
-            f"{row_id}: no row of {', '.join(names)} has this id; an id as in the table rows, <part>:<number>, is "
-            f'needed; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
+            f"{row_id}: no row of {', '.join(names)} has this id; expected a row_id of the view rows, <part>:<number>; "
+            f'see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
 
 
@@ -141,7 +140,7 @@ def _require_dataset(project: Project, dataset: str) -> str:
 
 @contextmanager
 def _open_memory_context(project: Project, name: str) -> Generator[StageContext, None, None]:
-    """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
+    """Yield a stage context in memory; stored tokenizers are copied, since opening one from its files takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
     tokenizer_files.copy_tokenizers(project.store, store)
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
@@ -154,13 +153,13 @@ def _open_memory_context(project: Project, name: str) -> Generator[StageContext,
 
 @dataclass(slots=True)
 class _FirstRecordsStager:
-    """A stage that keeps what holds the first records only, so that a large source does not fill memory."""
+    """Stages only the pieces that hold the first records, so that a large source does not fill memory."""
 
     stage: sources.StoreStager
     records: int | None
 
     def __call__(self, name: str, content: bytes) -> str:
-        """Keep a piece while records are wanted; later pieces get a path that nobody will read."""
+        """Stage a piece while records are wanted; a later piece gets a path that is never read."""
         if self.records is None:
             return self.stage(name, content)
         if self.records <= 0:
@@ -170,13 +169,11 @@ class _FirstRecordsStager:
 
 
 def _scan_source(project: Project, work: StageContext, count: int | None) -> list[FileScan]:
-    """Scan the source; files that were scanned for a build and did not move are not read again."""
+    """Scan the source; files that a build scanned and that did not change are not read again."""
     known = inputs.load_scans(manifest.load_current(project.store, (*work.dataset_key, raw_dataset.STAGE.name)))
     stage = _FirstRecordsStager(sources.StoreStager(work.store, "staged"), count)
     source = work.dataset.source
-    assert not isinstance(source, GeneratedSource), (
-        "generated records are records, which are read over the whole dataset"
-    )
+    assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
     known_by_url = {scan.url: scan for scan in known}
     keeps = work.dataset.keeps_non_finite
     return sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps)
@@ -208,7 +205,7 @@ def _inspect_row(project: Project, work: StageContext, row_id: str) -> Iterator[
 
 
 def _inspect_part(work: StageContext, part: SourcePart, wanted: range) -> Iterator[InspectedRecord]:
-    """Do with some records of a part what a build does with all."""
+    """Process some records of a part as a build does."""
     records = [one for one in sources.read_records(part, work.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
     task = text_rows.CanonicalTask(
@@ -230,23 +227,29 @@ def _inspect_part(work: StageContext, part: SourcePart, wanted: range) -> Iterat
         examples = work.store.table(tokenized.files["examples"])
         for sample, own in zip(_read_examples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True):
             samples.setdefault(own[0], []).append(sample)
-    of_row = {row["row_id"]: row for row in rows.to_pylist()}
-    refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
-    numbered = dict(zip(names, records, strict=True))
-    further = [name for name in (*of_row, *refused) if name not in numbered]
+    row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
+    reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
+    record_by_id = dict(zip(names, records, strict=True))
+    further = [name for name in (*row_by_id, *reject_by_id) if name not in record_by_id]
     for name in sorted({*names, *further}, key=lambda one: (parse_row_id(one), len(one), one)):
-        record = numbered[name] if name in numbered else numbered[name.rpartition(".")[0]]
+        record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
         yield _make_inspected_record(
-            work.dataset_name or "", part, name, record, of_row.get(name), refused.get(name), samples.get(name, [])
+            work.dataset_name or "",
+            part,
+            name,
+            record,
+            row_by_id.get(name),
+            reject_by_id.get(name),
+            samples.get(name, []),
         )
 
 
-# ── Records: as a build puts them together ─────────────────────────────────────────────────────────
+# ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class _TableBuild:
-    """A records dataset on its way, and the store that has its files."""
+    """The outputs of a records dataset up to its examples, and the store that has their files."""
 
     store: Store
     raw: manifest.Manifest
@@ -256,59 +259,63 @@ class _TableBuild:
 
 
 def _inspect_table(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
-    """Yield records with the examples that a build puts them in.
+    """Yield records with the examples that a build makes of them.
 
-    Which records share an example is decided over all of them, so no few records can be put together alone.
+    Which records share an example depends on all of them, so a few records cannot be assembled alone.
     """
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     if wanted is not None and not is_row_id(wanted):
         return
-    with _open_table_build(project, name) as made:
+    with _open_table_build(project, name) as built:
         left, shown = count, set[str]()
-        for index, part in inputs.number_source_parts(made.raw):
+        for index, part in inputs.number_source_parts(built.raw):
             if wanted is None:
                 numbers = range(min(left, part.records))
                 left -= len(numbers)
             else:
                 number = parse_row_id(wanted)[1]
-                is_here = parse_row_id(wanted)[0] == part.part_id and number < part.records
-                numbers = range(number, number + 1) if is_here else range(0)
+                is_in_part = parse_row_id(wanted)[0] == part.part_id and number < part.records
+                numbers = range(number, number + 1) if is_in_part else range(0)
             if numbers:
-                yield from _inspect_table_part(project, name, made, index, part, numbers, shown)
+                yield from _inspect_table_part(project, name, built, index, part, numbers, shown)
 
 
 def _inspect_table_part(
-    project: Project, name: str, made: _TableBuild, index: int, part: SourcePart, numbers: range, shown: set[str]
+    project: Project, name: str, built: _TableBuild, index: int, part: SourcePart, numbers: range, shown: set[str]
 ) -> Iterator[InspectedRecord]:
-    """Yield some records of a part; an example that stood under an earlier record is only named."""
+    """Yield some records of a part; an example that was shown with an earlier record is only named."""
     records = [one for one in sources.read_records(part, project.base) if one.number in numbers]
     names = [f"{part.part_id}:{one.number}" for one in records]
-    rows, refused = made.rows.parts[index], list[dict[str, Any]]()
-    for one in (rows, made.examples.parts[index]):
-        refused += _filter_records(made.store.table(one.files["rejects"]), names).to_pylist()
-    of_row = {row["row_id"]: row for row in _filter_records(made.store.table(rows.files["rows"]), names).to_pylist()}
-    why = {one["row_id"]: one for one in refused}
-    samples = _find_row_examples(made, names)
+    rows, rejects = built.rows.parts[index], list[dict[str, Any]]()
+    for one in (rows, built.examples.parts[index]):
+        rejects += _filter_records(built.store.table(one.files["rejects"]), names).to_pylist()
+    row_by_id = {
+        row["row_id"]: row for row in _filter_records(built.store.table(rows.files["rows"]), names).to_pylist()
+    }
+    reject_by_id = {one["row_id"]: one for one in rejects}
+    samples = _find_row_examples(built, names)
     for row_id, record in zip(names, records, strict=True):
         own = samples.get(row_id, [])
         fresh = [one for one in own if one.example_id not in shown][:MAX_SHOWN_EXAMPLES]
         above = tuple(one.example_id for one in own if one.example_id in shown)
         shown |= {one.example_id for one in fresh}
-        told = _make_inspected_record(name, part, row_id, record, of_row.get(row_id), why.get(row_id), fresh)
-        yield replace(told, shown_above=above, not_shown=len(own) - len(fresh) - len(above))
+        inspected = _make_inspected_record(
+            name, part, row_id, record, row_by_id.get(row_id), reject_by_id.get(row_id), fresh
+        )
+        yield replace(inspected, shown_above=above, not_shown=len(own) - len(fresh) - len(above))
 
 
-def _find_row_examples(made: _TableBuild, names: Sequence[str]) -> dict[str, list[InspectedExample]]:
-    """Return the examples that some rows stand in, by row, in the order of the build."""
+def _find_row_examples(built: _TableBuild, names: Sequence[str]) -> dict[str, list[InspectedExample]]:
+    """Return the examples that contain some rows, by row, in the order of the build."""
     found: dict[str, list[InspectedExample]] = {}
-    for file in made.examples.files("examples"):
-        row_ids = made.store.table(file, ["row_ids"]).column(0).combine_chunks()
+    for file in built.examples.files("examples"):
+        row_ids = built.store.table(file, ["row_ids"]).column(0).combine_chunks()
         is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
         places = np.unique(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
         if not len(places):
             continue
-        table = made.store.table(file).take(pa.array(places))
-        for sample, own in zip(_read_examples(table, made.encoder), table.column("row_ids").to_pylist(), strict=True):
+        table = built.store.table(file).take(pa.array(places))
+        for sample, own in zip(_read_examples(table, built.encoder), table.column("row_ids").to_pylist(), strict=True):
             for row_id in dict.fromkeys(own):
                 if row_id in names:
                     found.setdefault(row_id, []).append(sample)
@@ -317,37 +324,37 @@ def _find_row_examples(made: _TableBuild, names: Sequence[str]) -> dict[str, lis
 
 @contextmanager
 def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, None, None]:
-    """Lend what the last build made if a build would reuse it; else make it in a folder that is gone afterwards."""
+    """Yield the last build's outputs if a build would reuse them; else build them in a temporary folder."""
     steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
-        placed = replace(project, store=Store(folder))
-        tokenizer_files.copy_tokenizers(project.store, placed.store)
+        scratch = replace(project, store=Store(folder))
+        tokenizer_files.copy_tokenizers(project.store, scratch.store)
         generated_source.copy_generated(
-            project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+            project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
         )
         scanned = manifest.load_current(project.store, steps[0].key)
         if scanned is not None:
-            # Files that did not move since the last build are not read again.
-            manifest.save_manifest(placed.store, scanned)
-        raw = runner.run_step(placed, steps[0], {}).manifest
-        made, store = _find_kept_outputs(project, placed, steps, raw), project.store
+            # Files that did not change since the last build are not read again.
+            manifest.save_manifest(scratch.store, scanned)
+        raw = runner.run_step(scratch, steps[0], {}).manifest
+        made, store = _find_kept_outputs(project, scratch, steps, raw), project.store
         if made is None:
-            made, store = {raw.key: raw}, placed.store
+            made, store = {raw.key: raw}, scratch.store
             for step in steps[1:]:
-                made[step.key] = runner.run_step(placed, step, {key: made[key] for key in step.inputs}).manifest
-        work = StageContext(placed.recipe, placed.store, placed.base, steps[-1].key, name, {}, LocalPool(1))
+                made[step.key] = runner.run_step(scratch, step, {key: made[key] for key in step.inputs}).manifest
+        work = StageContext(scratch.recipe, scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1))
         loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
         rows, examples = (made[step.key] for step in steps[1:])
         yield _TableBuild(store, raw, rows, examples, Encoder(loaded))
 
 
 def _find_kept_outputs(
-    project: Project, placed: Project, steps: Sequence[Step], raw: manifest.Manifest
+    project: Project, scratch: Project, steps: Sequence[Step], raw: manifest.Manifest
 ) -> dict[manifest.StageKey, manifest.Manifest] | None:
-    """Return what a build of this recipe would reuse up to the examples; None if it would make anything of it."""
+    """Return the outputs up to the examples if a build of this recipe would reuse all of them, else None."""
     made = {raw.key: raw}
     for step in steps[1:]:
-        kept = prepare.find_kept_output(project, step, {key: made[key] for key in step.inputs}, scratch=placed.store)
+        kept = prepare.find_kept_output(project, step, {key: made[key] for key in step.inputs}, scratch=scratch.store)
         if kept is None:
             return None
         made[step.key] = kept
@@ -358,7 +365,7 @@ _STAGES_TO_EXAMPLES = catalog.list_stages_up_to(tokenized_examples.STAGE)
 
 
 def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return the lines of some records, further rows that a class made of them included."""
+    """Return the rows of some records, including further rows that a format class made of one record."""
     records = pc.replace_substring_regex(table.column("row_id"), r"\.\d+$", "")
     return table.filter(pc.is_in(records, pa.array(names, pa.string())))
 
@@ -432,16 +439,16 @@ def classify_tokens(example: Mapping[str, Any]) -> list[TokenClass]:
 
 
 def split_by_class(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder) -> Iterator[TokenStretch[ClassT]]:
-    """Cut ids into stretches of one class; joined, their texts are the decoded text.
+    """Split ids into stretches of one class; their texts concatenate to the decoded text.
 
-    Each edge is where the text decoded so far ends. Decoding stretches by themselves would lose the spaces
-    that SentencePiece strips in front, and tear characters of several tokens.
+    Each boundary is the length of the text decoded so far. Decoding every stretch by itself would lose the leading
+    spaces that SentencePiece strips, and split characters that span several tokens.
     """
     text, end, written = encoder.decode(ids), 0, 0
     for kind, own in groupby(kinds):
         count = len(list(own))
         end += count
-        # A character that is not whole yet decodes to U+FFFD; it belongs to the stretch that ends it.
+        # An incomplete character decodes to U+FFFD; it belongs to the stretch that completes it.
         edge = len(text) if end == len(ids) else max(written, len(encoder.decode(ids[:end]).rstrip("\ufffd")))
         yield TokenStretch(kind, text[written:edge], count)
         written = edge
@@ -452,7 +459,7 @@ def split_by_class(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What probes show one dataset's chat template to do, and what of it a trainer should know."""
+    """Behaviour of one dataset's chat template on probes, and warnings for its user."""
 
     dataset: str
     template_digest: str
@@ -461,7 +468,7 @@ class TemplateReport:
 
 
 def report_templates(project: Project) -> list[TemplateReport]:
-    """Probe the chat template of each dataset; datasets without one are left out."""
+    """Probe the chat template of each dataset; datasets without one are skipped."""
     found: list[TemplateReport] = []
     for name, dataset in project.recipe.datasets.items():
         with _open_memory_context(project, name) as work:
@@ -469,16 +476,16 @@ def report_templates(project: Project) -> list[TemplateReport]:
             spec = tokenized_examples.resolve_renderer_spec(work, loaded)
             if spec is not None:
                 observed = Renderer(spec).contract
-                told = (
+                warnings = (
                     *list_template_warnings(observed, finish=dataset.loss.finish),
                     *_describe_prompt_mismatches(observed),
                 )
-                found.append(TemplateReport(name, digest_json(spec.text), observed, told))
+                found.append(TemplateReport(name, digest_json(spec.text), observed, warnings))
     return found
 
 
 def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
-    """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are left out."""
+    """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are skipped."""
     for name, dataset in project.recipe.datasets.items():
         with _open_memory_context(project, name) as work:
             loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
@@ -491,4 +498,4 @@ def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
 
 def _describe_prompt_mismatches(observed: TemplateBehavior) -> Iterator[str]:
     for role in find_mismatched_prompts(observed):
-        yield f"after {role}, inference prompts with {observed.prompts[role]!r}, and training text goes on otherwise"
+        yield f"after {role}, inference prompts with {observed.prompts[role]!r}, but training text continues otherwise"

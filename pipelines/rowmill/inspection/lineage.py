@@ -1,4 +1,4 @@
-"""The current outputs of a dataset, and where a row lies in them: its source, its shards, its places in the order.
+"""The current outputs of a dataset, and a row's location in them: source, shards, places in the order.
 
 What belongs here: the manifests that a trace reads, and finding rows, segments and ranks in them. What does not:
 following a row (`trace.py`) or a sequence (`sequence_trace.py`), showing either (`reports/row_view.py`).
@@ -37,7 +37,7 @@ STAGES_BACKWARDS = (
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where a row stands in its source; `problem` says why line and raw record are unknown."""
+    """A row's position in its source; `problem` explains why line and raw record are unknown."""
 
     url: str
     reader: str
@@ -49,7 +49,7 @@ class RowOrigin:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOccurrence:
-    """One time at which a sequence is shown: the rank, the step, the pass, and the row of the rank's file."""
+    """One occurrence of a sequence in training: its rank, step, pass, and row in the rank's file."""
 
     rank: int
     step: int
@@ -76,7 +76,7 @@ class SegmentLocation:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The manifests of one dataset that were made of each other, as far as there are any."""
+    """The manifests of one dataset that were built from each other, as far as they exist."""
 
     project: Project
     dataset: str
@@ -93,21 +93,21 @@ class Lineage:
         return list(inputs.number_source_parts(raw)) if raw else []
 
     def made_of(self, stage: str, index: int) -> manifest.Part | None:
-        """Return the part of `canonical_rows` or `tokenized_examples` that has the rows of a source part.
+        """Return the part of `canonical_rows` or `tokenized_examples` that was built from a source part.
 
-        None if the stage was not made.
+        None if the stage is not built.
         """
         made = self.made.get(stage)
         return made.parts[self._numbered_parts[index][0]] if made else None
 
     def table(self, stage: str, index: int, name: str, columns: Sequence[str]) -> pa.Table | None:
-        """Read columns of a file of what a stage made of a source part; None if the stage was not made."""
+        """Read columns of a file that a stage built from a source part; None if the stage is not built."""
         made = self.made_of(stage, index)
         return self.project.store.table(made.files[name], columns) if made else None
 
 
 def load_lineage(project: Project, dataset: str) -> Lineage:
-    """Load the outputs that a dataset's current shards were made of, as far as they are built."""
+    """Load the outputs that a dataset's current shards were built from, as far as they exist."""
     found: dict[str, Manifest] = {}
     for stage in STAGES_BACKWARDS:
         key = (project.recipe.name, dataset, stage)
@@ -119,7 +119,7 @@ def load_lineage(project: Project, dataset: str) -> Lineage:
 
 
 def find_origin(lineage: Lineage, part: SourcePart, at: int) -> RowOrigin:
-    """Find a record's line by reading its part; a source that changed meanwhile has no line any more."""
+    """Find a record's line by reading its part; if the source changed since, the line is unknown."""
     record = part.first_record + at
     try:
         for one in sources.read_records(part, lineage.project.base):
@@ -136,7 +136,7 @@ def filter_rows(table: pa.Table, column: str, value: object) -> list[dict[str, A
 
 
 def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[SegmentLocation], str]:
-    """Return the segments of some examples, and why they have no place in the order, if they have none."""
+    """Return the segments of some examples, and, if they are not in the order, the reason."""
     packed = lineage.made.get(packed_shards.STAGE.name)
     if packed is None:
         return [], "not packed yet"
@@ -157,7 +157,7 @@ def locate_segments(
     """Yield the segments of a sequence, each with its row's id."""
     segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
-    shows = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
+    occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
     offset = 0
     for one in sorted(filter_rows(segments, "sequence_id", sequence), key=lambda one: one["segment"]):
         place = SegmentLocation(
@@ -170,7 +170,7 @@ def locate_segments(
             offset=offset,
             shard=lineage.project.store.path(part.files["shard"].path),
             shard_row=sequence - int(part.facts["first_sequence"]),
-            showings=shows,
+            showings=occurrences,
         )
         offset += one["length"]
         yield one["row_id"], place
@@ -178,7 +178,7 @@ def locate_segments(
 
 @dataclass(frozen=True, slots=True)
 class _TrainingOrder:
-    """The order of training as far as one dataset is concerned, and the ranks' files if they are built."""
+    """The order of training for one dataset, and the ranks' files if they are built."""
 
     sequences: "np.ndarray[Any, np.dtype[np.int64]]"
     steps: "np.ndarray[Any, np.dtype[np.int64]]"
@@ -187,7 +187,7 @@ class _TrainingOrder:
     files: Mapping[int, Sequence[tuple[str, int]]]
 
     def showings(self, sequence: int) -> Iterator[SequenceOccurrence]:
-        """Yield every place at which a sequence is shown: place p is row p // W of rank p % W."""
+        """Yield every occurrence of a sequence: place p of the order is row p // W of rank p % W."""
         for place in np.flatnonzero(self.sequences == sequence).tolist():
             rank, row = place % self.world_size, place // self.world_size
             file, file_row = self._locate_file(rank, row)
@@ -202,14 +202,14 @@ class _TrainingOrder:
 
 
 def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
-    """Return the order that was made of these shards, or why there is none."""
+    """Return the order that was built from these shards, or the reason why there is none."""
     project, name = lineage.project, lineage.project.recipe.name
     splits = manifest.load_current(project.store, (name, training_splits.STAGE.name))
     packed = lineage.made[packed_shards.STAGE.name]
     if splits is None:
-        return None, "the order of training is not made yet"
+        return None, "the order of training is not built yet"
     if splits.inputs.get("/".join(packed.key)) != packed.version:
-        return None, "the order of training was made of other shards: build again"
+        return None, "the order of training was built from other shards: run rowmill build"
     table = project.store.table(splits.parts[0].files["order"])
     number = list(splits.card["datasets"]).index(lineage.dataset)
     own = table.column("dataset").to_numpy() == number

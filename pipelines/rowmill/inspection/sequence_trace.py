@@ -1,7 +1,7 @@
-"""From a place in the shards back to the rows: a sequence, its segments, and one token with its neighbours.
+"""Traces a sequence, or one of its tokens, from the shards back to the rows and sources.
 
-What belongs here: parsing a place, reading its sequence, naming the rows and the message of a token. What does not:
-the way from a row to the shards (`trace.py`), showing it (`reports/row_view.py`).
+What belongs here: parsing a place, reading its sequence, finding the rows and the message of a token. What does not:
+tracing a row to the shards (`trace.py`), showing a trace (`reports/row_view.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,9 +38,9 @@ NEIGHBOR_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One token of a sequence: `at` counts in the sequence, `in_example` in the example as tokenized.
+    """One token of a sequence: `at` is its index in the sequence, `in_example` its index in the tokenized example.
 
-    `weight` is its loss weight; null where the recipe has none.
+    `weight` is its loss weight; None if the recipe has no weights.
     """
 
     at: int
@@ -57,7 +57,7 @@ class TokenTrace:
 
 @dataclass(frozen=True, slots=True)
 class SequenceTrace:
-    """A sequence: its segments, and the origin of each; one token of it, if one was asked for."""
+    """A sequence: its segments, the origin of each, and one traced token if requested."""
 
     dataset: str
     split: str
@@ -87,8 +87,8 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     row = project.store.table(part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1).to_pylist()[0]
     if token is not None and token >= row["tokens"]:
         raise ConfigError(
-            f"--sequence {place}: the sequence has {row['tokens']} tokens, 0 to {row['tokens'] - 1} are "
-            "allowed; name one of them"
+            f"--sequence {place}: the sequence has {row['tokens']} tokens; expected a token from 0 to "
+            f"{row['tokens'] - 1}; name one of them"
         )
     numbered = {one.part_id: one for one in lineage.parts}
     origins = [find_origin(lineage, numbered[part_id], at) for part_id, at in (parse_row_id(name) for name, _ in named)]
@@ -110,7 +110,7 @@ def _parse_sequence_place(project: Project, place: str) -> tuple[str, str, int, 
     pieces = words.split("/")
     if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):
         raise ConfigError(
-            f"--sequence {place}: not DATASET/SPLIT/N or DATASET/SPLIT/N:TOKEN; such as chats/train/12:40"
+            f"--sequence {place}: expected DATASET/SPLIT/N or DATASET/SPLIT/N:TOKEN, such as chats/train/12:40"
         )
     dataset, split, sequence = pieces
     if dataset not in project.recipe.datasets:
@@ -129,15 +129,15 @@ def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) ->
         counts[part.facts["split"]] = first + count
         if part.facts["split"] == split and first <= sequence < first + count:
             return part
-    there = ", ".join(f"{name} with {format_count(count, 'sequence')}" for name, count in counts.items()) or "none"
+    splits = ", ".join(f"{name} with {format_count(count, 'sequence')}" for name, count in counts.items()) or "none"
     raise ConfigError(
-        f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {there}; "
-        "name one of these, counted from 0"
+        f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {splits}; "
+        "name one of these; sequences count from 0"
     )
 
 
 def _trace_token(lineage: Lineage, row: Mapping[str, Any], places: Sequence[SegmentLocation], at: int) -> TokenTrace:
-    """Say what one token of a sequence is, from its example."""
+    """Look up the span and message of one token of a sequence in its example."""
     place = next(one for one in places if one.offset <= at < one.offset + one.length)
     example = _load_example(lineage, place.example_id)
     in_example = place.start + at - place.offset
@@ -159,7 +159,7 @@ def _trace_token(lineage: Lineage, row: Mapping[str, Any], places: Sequence[Segm
 
 
 def _decode_neighbors(encoder: Encoder, ids: Sequence[int], at: int) -> tuple[str, str, str]:
-    """Decode a token with its neighbours, cut where the token begins and ends."""
+    """Decode a token with its neighbours; return the text before, of and after the token."""
     text = encoder.decode(ids)
     edges = [len(encoder.decode(ids[:end]).rstrip("\ufffd")) for end in (at, at + 1)]
     return text[: edges[0]], text[edges[0] : edges[1]], text[edges[1] :]
@@ -179,20 +179,20 @@ def open_shard_encoder(project: Project, dataset: str) -> Encoder:
     Raises
     ------
     IntegrityError
-        If the storage, which keeps each tokenizer that was ever used, has lost it.
+        If the storage, which keeps every tokenizer that was used, no longer has it.
 
     """
     return _open_encoder(load_lineage(project, dataset))
 
 
 def _open_encoder(lineage: Lineage) -> Encoder:
-    """Open the tokenizer that the examples were made with; the storage keeps each that was ever used."""
+    """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
     store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
         loaded = tokenizer.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
         if loaded.card.digest == wanted:
             return Encoder(loaded)
     raise IntegrityError(
-        f"{store.path('tokenizers')}: the tokenizer of these shards is gone; it is kept there by every "
-        "build; build again"
+        f"{store.path('tokenizers')}: the tokenizer of these shards is missing; every build keeps its tokenizer there; "
+        "run rowmill build"
     )

@@ -1,13 +1,13 @@
-"""Where a row went: from its source line through every stage to its places in shards, in the order and on ranks.
+"""Traces a row from its source line through every stage to its places in shards, order and ranks.
 
-What belongs here: following a row or a source line. What does not: the way back from a place in the shards
-(`sequence_trace.py`), the manifests and places that both read (`lineage.py`), and writing lineage down; the stages do
-(`segments` beside each shard, the order).
+What belongs here: following a row or a source line. What does not: tracing a place in the shards back
+(`sequence_trace.py`), the manifests and locations that both read (`lineage.py`), recording lineage, which the stages do
+(`segments` next to each shard, the order).
 
     shard ─ sequence ─ segment ─► example ─► row `<part>:<number>` ─► part of a file ─► line
-    row ─► its fate at each stage ─► examples ─► segments ─► places in the order ─► rank, step, file
+    row ─► its outcome at each stage ─► examples ─► segments ─► places in the order ─► rank, step, file
 
-Only versions that were made of each other are joined: the walk starts at the current shards and follows the
+Only versions that were built from each other are joined: the trace starts at the current shards and follows the
 inputs that each manifest names, so a half-finished rebuild cannot mix two lineages.
 """
 
@@ -42,7 +42,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """What a stage did with a row."""
+    """A row's outcome at a stage: its state in the ledger, with reason and detail."""
 
     stage: str
     state: str
@@ -52,7 +52,7 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RowTrace:
-    """A row from its source to everywhere its tokens stand; examples as `(id, tokens, trained)`."""
+    """A row from its source to every place that holds its tokens; examples as `(id, tokens, trained)`."""
 
     dataset: str
     row_id: str
@@ -64,7 +64,7 @@ class RowTrace:
 
 
 def trace_row(project: Project, row_id: str) -> list[RowTrace]:
-    """Trace a row by its id, or an example by its; a part may stand in several datasets.
+    """Trace a row by its id, or an example by its id; a part may belong to several datasets.
 
     Raises
     ------
@@ -81,26 +81,25 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
                 found.append(_make_row_trace(lineage, index, name))
     if not found:
         raise ConfigError(
-            f"{row_id}: no row of {project.recipe.name} has this id; an id as in the table rows, <part>:<number>, is "
-            f'needed; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
+            f"{row_id}: no row of {project.recipe.name} has this id; expected a row_id of the view rows, "
+            f'<part>:<number>; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
     return found
 
 
 def trace_source(project: Project, place: str) -> list[RowTrace]:
-    """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record.
+    """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record number.
 
     Raises
     ------
     ConfigError
-        If no dataset reads the file, or no record stands on the line.
+        If no dataset reads the file, or the line holds no record.
 
     """
     file, _, line = place.rpartition(":")
     if not file or not line.isdecimal():
         raise ConfigError(
-            f"--source {place}: not FILE:LINE; a file of the recipe and a line number are needed; "
-            "such as chats.jsonl:14"
+            f"--source {place}: expected FILE:LINE, a file of the recipe and a line number, such as chats.jsonl:14"
         )
     lineages = [load_lineage(project, dataset) for dataset in project.recipe.datasets]
     found: list[RowTrace] = []
@@ -126,7 +125,7 @@ def _is_source_file(project: Project, url: str, file: str) -> bool:
 
 
 def _trace_line(lineage: Lineage, index: int, part: SourcePart, line: int) -> Iterator[RowTrace]:
-    """Trace the record of a part on a line; a part begins where the one before it ends."""
+    """Trace the record on a line, if it is in this part; a part starts where the previous one ends."""
     following = next((p.first_line for p in lineage.parts[index + 1 : index + 2] if p.url == part.url), None)
     if part.first_line <= line and (following is None or line < following):
         number = next(
@@ -137,7 +136,7 @@ def _trace_line(lineage: Lineage, index: int, part: SourcePart, line: int) -> It
 
 
 def _list_record_rows(lineage: Lineage, index: int, number: int) -> list[str]:
-    """Return the ids of a record's rows: one, unless a format of one's own made more of it."""
+    """Return the ids of a record's rows: one, unless a custom format made several of it."""
     row_id = f"{lineage.parts[index].part_id}:{number}"
     ledger = lineage.table(canonical_rows.STAGE.name, index, "ledger", ("row_id",))
     if ledger is None:
@@ -155,14 +154,16 @@ def _explain_missing_record(
         guess = suggest_name(file, files)
         hint = f"did you mean {guess}?" if guess else "name one of them, or build the recipe first"
         names = ", ".join(list(files)[:10]) or "none"
-        return ConfigError(f"{file}: no dataset of {project.recipe.name} reads this file; built were {names}; {hint}")
+        return ConfigError(
+            f"{file}: no dataset of {project.recipe.name} reads this file; the build read {names}; {hint}"
+        )
     lines = [one.line for part in matching for one in sources.read_records(part, project.base)]
     before = max((one for one in lines if one < line), default=None)
     after = min((one for one in lines if one > line), default=None)
     near = " and ".join(f"line {one}" for one in (before, after) if one is not None)
     count = format_count(len(lines), "record")
     return ConfigError(
-        f"{file}:{line}: no record stands on this line; of {count} the nearest stand on {near}; name one of these"
+        f"{file}:{line}: no record on this line; of {count}, the nearest are on {near}; name one of these"
     )
 
 
@@ -193,23 +194,23 @@ def _iterate_stage_outcomes(lineage: Lineage, index: int, row_id: str) -> Iterat
     for file in packed.files("left_out") if packed else ():
         for one in filter_rows(lineage.project.store.table(file), "row_id", row_id):
             share = f"{one['tokens']} of {format_count(one['of_tokens'], 'token')}"
-            detail = f"{share} of {one['example_id']} stand in no sequence"
+            detail = f"{share} of {one['example_id']} are in no sequence"
             yield StageOutcome(packed_shards.STAGE.name, one["state"], one["reason"], detail)
 
 
 def _iterate_row_examples(lineage: Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the examples that a row stands in; of records, these are all that name it."""
+    """Yield the examples that contain a row; for a records dataset, all examples that name it."""
     columns = ("row_ids", "example_id", "tokens", "trained_tokens")
     for file in find_example_files(lineage, index):
         table = lineage.project.store.table(file, columns)
         rows = table.column("row_ids").combine_chunks()
         found = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
-        mine = table.take(pa.array(np.unique(pc.list_parent_indices(rows).to_numpy()[found])))
-        yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in mine.to_pylist())
+        matching = table.take(pa.array(np.unique(pc.list_parent_indices(rows).to_numpy()[found])))
+        yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist())
 
 
 def find_example_files(lineage: Lineage, index: int) -> list[File]:
-    """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
+    """Return the files of examples that may hold a source part's rows: the part's, or all where examples mix parts."""
     made = lineage.made_of(tokenized_examples.STAGE.name, index)
     if made is None:
         return []

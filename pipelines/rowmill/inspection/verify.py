@@ -1,10 +1,11 @@
-"""Every check on what is current, and on request every byte of it read again.
+"""Runs every check on the current outputs, and on request reads every byte of them again.
 
-What belongs here: going over a recipe's stages, and comparing files with their manifests. What does not: the
-checks (`catalog.py`), showing what was found (`reports/console.py`).
+What belongs here: iterating over a recipe's stages, and comparing files with their manifests. What does not: the
+checks (`catalog.py`), showing results (`reports/console.py`).
 
-A build compares the digest of what it reads, and reads only what it needs; this reads all. Damage is collected, not
-raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.
+A build compares the digest of what it reads, and reads only what it needs; a deep verification reads everything. Damage
+is collected, not raised, so that one run reports all of it. `discard_damage` removes damaged files and all that was
+built from them.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from rowmill.schema.manifest import File, Manifest
 
 @dataclass(frozen=True, slots=True)
 class StageVerification:
-    """One stage: its current output if it has one, the results on it, and what is damaged.
+    """One stage: its current output if it is built, its check results, and its damage.
 
-    `files` and `size_bytes` say how much a deep reading read.
+    `files` and `size_bytes` count what a deep verification read.
     """
 
     step: Step
@@ -37,16 +38,16 @@ class StageVerification:
     files: int = 0
     size_bytes: int = 0
     disagreements: tuple[str, ...] = ()
-    """Results on which Great Expectations decides otherwise."""
+    """Results that Great Expectations contradicts."""
 
     @property
     def fails(self) -> bool:
-        """Tell whether nothing may be built on this."""
+        """Return whether later stages must not build on this output."""
         return bool(self.damage or self.disagreements) or any(result.blocking for result in self.results)
 
 
 def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
-    """Judge the current output of every stage; with `deep`, compare its files with their digests and content hashes.
+    """Run the checks on the current output of every stage; with `deep`, compare its files' digests and content hashes.
 
     Raises
     ------
@@ -57,7 +58,7 @@ def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
     checked = [_verify_step(project, step, deep=deep) for step in steps.plan_steps(project)]
     if all(one.manifest is None for one in checked):
         raise IntegrityError(
-            f"{project.recipe.name}: nothing is built in {project.store.path('')}; something built is needed; "
+            f"{project.recipe.name}: nothing is built in {project.store.path('')}; verify reads an existing build; "
             f"run `rowmill build {project.recipe.name}`, or name another --root"
         )
     return checked
@@ -74,14 +75,14 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
     damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
-    # What is damaged has no content that could be compared.
+    # Content is compared only if the files are intact.
     find = step.stage.find_content_damage
-    said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return StageVerification(step, made, results, said, tuple(damage), len(files), size, differences)
+    sentences = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
+    return StageVerification(step, made, results, sentences, tuple(damage), len(files), size, differences)
 
 
 def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
-    """Return a sentence for each file that is not what was written, by its path."""
+    """Return a message for each file whose bytes differ from its manifest, by path."""
     found: dict[str, str] = {}
     for file in files:
         try:
@@ -92,12 +93,12 @@ def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
 
 
 def discard_damage(project: Project, checked: Sequence[StageVerification]) -> list[str]:
-    """Remove damaged files, and every version that was made of one; the next build makes all of it again.
+    """Remove damaged files, and every version built from one; the next build makes them again.
 
-    Tables of statistics are made of versions, not versions of them: of these only the file goes.
+    No version is built from tables of statistics, so of these only the damaged file is removed.
 
-    A build that reads a damaged file notices, but one of an older version of rowmill did not: its outputs may be as
-    wrong as what they were made of. What trainers open is taken away with its ranks. Returns a line per version.
+    A build notices a damaged input, but older versions of rowmill did not: their outputs may be as wrong as their
+    inputs. Files that trainers open are removed with their version of the ranks. Returns a line per version.
     """
     store = project.store
     suspect: set[tuple[str, str]] = set()
@@ -111,7 +112,7 @@ def discard_damage(project: Project, checked: Sequence[StageVerification]) -> li
             elif suspect & set(made.inputs.items()):
                 suspect.add((name, made.version))
                 manifest.remove_version(store, made)
-                lines.append(f"{name}: version {made.version[:12]} removed, it was made of what is damaged")
+                lines.append(f"{name}: version {made.version[:12]} removed: it was built from damaged files")
         for path in one.damaged:
             store.remove(path)
     return lines

@@ -262,7 +262,7 @@ def _render_source_section() -> Iterator[str]:
     yield from (
         f"## {FAMILIES['source']}",
         "",
-        "One of these kinds; `kind` may be left out, since `train_urls` or `id` tells.",
+        "One of these kinds; `kind` may be omitted, since `train_urls` or `id` implies it.",
         "",
     )
     for model in list_kinds(sources.Source):

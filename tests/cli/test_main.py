@@ -323,7 +323,7 @@ def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.C
 
 def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["sql", "select * from row", built.recipe]) == main.WRONG
-    assert "there are the views builds, findings" in capsys.readouterr().err
+    assert "the views are builds, findings" in capsys.readouterr().err
 
 
 def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

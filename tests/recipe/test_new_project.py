@@ -167,7 +167,7 @@ def test_missing_data_is_an_error_and_nothing_is_written(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "no record can be read at its beginning"), ('{"turns": ["a"]}\n', r"no known format .*columns: turns")],
+    [("", "no record could be read from its start"), ('{"turns": ["a"]}\n', r"no known format .*columns: turns")],
 )
 def test_file_that_cannot_be_guessed_is_an_error(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")

@@ -59,7 +59,7 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
     text = _refusal({"format": {"kind": "chat", "overlong": "drop"}, "truncation": {"overlong": "drop"}})
 
     assert text == (
-        "configs/demo.yaml: datasets.a: overlong stands in format and in truncation; once is allowed; "
+        "configs/demo.yaml: datasets.a: overlong is set in format and in truncation; only one is allowed; "
         "delete it from format"
     )
 
@@ -88,8 +88,8 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"gates": {"waivers": [{"law": "rejects", "dataset": "b", "at_most": 1, "reason": "known and counted"}]}},
          "gates.waivers: 'b' is not a dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),
-        ({}, {"cache_dir": "gs://b/c"}, "configs/demo.yaml: cache_dir: a recipe holds what decides the bytes"),
-        ({"cache_dir": "gs://b/c"}, {}, "datasets.a: cache_dir: a recipe holds what decides the bytes"),
+        ({}, {"cache_dir": "gs://b/c"}, "configs/demo.yaml: cache_dir: a recipe holds only what decides the bytes"),
+        ({"cache_dir": "gs://b/c"}, {}, "datasets.a: cache_dir: a recipe holds only what decides the bytes"),
         ({}, {"datasets": {}}, "datasets: dictionary should have at least 1 item"),
         ({}, {"name": "x"}, "name: the file's name is the recipe's name"),
     ],

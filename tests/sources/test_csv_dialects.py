@@ -65,7 +65,7 @@ def test_delimiter_asked_for_that_leaves_one_column_of_several_is_refused(tmp_pa
 def test_header_that_two_delimiters_part_is_a_question_to_the_user(tmp_path: Path) -> None:
     content = b"name;price, EUR;size\nx;1,5;3\ny;2,5;4\n"
 
-    with pytest.raises(SchemaError, match=r"has 2 columns with ',', 3 columns with ';'; one delimiter must be meant"):
+    with pytest.raises(SchemaError, match=r"has 2 columns with ',', 3 columns with ';'; only one can be the delimiter"):
         scanned(tmp_path, content)
     assert scanned(tmp_path, content, delimiter=";").delimiter == ";"
 
@@ -81,13 +81,13 @@ def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_fi
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "\n"])
 def test_delimiter_that_is_not_one_character_is_refused(delimiter: str) -> None:
-    with pytest.raises(ValueError, match="one character that ends no line"):
+    with pytest.raises(ValueError, match="expected one character other than a line end"):
         Files(train_urls=["a.csv"], delimiter=delimiter)
 
 
 @pytest.mark.parametrize("option", ["delimiter", "quote"])
 def test_dialect_of_files_that_have_none_is_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}: is of CSV and TSV files, and no URL names one"):
+    with pytest.raises(ValueError, match=f"{option}: applies to CSV and TSV files only, and no URL names one"):
         Files.model_validate({"train_urls": ["a.jsonl"], option: ";"})
     Files.model_validate({"train_urls": ["folder/"], option: ";"})
 

@@ -119,7 +119,7 @@ def test_value_of_a_json_file_that_is_too_long_is_one_reject(tmp_path: Path) -> 
 def test_record_of_many_lines_of_csv_that_is_too_long_is_one_reject(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\na\n"b\n' + "b\n" * 2000 + '"\nc\n')
 
-    with pytest.raises(SourceError, match=r"a quoted cell begins in this record .* source\.limits\.max_record_bytes; "):
+    with pytest.raises(SourceError, match=r"a quoted cell starts in this record .* source\.limits\.max_record_bytes; "):
         records(tmp_path / "a.csv", max_record_bytes=LIMIT)
 
 

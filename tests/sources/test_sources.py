@@ -563,7 +563,7 @@ def test_text_that_cannot_be_held_is_an_error_that_says_the_limit(
 
 @pytest.mark.parametrize("urls", [["a.jsonl"], ["a.{csv,parquet.zst}"]])
 def test_sample_by_without_a_text_file_is_refused(urls: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"sample_by: line cuts \.txt files, and no URL names one"):
+    with pytest.raises(ConfigError, match=r"sample_by: line applies to \.txt files only, and no URL names one"):
         validate_options(Holder, {"source": {"train_urls": urls, "sample_by": "line"}}, "datasets.x")
     for other in ("a.txt.gz", "data/", "data/*"):
         assert Files(train_urls=[*urls, other], sample_by="line").sample_by == "line"

@@ -150,12 +150,12 @@ def test_source_before_anything_was_generated_says_what_to_run(trained: Road) ->
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ({"synthetic": synthetic("synthetic")}, r"synthetic\.source\.generated: 'synthetic' is no other dataset"),
-        ({"synthetic": synthetic("nothing")}, "'nothing' is no other dataset of this recipe .* there is rows"),
-        ({"a": synthetic("b"), "b": synthetic("a")}, "'b' is no other dataset"),
-        ({"synthetic": {**synthetic("rows"), "format": CHAT}}, "holds records of a table, and format.kind is chat"),
+        ({"synthetic": synthetic("synthetic")}, r"synthetic\.source\.generated: 'synthetic' is not another dataset"),
+        ({"synthetic": synthetic("nothing")}, "'nothing' is not another dataset of this recipe .* there is rows"),
+        ({"a": synthetic("b"), "b": synthetic("a")}, "'b' is not another dataset"),
+        ({"synthetic": {**synthetic("rows"), "format": CHAT}}, "holds records of a table, but format.kind is chat"),
         ({"synthetic": synthetic("rows", stage="packed_shards")}, r"source\.stage"),
-        ({"synthetic": synthetic("a/b/c")}, "'a/b/c' names no dataset; allowed are dataset and recipe/dataset"),
+        ({"synthetic": synthetic("a/b/c")}, "expected DATASET or RECIPE/DATASET, got 'a/b/c'"),
     ],
 )
 def test_source_that_nothing_is_generated_for_is_a_config_error(

@@ -202,7 +202,7 @@ def test_number_beyond_all_rows_is_refused(tmp_path: Path) -> None:
 def test_number_beside_another_way_to_hold_out_is_refused(
     tmp_path: Path, groups: dict[str, Any], source: dict[str, Any] | None
 ) -> None:
-    with pytest.raises(ConfigError, match="one of the two may say what is held out"):
+    with pytest.raises(ConfigError, match="only one of the two can decide which rows are held out"):
         _ = one(tmp_path, 1, groups, source).project
 
 

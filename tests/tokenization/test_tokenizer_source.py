@@ -168,7 +168,10 @@ def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
     ("tokenizer", "words"),
     [
         ({"name": "tokenizer", "revision": "main"}, "only names on the hub have revisions; delete it"),
-        ({"name": "tokenizer", "content": "0"}, r"road\.yaml: tokenizer\.content: it is read from the folder's files"),
+        (
+            {"name": "tokenizer", "content": "0"},
+            r"road\.yaml: tokenizer\.content: it is computed from the folder's files",
+        ),
         ({"name": "tokenizer", "revisio": "main"}, r"tokenizer\.revisio: unknown key; .*; did you mean revision\?"),
         ({"revision": "main"}, r"tokenizer\.name: is missing"),
         (3, r"tokenizer: must be a string; got 3, which is an integer"),

@@ -1,7 +1,7 @@
 """One dataset of a recipe: its source, its kind and its option groups, checked together.
 
-What belongs here: composing the groups. What does not: an option or a check of one kind
-(`formats/`), what the recipe's mapping fills in (`defaults.py`).
+What belongs here: composing the groups. What does not: an option or a check of one kind (`formats/`), the defaults that
+a recipe's mapping fills in (`defaults.py`).
 """
 
 from pydantic import model_validator
@@ -22,24 +22,24 @@ from rowmill.sources import GeneratedSource, Source
 
 
 class Dataset(Config):
-    """One dataset: where its rows come from and what is done to them on the way to packed sequences."""
+    """One dataset: the source of its rows, and how they become packed sequences."""
 
     source: Source
-    """Where the raw records are."""
+    """Location of the raw records."""
     format: Format = Auto()
     """How a record's own columns become a row."""
     reasoning: Reasoning = Reasoning()
-    """Where reasoning is found, and what becomes of it."""
+    """Where reasoning is found, and how it is handled."""
     tools: Tools = Tools()
-    """Where tools are found, and in which form calls reach the template."""
+    """Where tools are found, and the form in which the template receives calls."""
     template: Template = Template()
-    """The chat template and what is asked of it."""
+    """The chat template, its arguments and how its masks are made."""
     loss: Loss = Loss()
-    """Which tokens train."""
+    """Which tokens are trained."""
     truncation: Truncation = Truncation()
-    """What happens to rows longer than the context."""
+    """How rows longer than the context are shortened."""
     filters: Filters = Filters()
-    """Rows left out on purpose."""
+    """Which rows are left out on purpose."""
     splits: Splits = Splits()
     """Which rows are held out."""
     packing: Packing = Packing()
@@ -47,7 +47,7 @@ class Dataset(Config):
 
     @model_validator(mode="after")
     def _require_packable_rows(self) -> "Dataset":
-        """Refuse a way of packing that the kind's rows cannot take, before a row is read."""
+        """Refuse a packing strategy that the kind's rows do not support, before a row is read."""
         self.packing.strategy_for(self.row_kind)
         return self
 
@@ -55,8 +55,8 @@ class Dataset(Config):
     def _require_records_format(self) -> "Dataset":
         if isinstance(self.source, GeneratedSource) and not self.format.IS_TABLE:
             raise ValueError(
-                f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
-                f"{self.format.kind}; records is needed; set format: {{kind: records}}"
+                f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
+                f"{self.format.kind}; expected records; set format: {{kind: records}}"
             )
         return self
 
@@ -67,12 +67,12 @@ class Dataset(Config):
 
     @property
     def row_kind(self) -> RowKind:
-        """What most of its rows are."""
+        """The kind of most of its rows."""
         return self.format.ROW_KIND
 
     @property
     def keeps_non_finite(self) -> bool:
-        """Whether NaN and infinity of typed sources are values of its rows: records have texts for them."""
+        """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
         return self.format.IS_TABLE
 
     @property
@@ -83,13 +83,13 @@ class Dataset(Config):
 
 
 def has_generation(dataset: Dataset) -> bool:
-    """Tell whether a model's records are parsed for a dataset that has data of its own."""
+    """Return whether generated records are parsed for a dataset that has training data."""
     table = dataset.format.as_table()
     return table is not None and table.generation is not None and not isinstance(dataset.source, GeneratedSource)
 
 
 def summarize_dataset(dataset: Dataset) -> DatasetSummary:
-    """Return what decides which exports a dataset can go into."""
+    """Return the facts that decide which exports can hold a dataset."""
     return DatasetSummary(
         kind=dataset.row_kind,
         is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",

@@ -1,7 +1,7 @@
-"""What a recipe's mapping may leave out or write elsewhere: defaults, aliases, a group's options under `format`.
+"""Completes a recipe's mapping: defaults, aliases, options of groups that are written under `format`.
 
-What belongs here: completing the mapping of a dataset before it is validated. What does not: the options'
-own defaults, which their classes have.
+What belongs here: completing a dataset's mapping before it is validated. What does not: the options' own defaults,
+which are in their classes.
 """
 
 from collections.abc import Mapping
@@ -22,24 +22,25 @@ FIELD_ALIASES = {"max_seq_len": "max_length"}
 
 
 _CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
-"""What other projects call where and how tokens are kept; here they are found by the digest of what decides them."""
+"""Cache options of other projects; rowmill finds stored tokens by the digest of everything that decides them."""
 
 
 def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
     for name in _CACHE_OPTIONS:
         if name in raw:
             raise ConfigError(
-                f"{at}: {name}: a recipe holds what decides the bytes, and this decides none; the storage root is "
-                "--root or ROWMILL_STORE, workers are execution.workers; delete it"
+                f"{at}: {name}: a recipe holds only what decides the bytes, and this does not; set the storage root "
+                "with "
+                "--root or ROWMILL_STORE, and workers with execution.workers; delete it"
             )
 
 
 def resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
-    """Move options that other tools keep at the top of a recipe to their groups."""
+    """Move options that other tools place at the top level into their groups."""
     _refuse_cache(raw, where)
     if "configs" in raw:
         if "datasets" in raw:
-            raise ConfigError(f"{where}: configs and datasets are the same key; only one may stand; delete configs")
+            raise ConfigError(f"{where}: configs and datasets are the same key; only one is allowed; delete configs")
         raw["datasets"] = raw.pop("configs")
     moves = {"chat_template": ("template", "chat_template"), "enforce_eos": ("format", "add_eos"),
              "ignore_token_id": ("packing", "ignore_token_id")}  # fmt: skip
@@ -54,7 +55,7 @@ def resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
 
 
 def check_defaults(defaults: Mapping[str, Any], where: str) -> None:
-    """Refuse a group or option of `defaults` that no dataset has."""
+    """Refuse an unknown group or option of `defaults`."""
     for group, values in defaults.items():
         if group != "format" and group not in OPTION_GROUPS:
             raise ConfigError(
@@ -72,7 +73,7 @@ def check_defaults(defaults: Mapping[str, Any], where: str) -> None:
 
 
 def _check_default_format(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
+    """Refuse a key that no kind of format has: every dataset would silently ignore it."""
     known = {"kind", *(name for kind in KINDS.values() for name in kind.list_fields())}
     for name in values:
         if name in known:
@@ -105,12 +106,12 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     if registered is not None:
         if "class" in options:
             raise ConfigError(
-                f"{at}.format: {written} is registered for {registered}; its class is known; delete class"
+                f"{at}.format: {written} is registered for {registered}, which sets the class; delete class"
             )
         options["class"] = registered
     kind = KINDS.get(options["kind"])
     if kind is None:
-        # The union of kinds names those that there are.
+        # Validation by the union of kinds lists the known ones.
         return raw | {"format": options}
     options, read = kind.complete_options(options, base, f"{at}.format")
     _move_flat_options(options, raw, kind, read, at)
@@ -129,7 +130,7 @@ def _insert_group_defaults(
     defaults: Mapping[str, Any],
     at: str,
 ) -> None:
-    """Fill in a dataset's groups: its own value, else that of `defaults`, else the kind's default."""
+    """Fill in a dataset's groups: its own value, else the one of `defaults`, else the kind's default."""
     of_kind = kind.select_group_defaults(options, raw)
     for group in OPTION_GROUPS:
         if group in raw and group not in read:
@@ -141,7 +142,7 @@ def _insert_group_defaults(
             unread = kind.FIELDS_NOT_READ.get(group, frozenset())
             own = raw.get(group, {})
             if group == "splits" and "boundaries" in own:
-                # A dataset that cuts in time at boundaries of its own takes no shares from the others.
+                # A dataset with its own time boundaries inherits no shares.
                 unread |= {"validation", "test"}
             raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
         if group in of_kind and isinstance(raw.get(group, {}), dict):
@@ -149,7 +150,7 @@ def _insert_group_defaults(
 
 
 def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> None:
-    """Refuse an option that the dataset's kind would read over."""
+    """Refuse an option that the dataset's kind would ignore."""
     for group, names in kind.FIELDS_NOT_READ.items():
         given: object = raw.get(group, {})
         for name in sorted(names & set(given)) if isinstance(given, dict) else ():
@@ -161,7 +162,7 @@ def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> 
 
 
 def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
-    """Take the validation share from datasets whose validation is given by number, unless they say their own."""
+    """Set the validation share to 0 for datasets with a number of validation sequences, unless they set their own."""
     mixture: object = raw.get("mixture")
     given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
     numbers: object = given.get("num_validation_sequences")
@@ -175,7 +176,9 @@ def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
     for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
         if alias in options:
             if name in options:
-                raise ConfigError(f"{at}.format: {alias} is another name of {name}; only one may stand; delete {alias}")
+                raise ConfigError(
+                    f"{at}.format: {alias} is another name of {name}; only one is allowed; delete {alias}"
+                )
             options[name] = options.pop(alias)
     return options
 
@@ -183,7 +186,7 @@ def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
 def _move_flat_options(
     options: dict[str, Any], raw: dict[str, Any], kind: type[DatasetKind], read: frozenset[str], at: str
 ) -> None:
-    """Move options that belong to a group out of `format`, where other tools keep them."""
+    """Move options of a group out of `format`, where other tools place them."""
     own = kind.list_fields()
     for field in [key for key in options if key not in own]:
         homes = [group for group in OPTION_GROUPS if group in read and field in OPTION_GROUPS[group].model_fields]
@@ -194,5 +197,7 @@ def _move_flat_options(
         if not isinstance(into, dict):
             continue
         if field in into:
-            raise ConfigError(f"{at}: {field} stands in format and in {group}; once is allowed; delete it from format")
+            raise ConfigError(
+                f"{at}: {field} is set in format and in {group}; only one is allowed; delete it from format"
+            )
         raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}

@@ -1,6 +1,6 @@
 """How a recipe is run: nothing here changes a byte of the output.
 
-What belongs here: options that never enter a fingerprint. What does not: everything else of a recipe (`recipe.py`).
+What belongs here: options that never enter a fingerprint. What does not: all other options (`recipe.py`).
 """
 
 from typing import Literal
@@ -11,22 +11,22 @@ from rowmill.core.config import Config
 
 
 class Execution(Config):
-    """How a recipe is run: nothing here changes a byte, and nothing here enters a fingerprint."""
+    """How a recipe is run; no option here changes a byte or enters a fingerprint."""
 
     workers: int = Field(default=0, ge=0)
     """Number of worker processes; 0 is one per core."""
     cron: str = "0 2 * * *"
-    """When the nightly rebuild runs, in UTC."""
+    """Cron expression of the nightly rebuild, in UTC."""
     schedule_on: bool = False
-    """Whether the nightly rebuild is on when the location is first loaded."""
+    """Whether the nightly schedule is on when Dagster first loads it."""
     watch_sources: bool = False
-    """Whether a sensor rebuilds when source files have changed and settled."""
+    """Whether a sensor rebuilds after source files changed and then stayed unchanged for one tick."""
     automation: Literal["off", "on_change"] = "off"
-    """Whether assets materialize themselves when what they read has changed."""
+    """Whether Dagster materializes assets automatically when their inputs have changed."""
     run_executor: Literal["in_process", "multiprocess"] = "in_process"
-    """How Dagster runs a job's steps; workers parallelise inside a stage either way."""
+    """How Dagster runs a job's steps; workers run in parallel inside a stage either way."""
     overdue_hours: float | None = Field(default=None, gt=0)
-    """Hours without a build after which Dagster shows the order of training as overdue; null is never."""
+    """Hours without a build after which Dagster shows `training_splits` as overdue; null: never."""
     owners: tuple[str, ...] = ()
     """Owners shown in Dagster: e-mail addresses or `team:name`."""
     reports_url: str | None = None

@@ -1,14 +1,14 @@
 """A format guessed from a dataset's first records, with the evidence for it.
 
-What belongs here: which `format` options a new recipe gets, and why. What does not: reading data (`sources/`), writing
-the recipe (`new_project.py`), and `kind: auto`, which decides record by record while a dataset is built.
+What belongs here: choosing the `format` options of a new recipe, with the reasons. What does not: reading data
+(`sources/`), writing the recipe (`new_project.py`), and `kind: auto`, which decides record by record during a build.
 
-    a list of messages, under whatever column    chat
+    a list of messages, under any column name    chat
     instruction and output; a prompt, a response supervised
     one column of text                           text
     columns of single values                     records
 
-A guess is a proposal that people read, so nothing here reaches a fingerprint.
+A guess is a proposal for a person to review, so nothing here reaches a fingerprint.
 """
 
 from collections import Counter
@@ -29,22 +29,22 @@ PAIR_COLUMNS = (
     *(("question", "response"), ("instruction", "output"), ("instruction", "response"), ("query", "response")),
     *(("input", "output"), ("inputs", "targets"), ("source", "target"), ("prompt", "output")),
 )
-"""Columns that hold a prompt and its response, the likeliest first."""
+"""Columns that hold a prompt and its response, the most likely first."""
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content")
-"""Columns that hold a document, the likeliest first."""
+"""Columns that hold a document, the most likely first."""
 
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 
 
 @dataclass(frozen=True, slots=True)
 class FormatGuess:
-    """Options of `format`, and what speaks for them; `evidence` is sentences without a value of the data."""
+    """Options of `format` and the evidence for them; `evidence` quotes no value of the data."""
 
     options: Mapping[str, Any]
     evidence: Sequence[str]
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Each column with its commonest type."""
+    """Most common type of each column."""
 
     @property
     def uses_template(self) -> bool:
@@ -53,7 +53,7 @@ class FormatGuess:
 
 
 def guess_format(records: Sequence[Mapping[str, Json]]) -> FormatGuess | None:
-    """Return the format that most of some records have; None: no known shape fits them."""
+    """Return the format of the majority of some records, or None if no known shape fits them."""
     columns = _describe_columns(records)
     guess = (
         _guess_chat(records)
@@ -106,7 +106,7 @@ def _make_chat_guess(
 
 
 def _is_answered_conversation(value: Json) -> bool:
-    """Tell whether a value is a list of messages of which the model speaks one: prompts alone train nothing."""
+    """Return whether a value is a list of messages with an assistant message: prompts alone train nothing."""
     if not is_list(value) or not all(map(is_mapping, value)):
         return False
     roles = [next((one[key] for key in _ROLE_KEYS if key in one), None) for one in value]

@@ -1,7 +1,7 @@
-"""A new project in a folder: a recipe written from the user's data, the workspace file, the lines for git.
+"""Creates a project in a folder: a recipe for the user's data, workspace.yaml, .gitignore.
 
-What belongs here: finding the datasets among the given files, and the text of what is written. What does not: guessing
-a format (`format_guess.py`), and printing (`cli/`). A file that exists is never overwritten.
+What belongs here: finding the datasets among the given files, and the text of the written files. What does not:
+guessing a format (`format_guess.py`), and printing (`cli/`). An existing file is never overwritten.
 
     configs/<name>.yaml     the recipe
     workspace.yaml          what `rowmill ui` and `dagster dev` load
@@ -26,10 +26,10 @@ from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES
 from rowmill.sources.files import Files, find_files, read_first_records
 
 DEFAULT_DATA = "data"
-"""The folder that is looked at where no data is named."""
+"""The folder that is read if no data is named."""
 
 RECORDS_LOOKED_AT = 200
-"""Records of a file that a guess is made from."""
+"""Records of a file that the guess is based on."""
 
 COLUMNS_SHOWN = 40
 """Columns of a dataset that the recipe's comment lists."""
@@ -40,12 +40,12 @@ load_from:
   - python_module: {module_name: dagster_rowmill.definitions, location_name: rowmill}
 """
 IGNORED = (".rowmill/", ".dagster/")
-"""What a build and Dagster write beside configs/."""
+"""What a build and Dagster write next to configs/."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewProject:
-    """What was written, and what was there already and is left alone, with the lines that it lacks."""
+    """The written files, and the existing files that were kept, with the lines that they lack."""
 
     recipe: Path
     written: Sequence[Path]
@@ -75,14 +75,14 @@ def create_project(
     tokenizer: str,
     seq_len: int,
 ) -> NewProject:
-    """Write a recipe of some data into a folder's configs/, and what else a project needs.
+    """Write a recipe for some data into a folder's configs/, and the other files of a project.
 
-    `data` are files, folders, globs or URLs; relative ones start at `folder`.
+    `data` are files, folders, globs or URLs; relative paths are resolved against `folder`.
 
     Raises
     ------
     ConfigError
-        If there is no data, no format fits it, the name cannot be one, or the recipe exists.
+        If there is no data, no format fits it, the name is invalid, or the recipe exists.
     SourceError
         If data is missing or unreadable.
 
@@ -104,12 +104,12 @@ def create_project(
 
 
 def _list_missing_lines(path: Path) -> Sequence[str]:
-    """Return what a file that was there already lacks of a project's."""
+    """Return the lines of a project's file that an existing file lacks."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.name == "workspace.yaml":
         return [] if "dagster_rowmill" in text else WORKSPACE.splitlines()[-1:]
-    given = {line.strip().strip("/") for line in text.splitlines()}
-    return [line for line in IGNORED if line.rstrip("/") not in given]
+    present = {line.strip().strip("/") for line in text.splitlines()}
+    return [line for line in IGNORED if line.rstrip("/") not in present]
 
 
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
@@ -118,8 +118,9 @@ def _list_missing_lines(path: Path) -> Sequence[str]:
 def _require_default_data(folder: Path) -> str:
     if not (folder / DEFAULT_DATA).is_dir():
         raise ConfigError(
-            f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; a file, folder, glob or URL "
-            f"of {join_choices(FORMATS_BY_SUFFIX)} is needed; run rowmill init FILE"
+            f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; expected a file, folder, "
+            "glob "
+            f"or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
         )
     return DEFAULT_DATA
 
@@ -127,27 +128,27 @@ def _require_default_data(folder: Path) -> str:
 def _require_unused(recipe: Path) -> None:
     if recipe.exists():
         raise ConfigError(
-            f"{recipe}: exists already, and init overwrites nothing; a new recipe needs a name of its own; add --name, "
+            f"{recipe}: exists already, and init overwrites nothing; a new recipe needs an unused name; add --name, "
             "or delete the file"
         )
     taken = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
     if recipe.stem in taken:
         raise ConfigError(
-            f"{taken[recipe.stem]}: is a recipe of this name already; names of recipes must differ; add --name"
+            f"{taken[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
         )
 
 
 def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
     found: list[_FoundDataset] = []
-    for given in data:
-        found += _find_datasets_of(folder, given, {one.name for one in found})
+    for argument in data:
+        found += _find_datasets_of(folder, argument, {one.name for one in found})
     return found
 
 
-def _find_datasets_of(folder: Path, given: str, taken: set[str]) -> list[_FoundDataset]:
-    """Return the datasets of one argument: files whose format and columns are alike are one dataset."""
+def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
+    """Return the datasets of one argument: files with equal format and columns form one dataset."""
     alike: dict[str, tuple[FormatGuess, list[str], list[int]]] = {}
-    for file in find_files(Files(train_urls=[given]), folder):
+    for file in find_files(Files(train_urls=[argument]), folder):
         records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
         guess = _require_guess(file.url, records)
         key = json.dumps([dict(guess.options), sorted(guess.columns)])
@@ -156,23 +157,26 @@ def _find_datasets_of(folder: Path, given: str, taken: set[str]) -> list[_FoundD
         counts.append(len(records))
     datasets: list[_FoundDataset] = []
     for guess, urls, counts in alike.values():
-        whole = len(alike) == 1 and len(urls) > 1
-        name = _choose_name(given if whole and not _has_glob(given) else urls[0], taken)
+        is_whole_argument = len(alike) == 1 and len(urls) > 1
+        name = _choose_name(argument if is_whole_argument and not _has_glob(argument) else urls[0], taken)
         taken.add(name)
-        patterns = [_shorten_url(given, folder)] if whole else urls
+        patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
         datasets.append(_FoundDataset(name, patterns, counts[0], guess))
     return datasets
 
 
 def _require_guess(url: str, records: Sequence[Mapping[str, Json]]) -> FormatGuess:
     if not records:
-        raise ConfigError(f"{url}: no record can be read at its beginning; a file with records is needed; look at it")
+        raise ConfigError(
+            f"{url}: no record could be read from its start; expected a file with records; check the file"
+        )
     guess = guess_format(records)
     if guess is None:
         columns = ", ".join(dict.fromkeys(name for record in records for name in record)) or "none"
         raise ConfigError(
-            f"{url}: no known format fits its records (columns: {columns}); messages with an answer, a prompt and a "
-            "response, text, or rows of single values are needed; convert the file, or write a rowmill.RowFormat"
+            f"{url}: no known format fits its records (columns: {columns}); expected messages with an answer, a "
+            "prompt and "
+            "a response, text, or rows of single values; convert the file, or write a rowmill.RowFormat"
         )
     return guess
 
@@ -182,7 +186,7 @@ def _has_glob(url: str) -> bool:
 
 
 def _shorten_url(url: str, folder: Path) -> str:
-    """Return a local path below the project as relative to it: the project can then be moved."""
+    """Return a local path inside the project relative to it, so that the project can be moved."""
     if "://" in url or not os.path.isabs(url):
         return url
     relative = os.path.relpath(url, folder.resolve())
@@ -199,7 +203,7 @@ def _choose_name(url: str, taken: set[str]) -> str:
 
 
 def _make_name(text: str) -> str:
-    """Return letters, digits and underscores of a text, beginning with a letter, as names in a recipe need them."""
+    """Turn a text into a valid recipe name: letters, digits and underscores, starting with a letter."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:60]
     return name if name[:1].isalpha() else f"data_{name}".rstrip("_")
 
@@ -208,7 +212,7 @@ def _make_name(text: str) -> str:
 
 
 def _lacks_template(folder: Path, tokenizer: str) -> bool:
-    """Tell whether a tokenizer is a local folder without a chat template; of a name nothing is known here."""
+    """Return whether a tokenizer is a local folder without a chat template; False for a name on the hub."""
     at = folder / tokenizer
     if not at.is_dir() or (at / "chat_template.jinja").exists() or (at / "chat_template.json").exists():
         return False
@@ -218,10 +222,10 @@ def _lacks_template(folder: Path, tokenizer: str) -> bool:
 
 def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: int, *, needs_template: bool) -> str:
     lines = [
-        "# Written by `rowmill init` from the first records of the data. Read the guesses, then change what you like:",
+        "# Written by `rowmill init` from the first records of the data. Review the guesses and edit them as needed:",
         "# `rowmill inspect` shows the rows as the model will see them.",
         f"tokenizer: {_render_value(tokenizer)}  # a folder, or a name on the Hugging Face hub: that of your model",
-        f"seq_len: {seq_len}  # `rowmill stats` says what another length would cut off",
+        f"seq_len: {seq_len}  # `rowmill stats` shows the effect of other lengths",
         "datasets:",
     ]
     for one in datasets:
@@ -248,7 +252,7 @@ def _render_value(value: object) -> str:
 
 
 def _render_comment(sentence: str) -> list[str]:
-    """Return a sentence as comment lines; a name with a line end of its own stays in the comment."""
+    """Return a sentence as comment lines; a line break inside a column name does not end the comment."""
     words, lines = " ".join(sentence.split()).split(" "), ["    #"]
     for word in words:
         if len(lines[-1]) + len(word) > 100:

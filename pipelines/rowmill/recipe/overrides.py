@@ -1,6 +1,6 @@
-"""Options of records datasets replaced on the command line.
+"""Replaces options of records datasets with values from the command line.
 
-What belongs here: changing a recipe's mapping before it is read. What does not: reading it (`recipe.py`).
+What belongs here: changing a recipe's mapping before it is validated. What does not: validating it (`recipe.py`).
 """
 
 import copy
@@ -16,13 +16,13 @@ from rowmill.formats import KINDS
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     """Return a recipe's mapping with options of its records datasets replaced.
 
-    A key is the option's path in `format` with `__` between its words, `data__max_sequences_per_example`, and
-    begins with the dataset's name where the recipe has several records datasets; a value is read as YAML.
+    A key is the option's path in `format`, joined by `__`: `data__max_sequences_per_example`. It starts with the
+    dataset's name if the recipe has several records datasets. A value is parsed as YAML.
 
     Raises
     ------
     ConfigError
-        If it does not say which dataset, or its value is no YAML.
+        If the dataset is ambiguous, or a value is not YAML.
 
     """
     changed = copy.deepcopy(dict(values))
@@ -33,7 +33,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
         name, path = (first, rest) if first in tables else (tables[0] if len(tables) == 1 else "", [first, *rest])
         if not name or not path:
             raise ConfigError(
-                f"--{key}: does not say whose option it is; this recipe's records datasets are "
+                f"--{key}: the dataset is ambiguous; this recipe's records datasets are "
                 f"{join_choices(tables) or 'none'}; write --NAME__{key}"
             )
         here: Any = datasets[name]["format"]
@@ -49,7 +49,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
 
 
 def is_records(dataset: Any) -> bool:
-    """Tell whether a dataset's mapping names a kind of table."""
+    """Return whether a dataset's mapping names a kind of records dataset."""
     form: Any = dataset.get("format") if isinstance(dataset, dict) else None
     named = form.get("kind", form.get("type")) if isinstance(form, dict) else None
     return isinstance(named, str) and named in KINDS and KINDS[named].IS_TABLE

@@ -1,11 +1,11 @@
-"""The recipe: everything that decides the bytes, read once, checked whole; beside it the execution, which decides none.
+"""The recipe: everything that decides the bytes, read and validated once, with `execution`, which decides none of them.
 
-What belongs here: composing the packages' option groups, defaults, aliases, reading a recipe file. What does
-not: an option itself; each lives beside the code whose behaviour it sets.
+What belongs here: composing the packages' option groups, defaults, aliases, reading a recipe file. What does not: an
+option itself; its class is in the module whose behaviour it sets.
 
-A dataset's options stand in groups. Two courtesies are done before validation: `defaults` fills in what a
-dataset leaves out (only the groups that its kind reads), and an option of a group written directly under
-`format`, as other tools do, is moved to its group.
+A dataset's options are in groups. Two conveniences are applied before validation: `defaults` fills in what a dataset
+omits (only in groups that its kind reads), and an option of a group that is written directly under `format`, as in
+other tools, is moved to its group.
 """
 
 import copy
@@ -41,7 +41,7 @@ from rowmill.tokenization.tokenizer_source import (
 
 
 class Recipe(Config):
-    """A whole recipe. `execution` and the file's place are the only parts that decide no byte."""
+    """A recipe. Only `execution` and the file's location do not affect the bytes."""
 
     FILLED_IN: ClassVar = ("name",)
     USED_UP: ClassVar = ("defaults",)
@@ -49,21 +49,21 @@ class Recipe(Config):
     name: str
     """The file's name without its suffix; becomes the asset group."""
     tokenizer: str | TokenizerChoice
-    """A folder (relative to the recipe's project) or a name on the hub; a mapping has a revision beside the name."""
+    """A folder (relative to the recipe's project) or a name on the hub; a mapping can add a revision."""
     vocab_size: int | None = Field(default=None, ge=1)
-    """Ids must lie below it; null is the tokenizer's own size."""
+    """Token ids must be below it; null: the tokenizer's size."""
     seq_len: int = Field(ge=2)
-    """Tokens: the length of a packed sequence, the most that an example may have."""
+    """Tokens in a packed sequence, and the most that an example can have."""
     seed: int = 0
-    """Decides every shuffle and mixture; splits have a seed of their own."""
+    """Seed of every shuffle and of the mixture; splits have their own seed."""
     datasets: dict[str, Dataset] = Field(min_length=1)
     """Datasets by name."""
     mixture: Mixture = Mixture()
     """How datasets are mixed into one order."""
     partitions: Partitions = Partitions()
-    """How the order is dealt to GPUs."""
+    """How the order is divided among GPUs."""
     exports: tuple[AnyExport, ...] = ()
-    """The same tokens in trainers' own forms, one folder each."""
+    """The same tokens in the file formats of trainers, one folder per export."""
     gates: Gates = Gates()
     """Thresholds of the checks."""
     execution: Execution = Execution()
@@ -91,8 +91,7 @@ class Recipe(Config):
             if waiver.dataset is not None and waiver.dataset not in self.datasets:
                 raise ValueError(
                     f"gates.waivers: {waiver.dataset!r} is not a dataset; choose {join_choices(self.datasets)}; a "
-                    "waiver that "
-                    "covers nothing would be believed to cover something"
+                    "waiver for an unknown dataset would silently waive nothing"
                 )
         return self
 
@@ -109,14 +108,14 @@ class Recipe(Config):
                         )
                     if field == "num_validation_sequences" and self.datasets[name].format.IS_TABLE:
                         raise ValueError(
-                            f"mixture.{field}: {name} holds records, whose splits are decided before they are put into "
-                            f"examples; chats, pairs and texts can be named; set datasets.{name}.splits.validation"
+                            f"mixture.{field}: {name} holds records, which are split before they are assembled into "
+                            f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
                         )
         return self
 
     @model_validator(mode="after")
     def _generated_records_come_from_another_dataset(self) -> "Recipe":
-        """Refuse a source that nothing is generated for; what another recipe generated is found when it is read."""
+        """Refuse a source of records that no dataset of this recipe generates; another recipe's is checked later."""
         for name, dataset in self.datasets.items():
             if not isinstance(dataset.source, GeneratedSource):
                 continue
@@ -126,10 +125,9 @@ class Recipe(Config):
             able = [one for one, other in self.datasets.items() if one != name and has_generation(other)]
             if origin not in able:
                 raise ValueError(
-                    f"datasets.{name}.source.generated: {origin!r} is no other dataset of this recipe with a "
+                    f"datasets.{name}.source.generated: {origin!r} is not another dataset of this recipe with a "
                     f"format.generation block; {'there is ' + join_choices(able) if able else 'there is none'}; "
-                    "name one, or "
-                    "recipe/dataset of another recipe"
+                    "name one, or recipe/dataset of another recipe"
                 )
         return self
 
@@ -138,7 +136,7 @@ class Recipe(Config):
         for name in self.mixture.num_validation_sequences or {}:
             source, splits = self.datasets[name].source, self.datasets[name].splits
             if isinstance(source, GeneratedSource):
-                continue  # they are records, which are refused above
+                continue  # records datasets, which are refused above
             named = source.validation_urls if source.kind == "files" else source.validation_split
             others = {
                 "source.validation_urls" if source.kind == "files" else "source.validation_split": bool(named),
@@ -147,8 +145,9 @@ class Recipe(Config):
             }
             for option in (option for option, is_set in others.items() if is_set):
                 raise ValueError(
-                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; one of the two may say "
-                    "what is held out; delete one"
+                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; only one of the two can "
+                    "decide "
+                    "which rows are held out; delete one"
                 )
         return self
 
@@ -162,8 +161,9 @@ class Recipe(Config):
             check_name(export.name, f"exports.{number}.name")
             if export.name in taken:
                 raise ValueError(
-                    f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, since "
-                    "statistics are kept by them; rename the export"
+                    f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, "
+                    "because "
+                    "statistics are stored under them; rename the export"
                 )
             taken[export.name] = "another export"
             try:
@@ -174,7 +174,7 @@ class Recipe(Config):
 
     @property
     def has_loss_weights(self) -> bool:
-        """Whether shards have a weight per token: all of them, as soon as one dataset has weights."""
+        """Whether shards have a weight per token: all shards do if any dataset has weights."""
         return any(dataset.loss.weights for dataset in self.datasets.values())
 
     @property
@@ -186,22 +186,22 @@ class Recipe(Config):
 
     @property
     def tokenizer_choice(self) -> TokenizerChoice:
-        """What `tokenizer` names, however it is written."""
+        """The value of `tokenizer`, normalized to a mapping."""
         return TokenizerChoice(name=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
 
     def limit_of(self, dataset: str) -> int:
-        """Return the most tokens that an example of a dataset may have."""
+        """Return the maximum number of tokens of a dataset's examples."""
         chosen = self.datasets[dataset]
         return chosen.format.get_length_limit(chosen)[1] or self.seq_len
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """Read and check a recipe file; `overrides` are options of records datasets, as `overridden` takes them.
+    """Read and check a recipe file; `overrides` are options of records datasets, as `apply_overrides` takes them.
 
     Raises
     ------
     ConfigError
-        One line per problem, each saying where, what, what was allowed, what to do.
+        With one line per problem: where, what, what is allowed, what to do.
 
     """
     _require_text(path.resolve())
@@ -211,16 +211,16 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 
 
 TABLE_SUFFIX = ".table.yaml"
-"""How the name of a table contract's file ends; no recipe's does."""
+"""Suffix of table contract files; no recipe has it."""
 
 
 def table_contract_file(recipe_path: Path, dataset: str) -> Path:
-    """Return where a records dataset's table contract is pinned: `<recipe>/<dataset>.table.yaml` beside the recipe."""
+    """Return the path of a pinned table contract: `<recipe>/<dataset>.table.yaml` next to the recipe."""
     return recipe_path.with_suffix("") / f"{dataset}{TABLE_SUFFIX}"
 
 
 def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a recipe's mapping with the table contracts that stand in files of their own."""
+    """Return a recipe's mapping with the table contracts from separate files inserted."""
     files = sorted(path.with_suffix("").glob(f"*{TABLE_SUFFIX}"))
     datasets: Any = values.get("datasets", values.get("configs"))
     if not files or not isinstance(datasets, dict):
@@ -233,13 +233,14 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
         dataset: Any = written.get(name)
         if not (is_records(dataset) or (isinstance(dataset, dict) and is_records({"format": shared}))):
             raise ConfigError(
-                f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after the dataset "
-                "that it is of; rename the file, or delete it"
+                f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after its dataset; "
+                "rename the file, or delete it"
             )
         form: Any = dataset.setdefault("format", {})
         if isinstance(form, dict) and form.get("table") is not None:
             raise ConfigError(
-                f"{path}: datasets.{name}.format.table: {file} is its table contract, too; one may be; delete one"
+                f"{path}: datasets.{name}.format.table: {file} is its table contract, too; only one is allowed; "
+                "delete one"
             )
         loaded = config.read_yaml(file)
         config.validate_options(TableContract, loaded, str(file))
@@ -253,19 +254,19 @@ def _require_text(path: Path) -> None:
     except UnicodeEncodeError:
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
         raise ConfigError(
-            f"{shown}: this path is not UTF-8; the paths of a project are recorded as text, so they must be; rename "
+            f"{shown}: this path is not UTF-8; a project's paths are recorded as text, so they must be UTF-8; rename "
             "the file or folder"
         ) from None
 
 
 def project_folder(path: Path) -> Path:
-    """Return the folder from which a recipe's paths count: the one that holds `configs/`, else the recipe's own."""
+    """Return the base of a recipe's relative paths: the folder that holds `configs/`, else the recipe's folder."""
     path = path.resolve()
     return next((p.parent for p in path.parents if p.name == "configs"), path.parent)
 
 
 def parse_recipe(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path()) -> Recipe:
-    """Check a recipe given as a mapping; `name` becomes the recipe's, `base` is the project's folder."""
+    """Validate a recipe given as a mapping; `name` becomes the recipe's name, `base` is the project's folder."""
     check_name(name, where)
     raw: dict[str, Any] = dict(values)
     if "name" in raw:
@@ -291,7 +292,7 @@ def parse_recipe(values: Mapping[str, Any], *, name: str, where: str, base: Path
 
 
 def find_recipes(configs: Path) -> list[Path]:
-    """Return the recipe files of a configs folder: `<name>.yaml` in it or one folder down."""
+    """Return the recipe files of a configs folder: `<name>.yaml` in it or one level below."""
     found = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
     return sorted((path for path in found if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
 
@@ -314,12 +315,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
-    """Put the digest of a tokenizer's folder beside its name: the folder's path identifies nothing."""
+    """Add the digest of a local tokenizer folder: its path does not identify its content."""
     given: Any = raw.get("tokenizer")
     written: dict[str, Any] = {"name": given} if isinstance(given, str) else given if isinstance(given, dict) else {}
     if "content" in written:
         raise ConfigError(
-            f"{where}: tokenizer.content: it is read from the folder's files and cannot be set; name and revision are "
+            f"{where}: tokenizer.content: it is computed from the folder's files and cannot be set; name and revision "
+            "are "
             "allowed; delete it"
         )
     name = written.get("name")

@@ -1,10 +1,10 @@
-"""Where raw records come from: files on any storage, a Hugging Face dataset, or what a model generated.
+"""Where raw records come from: files on any storage, a Hugging Face dataset, or generated records.
 
 What belongs here: the choice of source, and the two phases that a build calls. What does not: what a
 record's columns mean (`formats/`).
 
-    scan   every file is read once: parts with digests and counts; unmoved files are not read at all
-    group  small files that are made into rows together (`sharing`)
+    scan   every file is read once: parts with digests and counts; unchanged files are not read
+    group  small files whose rows are made together (`sharing`)
     read   a part's bytes, verified, as raw records; bad lines as rejects
 
 One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
@@ -70,8 +70,8 @@ def _choose_source_kind(value: Any) -> str:
     if isinstance(value, Files | HuggingFaceSource | GeneratedSource):
         return value.kind
     given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
-    told = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
-    return str(given.get("kind", told))
+    inferred = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
+    return str(given.get("kind", inferred))
 
 
 Source: TypeAlias = Annotated[
@@ -80,7 +80,7 @@ Source: TypeAlias = Annotated[
     | Annotated[GeneratedSource, Tag("generated")],
     Discriminator(_choose_source_kind),
 ]
-"""A dataset's `source`; `kind` may be left out, since `train_urls`, `id` or `generated` tells."""
+"""A dataset's `source`; `kind` may be omitted: `train_urls`, `id` or `generated` implies it."""
 
 
 def scan_source(
@@ -93,16 +93,16 @@ def scan_source(
 ) -> list[FileScan]:
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
-    `known` are earlier scans by URL: a file whose stamp did not move is not read again. To spread the
-    work, call `find_files` and `scan_file` and end with `number_equal_parts`. `keeps_non_finite`: NaN and infinity of
-    typed sources become the texts that records have for them; else null.
+    `known` are earlier scans by URL: a file whose stamp is unchanged is not read again. To distribute the work, call
+    `find_files` and `scan_file`, and finish with `number_equal_parts`. With `keeps_non_finite`, NaN and infinity of
+    typed sources become the texts that records datasets have for them; otherwise null.
 
     Raises
     ------
     SourceError
-        When a file is missing, cut short or unreadable.
+        If a file is missing, truncated or unreadable.
     ConfigError
-        When a file is named twice, or its suffix is unknown.
+        If a file is named twice, or its suffix is unknown.
 
     """
     match source:

@@ -1,7 +1,7 @@
 """Arrow batches as JSON lines: what Parquet files and Hugging Face datasets have in common.
 
-What belongs here: one text for every Arrow value. What does not: taking out the nulls that Arrow put where
-a key was absent; a part says that it came from Arrow (`Part.arrow`), and the formats do it.
+What belongs here: one text for every Arrow value. What does not: removing the nulls that Arrow inserts for absent keys;
+a part records that it came from Arrow (`SourcePart.arrow`), and the formats remove them.
 
     string, number, boolean, list, struct   as in JSON, keys in schema order
     NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
@@ -46,7 +46,7 @@ def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = F
 
 
 def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Tell whether a column may hold NaN or infinity: of nested floats only a look at each value could tell."""
+    """Return whether a column may hold NaN or infinity; True for nested floats, which are not examined."""
     if pa.types.is_floating(column.type):
         values = column.cast(pa.float64()) if column.type == pa.float16() else column
         return pc.any(pc.invert(pc.is_finite(values))).as_py() is True
@@ -58,7 +58,7 @@ def _holds_floats(kind: pa.DataType) -> bool:
 
 
 def _name_non_finite(value: Any) -> Any:
-    """Return a value in which words stand for the floats that JSON has no numbers for."""
+    """Replace non-finite floats in a value by text, since JSON has no numbers for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, list | tuple):
@@ -80,7 +80,7 @@ def _encode_row_by_row(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bo
 
 
 def _encode_other(value: Any) -> Any:
-    """Give orjson what it does not know by itself."""
+    """Convert a value of a type that orjson does not support."""
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -97,7 +97,7 @@ def _encode_other(value: Any) -> Any:
 
 
 def _format_seconds(value: dt.timedelta) -> str:
-    # A pandas Timedelta keeps nanoseconds beside the fields that it inherits.
+    # A pandas Timedelta has nanoseconds in addition to the fields that it inherits.
     nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
     nanoseconds += getattr(value, "nanoseconds", 0)
     whole, fraction = divmod(abs(nanoseconds), 10**9)

@@ -1,11 +1,10 @@
-"""Bytes as they were before compression, read as a stream, with a clear word where they break off.
+"""Decompressed content as a stream, with a clear error if it is truncated.
 
-What belongs here: the codecs by suffix, and `DecompressedStream`, the stream. What does not: what the bytes
-mean.
+What belongs here: the codecs by suffix, and `DecompressedStream`, the stream. What does not: the meaning of the bytes.
 
-Memory stays flat: each codec hands on blocks. Every failure below the stream (a truncated gzip member, a
-bad checksum, a disk that stops answering) becomes one `SourceError` that names the file and how far the
-content could be read, since what came before looks whole and must not be taken for the file.
+Memory use is constant: each codec yields blocks. Every failure below the stream (a truncated gzip member, a wrong
+checksum, a disk that stops answering) becomes one `SourceError` with the file and the number of bytes read, because the
+content up to the failure looks complete and must not be used as the file.
 """
 
 import bz2
@@ -22,13 +21,13 @@ from rowmill.core.errors import SourceError
 from rowmill.sources.limits import EXPANSION_FREE_BYTES, require_expansion
 
 _ZSTD_INPUT_BYTES = 16 << 10
-"""Compressed bytes handed over at once; small, because one call returns all that they expand to."""
+"""Compressed bytes per call; small, because one call returns everything that they expand to."""
 
 
 class ZstdFrames(io.RawIOBase):
     """Zstandard frames, one after another.
 
-    Not `zstandard.stream_reader`: it takes a frame that breaks off for the end of the data.
+    Not `zstandard.stream_reader`: it treats a truncated frame as the end of the data.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -39,7 +38,7 @@ class ZstdFrames(io.RawIOBase):
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """Tell that this stream can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,7 +76,7 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".zst": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
     ".zstd": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
 }
-"""What opens a file with this suffix below its format's own; the empty one is a file as it lies."""
+"""Decompressor by codec suffix, which follows the format's suffix; the empty suffix is an uncompressed file."""
 
 
 class DecompressedStream(io.RawIOBase):
@@ -90,11 +89,11 @@ class DecompressedStream(io.RawIOBase):
         self._codec = codec
         self._position = 0
         self._content = CODECS[codec](raw)
-        # What one step of the decoder gives; `read` would gather more, and lose it where the data breaks off.
+        # One step of the decoder; `read` would gather more, and lose it if the data is truncated.
         self._step: Callable[[int], bytes] = getattr(self._content, "read1", self._content.read)
 
     def readable(self) -> bool:
-        """Tell that this stream can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -103,19 +102,19 @@ class DecompressedStream(io.RawIOBase):
         Raises
         ------
         SourceError
-            Where the file ends too early, is damaged, or expands too much.
+            If the file is truncated or damaged, or expands too much.
 
         """
         try:
             block = self._read_step(len(buffer))
         except SourceError:
-            # What lies below says better why it cannot be read.
+            # The layer below has the better explanation.
             raise
         except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             how = f"its {self._codec} data" if self._codec else "it"
             raise SourceError(
                 f"{self._url}: {how} cannot be read past byte {self._position:,} of the content ({error}); "
-                "a source is read to its end or not at all; fetch the file again"
+                "a source must be readable to its end; fetch the file again"
             ) from error
         buffer[: len(block)] = block
         self._position += len(block)
@@ -126,12 +125,12 @@ class DecompressedStream(io.RawIOBase):
     def _read_step(self, size: int) -> bytes:
         block = self._step(size)
         if not block and self._codec and self._raw.tell() == 0:
-            # gzip takes no bytes for no members; a compressed file of nothing has at least a header.
+            # gzip accepts zero bytes as zero members, but even a compressed empty file has a header.
             raise EOFError("the file is empty")
         return block
 
     def close(self) -> None:
-        """Close the file, too."""
+        """Close the stream and the file."""
         if not self.closed:
             self._content.close()
             self._raw.close()

@@ -1,14 +1,13 @@
-"""CSV and TSV: the header names the keys, every cell stays the text that was written.
+"""CSV and TSV: the header gives the keys, and every cell stays text as written.
 
 What belongs here: which dialect a file is in, and cells to JSON lines. What does not: types; whether `01234` is a
-number is decided over a whole column by whoever needs numbers (`table_contract/`), never by the reader.
+number is decided over a whole column by the code that needs numbers (`table_contract/`), never by the reader.
 
-RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
-strict mode: Arrow, Polars and DuckDB are faster, but fail the file at a bad row or change it unsaid
-(`docs/decisions/0024` has what each does).
-Here a row that does not fit its header goes on as a JSON list of its cells (of its lines, where the quotes are
-wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its
-bytes, and its row is rejected as `not_utf8`.
+RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser is used, in
+strict mode: Arrow, Polars and DuckDB are faster, but fail the file at a bad row or change the row silently
+(`docs/decisions/0024` has what each does). Here a row that does not fit its header becomes a JSON list of its cells (of
+its lines, if the quotes are wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is
+not UTF-8 keeps its bytes, and its row is rejected as `not_utf8`.
 """
 
 import csv
@@ -33,52 +32,52 @@ _BLOCK_CHARS = 1 << 20
 _HEAD_BYTES = 256 << 10
 _HEAD_RECORDS = 200
 DELIMITERS = (",", ";", "\t", "|")
-"""What may separate cells where nobody says what does."""
+"""Delimiters that are tried if the recipe names none."""
 QUOTE = '"'
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What separates the cells of a file, and what encloses them."""
+    """The delimiter and the quote character of a file."""
 
     delimiter: str
     quote: str
 
 
-def find_dialect(stream: BinaryIO, url: str, *, usual: str, delimiter: str | None, quote: str | None) -> Dialect:
-    """Return the dialect of a file from its first records; what is asked for is taken, if it can be.
+def find_dialect(stream: BinaryIO, url: str, *, default: str, delimiter: str | None, quote: str | None) -> Dialect:
+    """Return the dialect of a file from its first records; a requested delimiter or quote is used if it fits.
 
-    `usual` is what files of this suffix are separated by: it stays unless its header is one column and another
+    `default` is the delimiter of files with this suffix: it is used unless its header is one column and another
     delimiter gives several, the same number in nearly all records.
 
     Raises
     ------
     SchemaError
-        When the file is one column with what was asked for and several with another delimiter, or when two
-        delimiters give several.
+        If the file is one column with the requested delimiter and several with another, or if two delimiters give
+        several.
 
     """
     enclosing = quote or QUOTE
     head = _read_head(stream)
-    wanted = delimiter or usual
+    wanted = delimiter or default
     several = {
         one: width for one in DELIMITERS if one != wanted and (width := _measure_even_width(head, one, enclosing)) > 1
     }
-    own = _count_header_cells(head, wanted, enclosing)
+    columns = _count_header_cells(head, wanted, enclosing)
     widest = max(several, key=lambda one: several[one], default=None)
-    if widest is None or own > several[widest]:
+    if widest is None or columns > several[widest]:
         return Dialect(wanted, enclosing)
-    if delimiter is not None and own <= 1:
+    if delimiter is not None and columns <= 1:
         raise SchemaError(
             f"{url}: is one column with source.delimiter {delimiter!r}, and {several[widest]} columns with {widest!r}; "
-            f"a delimiter separates cells; set source.delimiter: {widest!r}, or leave it out"
+            f"expected a delimiter that separates cells; set source.delimiter: {widest!r}, or omit it"
         )
     ties = [one for one in several if several[one] == several[widest]]
-    if delimiter is None and (own > 1 or len(ties) > 1):
+    if delimiter is None and (columns > 1 or len(ties) > 1):
         counts = ", ".join(
-            f"{width} columns with {one!r}" for one, width in {wanted: own, **several}.items() if width > 1
+            f"{width} columns with {one!r}" for one, width in {wanted: columns, **several}.items() if width > 1
         )
-        raise SchemaError(f"{url}: has {counts}; one delimiter must be meant; write it in source.delimiter")
+        raise SchemaError(f"{url}: has {counts}; only one can be the delimiter; set source.delimiter")
     return Dialect(delimiter or widest, enclosing)
 
 
@@ -104,7 +103,7 @@ def _count_header_cells(head: str, delimiter: str, quote: str) -> int:
 
 
 def _measure_even_width(head: str, delimiter: str, quote: str) -> int:
-    """Return how many columns a delimiter gives, 0 where the records have not nearly all as many as the header."""
+    """Return the number of columns with a delimiter; 0 unless nearly all records have as many as the header."""
     records = _parse_head(head, delimiter, quote)
     if not records or not all(name.strip() for name in records[0]):
         return 0
@@ -113,7 +112,7 @@ def _measure_even_width(head: str, delimiter: str, quote: str) -> int:
 
 
 def find_record_line(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
-    """Return the line on which a record begins, the first after the header being 0; a quoted cell may hold lines."""
+    """Return the line on which a record starts, counted from 0 after the header; quoted cells may hold line ends."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = _RecordLines(text, "", sys.maxsize - 1)
     reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
@@ -130,7 +129,7 @@ def find_record_line(stream: BinaryIO, dialect: Dialect, record: int) -> int | N
 
 
 class _RecordTooLongError(Exception):
-    """The record at hand is too long: its first characters, and how many it has."""
+    """The current record is too long: its first characters, and its length."""
 
     def __init__(self, begin: str, length: int) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ class _RecordTooLongError(Exception):
 
 
 class _RecordLines:
-    """Physical lines for the parser, and those of the record at hand, for its error messages."""
+    """Physical lines for the parser, and the lines of the current record for error messages."""
 
     def __init__(self, text: io.TextIOWrapper, url: str, max_record_chars: int) -> None:
         self._text = text
@@ -164,7 +163,7 @@ class _RecordLines:
         return line
 
     def _skip_record(self, line: str) -> Exception:
-        """Read to the end of a line with which a record is too long, and say how to go on."""
+        """Read to the end of the line that makes a record too long; return the error to raise."""
         begin, quotes, length = self.record[0], sum(one.count('"') for one in self.record), self._record_chars
         while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
             quotes += line.count('"')
@@ -178,8 +177,8 @@ class _RecordLines:
     def open_quote(self) -> SourceError:
         begin = self.number - len(self.record) + 1
         return SourceError(
-            f"{self._url}: line {begin}: a quoted cell begins in this record and does not end by line {self.number}; "
-            'a cell that begins with " ends with " and doubles those inside, within source.limits.max_record_bytes; '
+            f"{self._url}: line {begin}: a quoted cell starts in this record and does not end by line {self.number}; "
+            'a cell that starts with " must end with " and double those inside, within source.limits.max_record_bytes; '
             "correct the quotes"
         )
 
@@ -190,16 +189,16 @@ def cut_delimited(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) 
     Raises
     ------
     SchemaError
-        When the header names a column twice, or too many, or is not UTF-8.
+        If the header has a column twice, too many columns, or is not UTF-8.
     SourceError
-        When a quoted cell does not end.
+        If a quoted cell does not end.
 
     """
     return cut_rows(_encode_delimited_rows(stream, url, limits, dialect), limits.max_record_bytes)
 
 
 def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
-    # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
+    # The limit is process-wide; its default, 131,072 characters, is less than one long document.
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = _RecordLines(text, url, limits.max_record_bytes)
@@ -215,7 +214,7 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
             if header is None:
                 raise SchemaError(
                     f"{url}: line {lines.number}: the header has {error.length:,} characters; at most "
-                    f"{limits.max_record_bytes:,} are allowed; see what the file is, or raise "
+                    f"{limits.max_record_bytes:,} are allowed; check the file, or raise "
                     "source.limits.max_record_bytes"
                 ) from None
             yield make_too_long_line(
@@ -227,8 +226,9 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
                 raise lines.open_quote() from error
             if header is None:
                 raise SchemaError(
-                    f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted "
-                    "whole or not at all; correct its quotes"
+                    f"{url}: line {lines.number}: the header cannot be read ({error}); expected column names, each "
+                    "quoted "
+                    "completely or not at all; correct its quotes"
                 ) from error
             yield _encode_cells(lines.record)
             continue
@@ -246,12 +246,14 @@ def _check_header(header: list[str], url: str) -> list[str]:
     try:
         "".join(header).encode()
     except UnicodeEncodeError:
-        raise SchemaError(f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8") from None
+        raise SchemaError(
+            f"{url}: the header is not UTF-8; column names must be UTF-8; save the file as UTF-8"
+        ) from None
     twice = sorted(name for name, count in Counter(header).items() if count > 1)
     if twice:
         raise SchemaError(
-            f"{url}: the header names {', '.join(map(repr, twice))} more than once; each column needs a name of its "
-            "own; rename one of them"
+            f"{url}: the header names {', '.join(map(repr, twice))} more than once; column names must be unique; "
+            "rename one of them"
         )
     return header
 
@@ -263,15 +265,15 @@ def _encode_cells(value: dict[str, str] | list[str]) -> bytes:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
-USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""What separates the cells of files with this suffix, unless they show or the recipe says otherwise."""
+DEFAULT_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Delimiter by suffix, unless the file's content or the recipe decides otherwise."""
 
 
 class _Delimited(FileFormat):
     def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
-        usual = USUAL_DELIMITERS[file.suffix]
+        default = DEFAULT_DELIMITERS[file.suffix]
         with open_stream() as stream:
-            found = find_dialect(stream, scan.url, usual=usual, delimiter=file.delimiter, quote=file.quote)
+            found = find_dialect(stream, scan.url, default=default, delimiter=file.delimiter, quote=file.quote)
         return replace(scan, delimiter=found.delimiter, quote=found.quote, asked=(file.delimiter, file.quote))
 
     def is_current(self, scan: FileScan, file: FileOptions) -> bool:
@@ -292,5 +294,5 @@ class _Delimited(FileFormat):
 
 
 FORMAT = _Delimited(
-    "delimited", suffixes=tuple(USUAL_DELIMITERS), options=frozenset({"delimiter", "quote"}), has_cells=True
+    "delimited", suffixes=tuple(DEFAULT_DELIMITERS), options=frozenset({"delimiter", "quote"}), has_cells=True
 )

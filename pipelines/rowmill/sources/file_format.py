@@ -1,9 +1,9 @@
-"""What a format of source files is: one object with its suffixes, its reader, and what is asked of it.
+"""The base class of source file formats: one object with suffixes, reader and properties.
 
-What belongs here: the base class, and what the recipe says of one file. What does not: any one format; each is declared
-in the module that reads it and listed in `file_formats.py`.
+What belongs here: the base class, and the recipe's options for one file. What does not: any one format; each is
+declared in the module that reads it and listed in `file_formats.py`.
 
-A format is added in one file and one line of that list: an object with a name, its suffixes, and `cut_parts`.
+To add a format, write one module and one line of that list: an object with a name, suffixes and `cut_parts`.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ OpenStream = Callable[[], BinaryIO]
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """What the recipe says of a file, and how it can be read.
+    """The recipe's options for a file, and how it can be read.
 
-    `suffix` is the one that chose the format. `is_seekable`: the stream is the file itself, not decompressed.
+    `suffix` selected the format. `is_seekable`: the stream is the file itself, not its decompressed content.
     """
 
     suffix: str
@@ -37,37 +37,37 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """The base of all formats; as it is, it describes records that were never a file of their own."""
+    """Base class of all formats; an instance of it describes records that never were a file."""
 
     name: str
-    """What scans and parts record as their reader."""
+    """The name that scans and parts record as their reader."""
     suffixes: tuple[str, ...] = ()
-    """How the names of its files end, without the codec of a compressed file; each suffix is of one format."""
+    """Suffixes of its files, without a compression codec; each suffix belongs to one format."""
     options: frozenset[str] = frozenset()
-    """Options of `kind: files` that only such files have."""
+    """Options of `kind: files` that apply only to this format."""
     is_seekable: bool = False
-    """Whether its reader seeks in the file where it is not compressed."""
+    """Whether its reader seeks in an uncompressed file."""
     is_arrow: bool = False
-    """Whether its records come from a table that gives every mapping the keys of all the others, null where absent."""
+    """Whether its records come from Arrow, which gives every mapping the union of all keys, null where absent."""
     is_own_lines: bool = False
-    """Whether a record is a line of the file that is read from there again; other formats are staged."""
+    """Whether a record is a line of the file, read from the file itself; other formats are staged."""
     has_cells: bool = False
     """Whether every value is the text of a cell."""
     has_documents: bool = False
-    """Whether its records are pieces of one text; blank ones are rejected."""
+    """Whether its records are pieces of text; blank ones are rejected."""
     syntax_hint: str = ""
-    """What is added to the error of a record that is no valid JSON."""
+    """Text added to the error of a record that is not valid JSON."""
 
     def detect(self, open_stream: OpenStream, limits: Limits) -> "FileFormat":
-        """Return the format that a file really has, by its content where its suffix leaves a choice."""
+        """Return the actual format of a file, decided by its content if the suffix is ambiguous."""
         return self
 
     def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
-        """Return the scan with what decides the file's parts besides its bytes."""
+        """Return the scan with the options that decide the file's parts."""
         return scan
 
     def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        """Tell whether an earlier scan of the same bytes would be the same with the options of now."""
+        """Return whether an earlier scan of the same bytes is valid under the current options."""
         return True
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
@@ -90,5 +90,5 @@ class FileFormat:
         return None
 
     def explain_non_object(self, value: Json) -> str:
-        """Say what a record is that is no object."""
+        """Describe a record that is not an object."""
         return f"{describe_type(value)}; a record is an object"

@@ -1,11 +1,11 @@
-"""Raw files as a source: which ones, what each of them is, and one pass over each.
+"""Raw files as a source: finding them, choosing their formats, and one pass over each.
 
-What belongs here: the options of `kind: files`, the decision which parts
-are staged. What does not: the formats (`file_formats.py`), finding (`urls.py`).
+What belongs here: the options of `kind: files`, and the decision which parts are staged. What does not: the formats
+(`file_formats.py`), expanding URLs (`urls.py`).
 
-A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once
-as JSON lines, one file per part named by its sha256: a compressed file has no byte ranges, a CSV's part no
-header, and a second parse of either would cost more than the disk.
+A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once as JSON
+lines, one file per part named by its sha256: a compressed file has no byte ranges, a part of a CSV file no header, and
+parsing either a second time would cost more than the disk space.
 """
 
 import os
@@ -30,12 +30,12 @@ from rowmill.sources.parts import SCAN_VERSION, FileScan, PartContent, SampleBy,
 from rowmill.sources.reading import read_records
 
 ContentStager = Callable[[str, bytes], str]
-"""Keeps a staged copy under the name given and returns its path or URL; the same name is the same bytes."""
+"""Stores a staged copy under a name and returns its path or URL; equal names mean equal bytes."""
 
 
 def _require_one_character(text: str) -> str:
     if len(text) != 1 or text in "\r\n":
-        raise ValueError(f"must be one character that ends no line; got {text!r}; write such as ';'")
+        raise ValueError(f"expected one character other than a line end, got {text!r}; write, for example, ';'")
     return text
 
 
@@ -43,32 +43,32 @@ class Files(Config):
     """Raw files: JSON Lines, JSON, Parquet, CSV, TSV or text, compressed or not, on any storage."""
 
     kind: Literal["files"] = "files"
-    """May be left out where `train_urls` or `validation_urls` is given."""
+    """May be omitted if `train_urls` or `validation_urls` is set."""
 
     train_urls: list[str] = Field(default=[])
-    """fsspec URLs of the rows to train on: braces, then globs; a folder means its data files. A relative
-    path starts at the recipe's folder."""
+    """fsspec URLs of the training rows: braces are expanded first, then globs; a folder means its data files. Relative
+    paths are resolved against the project's folder."""
 
     validation_urls: list[str] = Field(default=[])
-    """URLs of rows that are only evaluated."""
+    """URLs of rows used for validation only."""
 
     sample_by: SampleBy = "document"
     """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
-    whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
-    own."""
+    whole file, of at most 64 MiB). Blank records are rejected as `blank`. Other kinds of files define their own
+    records."""
 
     delimiter: Annotated[str, AfterValidator(_require_one_character)] | None = None
-    """What separates the cells of CSV and TSV files; null: what their first records show, a comma or tab if it may be
-    that. The one found is recorded."""
+    """Delimiter of the cells of CSV and TSV files; null: detected from the first records, preferring a comma or tab.
+    The detected one is recorded."""
 
     quote: Annotated[str, AfterValidator(_require_one_character)] | None = None
-    """What encloses a cell of CSV and TSV files that holds the delimiter or a line end; null: a double quote."""
+    """Quote character of cells of CSV and TSV files that hold the delimiter or a line end; null: a double quote."""
 
     limits: Limits = Limits()
-    """How much a file, or the source, may hold."""
+    """Limits on the size of a record, a file and the source."""
 
     tags: list[str] = Field(default=[])
-    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+    """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
 
     @field_validator("train_urls", "validation_urls")
     @classmethod
@@ -80,42 +80,41 @@ class Files(Config):
 
     @field_serializer("train_urls", "validation_urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
-        """Write addresses as they may be recorded, so that no digest or dump of a recipe depends on a signature."""
+        """Serialize URLs without their secrets, so that no digest or dump of a recipe depends on a signature."""
         return [public_url(url) for url in values]
 
     @model_validator(mode="after")
     def _require_urls(self) -> "Files":
         if not self.train_urls and not self.validation_urls:
             raise ValueError(
-                "names no data; a source needs train_urls, validation_urls or id; add train_urls: [path or URL, …]"
+                "names no data; expected train_urls, validation_urls or id; add train_urls: [path or URL, …]"
             )
         return self
 
     @model_validator(mode="after")
     def _require_applicable_options(self) -> "Files":
-        """Refuse what no file can have, such as `sample_by` without text files: it would silently do nothing."""
-        given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
+        """Refuse an option that applies to none of the files, such as `sample_by` without text files."""
+        expanded = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
         for option in ("delimiter", "quote"):
-            if getattr(self, option) is not None and all(_lacks_option(url, option) for url in given):
-                raise ValueError(
-                    f"{option}: is of CSV and TSV files, and no URL names one; other files have none; delete it"
-                )
-        if self.sample_by != "document" and all(_lacks_option(url, "sample_by") for url in given):
+            if getattr(self, option) is not None and all(_lacks_option(url, option) for url in expanded):
+                raise ValueError(f"{option}: applies to CSV and TSV files only, and no URL names one; delete it")
+        if self.sample_by != "document" and all(_lacks_option(url, "sample_by") for url in expanded):
             raise ValueError(
-                f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
-                "own; delete it"
+                f"sample_by: {self.sample_by} applies to .txt files only, and no URL names one; other files define "
+                "their "
+                "own records; delete it"
             )
         return self
 
 
 def _lacks_option(url: str, option: str) -> bool:
-    """Tell whether a URL's suffix says that its files have no such option."""
+    """Return whether a URL's suffix shows that its files do not have an option."""
     asked = choose_file_format(url)
     return asked is not None and option not in asked[0].options
 
 
 def _require_known_suffix(url: str) -> None:
-    """Refuse a URL whose own suffix can be told and is none of ours; a folder may be called anything."""
+    """Refuse a URL with an unknown file suffix; a folder may have any name."""
     text = urls.extract_suffix_text(url)
     name = text.rpartition("/")[2]
     suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
@@ -125,15 +124,15 @@ def _require_known_suffix(url: str) -> None:
 
 def _explain_unknown_suffix(url: str) -> str:
     return (
-        f"{public_url(url)!r} has no suffix that names a reader; allowed are {join_choices(FORMATS_BY_SUFFIX)}, also "
-        f"under {join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a "
-        "folder with '/' at its end"
+        f"{public_url(url)!r} has no known suffix; allowed are {join_choices(FORMATS_BY_SUFFIX)}, also followed by "
+        f"{join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or end a folder's URL "
+        "with '/'"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of a source, not read yet; `url` is the address as the recipe has it, with its secrets."""
+    """A file of a source, not read yet; `url` is the recipe's URL, including its secrets."""
 
     url: str
     split_hint: SplitHint | None
@@ -146,13 +145,13 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class StoreStager:
-    """A `ContentStager` in a folder of a store; a copy that is already there is not written again."""
+    """A `ContentStager` in a folder of a store; an existing copy is not written again."""
 
     store: Store
     folder: str
 
     def __call__(self, name: str, content: bytes) -> str:
-        """Keep the bytes; the copy appears whole or not at all. Return its absolute path or URL."""
+        """Store the bytes atomically; return the copy's absolute path or URL."""
         relative = f"{self.folder}/{name}"
         if not self.store.exists(relative):
             self.store.write(relative, content)
@@ -163,14 +162,14 @@ class StoreStager:
 def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
     """Return the files of a source: training ones first, URLs as written, globs by code point.
 
-    Where there are validation files, each file knows its split; else the rows' hashes decide.
+    If there are validation files, each file has a split hint; otherwise row hashes decide the split.
 
     Raises
     ------
     SourceError
-        Naming every URL that stands for no file.
+        If URLs match no file; the message lists all of them.
     ConfigError
-        When a file is reached twice, or its suffix is unknown.
+        If a file is matched twice, or its suffix is unknown.
 
     """
     misses: list[str] = []
@@ -182,7 +181,8 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     ]
     if misses:
         raise SourceError(
-            f"found no data at {', '.join(misses)} (relative paths start at {base}); a source may not be missing, or "
+            f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
+            "since "
             "its share would go to the others; correct the URLs or fetch the files"
         )
     require_files(len(found), source.limits.max_files)
@@ -208,19 +208,20 @@ def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
         identity = where.identity
         if identity in seen:
             raise ConfigError(
-                f"{where.url}: this file is already named, as {seen[identity]}; its rows would count twice; a file may "
-                "stand in a source once; take it out of one of the URLs (to repeat a dataset, raise its weight)"
+                f"{where.url}: this file is already named, as {seen[identity]}; its rows would count twice; a source "
+                "may "
+                "name a file once; remove it from one of the URLs (to repeat a dataset, raise its weight)"
             )
         seen[identity] = where.url
 
 
 def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
-    """Read a file once and return its parts; an unmoved file's known scan is returned unread.
+    """Read a file once and return its parts; for an unchanged file, return its known scan without reading.
 
-    Equal parts have equal ids here; `number_equal_parts` over a dataset's scans tells them apart.
+    Equal parts still have equal ids; `number_equal_parts` over a dataset's scans makes them distinct.
     """
     where = urls.locate_url(file.url, base)
-    # Taken before the bytes: a file that moves meanwhile will not match it the next time.
+    # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
     stamp = urls.stamp_file(where)
     earlier = known.get(where.url)
     if earlier is not None and _still_holds(earlier, file, stamp, base):
@@ -230,12 +231,12 @@ def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping
 
 
 def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
-    """Return the records of a file's first part, bad ones left out; the rest of the file is not read.
+    """Return the valid records of a file's first part; the rest of the file is not read.
 
     Raises
     ------
     SourceError
-        When the file is missing or unreadable.
+        If the file is missing or unreadable.
 
     """
     part = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
@@ -258,7 +259,7 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
     if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
         return False
     if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
-        # Whether it shares a group depends on it.
+        # Grouping small files needs the size.
         return False
     if not find_file_format(scan.reader).is_current(scan, _make_file_options(file)[0]):
         return False
@@ -266,7 +267,7 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
 
 
 def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
-    """Return what is said of a file, the format that its name asks for, and the codec that it is under."""
+    """Return the options of a file, the format that its name selects, and its codec."""
     asked = choose_file_format(file.url)
     assert asked is not None
     file_format, suffix, codec = asked
@@ -278,7 +279,7 @@ def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
 
 
 class _FileScanner:
-    """One file's pass: what reads it, and where its parts go."""
+    """Scans one file."""
 
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: ContentStager) -> None:
         self._options, self._format, self._codec = _make_file_options(file)
@@ -302,7 +303,7 @@ class _FileScanner:
         return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
 
     def _begin_scan(self) -> FileScan:
-        """Return a scan without parts: which format the file has, and the options that its parts are cut with."""
+        """Return a scan without parts: the file's format, and the options that decide its parts."""
         self._format = self._format.detect(self._open_content, self._file.limits)
         scan = FileScan(
             self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
@@ -311,7 +312,7 @@ class _FileScanner:
         return self._format.note_options(scan, self._options, self._open_content)
 
     def _is_staged(self) -> bool:
-        # An address of which a part is secret is recorded without it, and cannot be opened again by what is recorded.
+        # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
         is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
         return not self._format.is_own_lines or self._codec != "" or not is_whole
 
@@ -327,7 +328,7 @@ class _FileScanner:
 def stage_parts(
     slices: Iterable[PartContent], scan: FileScan, stage: ContentStager, *, is_staged: bool, is_arrow: bool
 ) -> tuple[SourcePart, ...]:
-    """Name the slices of a file and keep their content: all of it, or that which is not the file's own bytes."""
+    """Name the slices of a file, and stage all of them, or only those whose content differs from the file's bytes."""
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
         part = name_part(piece, scan=scan, index=index, arrow=is_arrow, staged=None)
@@ -338,12 +339,12 @@ def stage_parts(
 
 
 def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
-    """Return the delimiter and quote of a CSV file that its suffix does not say; None for all other files."""
+    """Return the delimiter and quote of a CSV file if they differ from the suffix's defaults, else None."""
     asked = choose_file_format(scan.url)
     if scan.delimiter is None or scan.quote is None or asked is None:
         return None
-    is_usual = scan.delimiter == delimited.USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
-    return None if is_usual else (scan.delimiter, scan.quote)
+    is_default = scan.delimiter == delimited.DEFAULT_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
+    return None if is_default else (scan.delimiter, scan.quote)
 
 
 def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
@@ -356,9 +357,9 @@ def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, re
 
 
 def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
-    """Return the line of its file on which a record of a part begins; None where files have no lines, or not now.
+    """Return the line of the file on which a record of a part starts, or None if it has no lines or cannot be read.
 
-    The file is read again up to there, for messages about one record.
+    The file is read again up to that line, for messages about one record.
     """
     file_format = find_file_format(part.reader)
     if file_format.is_own_lines:

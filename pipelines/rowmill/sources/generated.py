@@ -1,7 +1,7 @@
-"""Records that a model generated as a source: those that a stage behind a trained model accepted.
+"""Generated records as a source: those that `parsed_records` or `generated_series` accepted.
 
-What belongs here: the options of `kind: generated`, staging the records. What does not: which version of which stage is
-read (`generated_source.py`), whether a record is one (`parsing/`).
+What belongs here: the options of `kind: generated`, staging the records. What does not: choosing the version of the
+stage that is read (`generated_source.py`), validating a record (`parsing/`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,29 +21,29 @@ GenerationStage = Literal["parsed_records", "generated_series"]
 
 
 class GeneratedSource(Config):
-    """Records that a model generated: what `rowmill parse` or `rowmill generate` accepted last."""
+    """Records that a model generated: those that `rowmill parse` or `rowmill generate` last accepted."""
 
     kind: Literal["generated"] = "generated"
-    """May be left out where `generated` is given."""
+    """May be omitted if `generated` is set."""
 
     generated: str
-    """The records dataset that the model was trained on, of this recipe, or `recipe/dataset` of one with the same
-    storage."""
+    """The records dataset that the model was trained on: a dataset of this recipe, or `recipe/dataset` of another
+    recipe in the same storage."""
 
     stage: GenerationStage | None = None
-    """Which of the two is read; null: the one that was made."""
+    """Which of the two stages is read; null: the one that is built."""
 
     limits: RecordLimits = RecordLimits()
-    """How much a record may hold."""
+    """Limits on the size of a record."""
 
     tags: list[str] = Field(default=[])
-    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+    """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
 
     @field_validator("generated")
     @classmethod
     def _require_dataset_name(cls, name: str) -> str:
         if not all(name.split("/")) or name.count("/") > 1:
-            raise ValueError(f"{name!r} names no dataset; allowed are dataset and recipe/dataset; write one of them")
+            raise ValueError(f"expected DATASET or RECIPE/DATASET, got {name!r}; correct it")
         return name
 
     def dataset_key(self, recipe: str) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def scan_records(
     stage: ContentStager,
     known: Mapping[str, FileScan],
 ) -> FileScan:
-    """Stage records, each one JSON line without its end, unless this version of them is staged already."""
+    """Stage records, each one JSON line without its line end, unless this version is staged already."""
     limit = source.limits.max_record_bytes
     earlier = known.get(url)
     if earlier is not None and _is_same_version(earlier, version, limit, base):

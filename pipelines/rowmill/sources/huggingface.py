@@ -1,10 +1,10 @@
 """A Hugging Face dataset as a source, through the `datasets` library: by name at a commit, or a local folder.
 
 What belongs here: the options of `kind: huggingface`, choosing splits, pinning the revision. What does not:
-Arrow values to JSON (`arrow_rows.py`).
+converting Arrow values to JSON (`arrow_rows.py`).
 
-No dataset script is ever run: `trust_remote_code` is not offered. Rows are staged as JSON lines, streamed
-or not, from the same batches, so `streaming` changes how fast and how much disk, never a byte.
+No dataset script is ever run: `trust_remote_code` is not offered. Rows are staged as JSON lines from the same batches,
+streamed or not, so `streaming` changes speed and disk use, never a byte.
 """
 
 import hashlib
@@ -31,36 +31,36 @@ class HuggingFaceSource(Config):
     """A dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
 
     kind: Literal["huggingface"] = "huggingface"
-    """May be left out where `id` is given."""
+    """May be omitted if `id` is set."""
 
     id: str = Field(min_length=1)
-    """`owner/name` on the hub, or a folder; a folder, relative to the recipe's, wins."""
+    """`owner/name` on the hub, or a folder, relative to the project's; an existing folder wins."""
 
     name: str | None = None
-    """The dataset's configuration; null where it has only one."""
+    """The dataset's configuration; null if it has only one."""
 
     split: str = "train"
     """The split to train on."""
 
     validation_split: str | None = None
-    """The split that is only evaluated; null: `validation` where the dataset has one."""
+    """The split used for validation only; null: `validation`, if the dataset has it."""
 
     revision: str | None = None
     """Branch, tag or commit on the hub; resolved to a commit, which is recorded."""
 
     streaming: bool = Field(default=True, validation_alias=AliasChoices("streaming", "stream"))
-    """Read without copying the dataset into the local cache first. Never changes a byte."""
+    """Read without first copying the dataset to the local cache. Does not change the bytes."""
 
     limits: RecordLimits = RecordLimits()
-    """How much a record may hold."""
+    """Limits on the size of a record."""
 
     tags: list[str] = Field(default=[])
-    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+    """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PinnedDataset:
-    """A dataset at a fixed state: what to load, its commit if it is on the hub, a stamp of its content."""
+    """A dataset pinned to one state: what to load, its commit on the hub, a stamp of its content."""
 
     path: str
     revision: str | None
@@ -75,12 +75,12 @@ def scan_dataset(
     *,
     keeps_non_finite: bool = False,
 ) -> list[FileScan]:
-    """Read each split once and return its parts; one whose commit or files did not move is not read.
+    """Read each split once and return its parts; a split whose commit or files are unchanged is not read.
 
     Raises
     ------
     SourceError
-        When the dataset cannot be loaded or a split that is named does not exist.
+        If the dataset cannot be loaded, or a named split does not exist.
 
     """
     pinned = _pin_dataset(source, base)
@@ -108,7 +108,7 @@ def _pin_dataset(source: HuggingFaceSource, base: Path) -> _PinnedDataset:
 
 
 def _resolve_commit(source: HuggingFaceSource) -> str | None:
-    """Ask the hub which commit a revision is; None if it does not answer, as the local cache may still do."""
+    """Ask the hub for a revision's commit; None if it does not answer, since the local cache may still have it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -116,7 +116,7 @@ def _resolve_commit(source: HuggingFaceSource) -> str | None:
         return HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _unloadable_error(source, error) from error
-    # Whatever else goes wrong on the network has many types; the load that follows reports it if it matters.
+    # Network failures have many types; the following load reports one if it matters.
     except Exception:  # noqa: BLE001
         return None
 
@@ -128,13 +128,13 @@ def _make_split_url(source: HuggingFaceSource, split: str) -> str:
 def _find_earlier_scans(
     source: HuggingFaceSource, pinned: _PinnedDataset, known: Mapping[str, FileScan], base: Path
 ) -> list[FileScan] | None:
-    """Return the known scans of the splits if they still hold; without asking for the list of splits again."""
+    """Return the known scans of the splits if they are still valid, without listing the splits again."""
     train = known.get(_make_split_url(source, source.split))
     held = known.get(_make_split_url(source, source.validation_split or "validation"))
     if train is None or not _is_same_state(train, source, pinned, base):
         return None
     if train.split_hint is None:
-        # Scanned when there was no other split to hold out, at this same state of the dataset.
+        # Scanned at this same state of the dataset, when it had no split to hold out.
         return [train] if source.validation_split is None else None
     return [train, held] if held is not None and _is_same_state(held, source, pinned, base) else None
 
@@ -215,7 +215,7 @@ def _encode_dataset_rows(source: HuggingFaceSource, dataset: Any, keeps_non_fini
 
 
 def _list_load_errors() -> tuple[type[Exception], ...]:
-    """Return what the library raises for a dataset that is absent, unreachable or damaged."""
+    """Return the exceptions that the library raises for a missing, unreachable or damaged dataset."""
     from datasets.exceptions import DatasetsError
 
     return (DatasetsError, OSError, ValueError, RuntimeError)
@@ -224,6 +224,7 @@ def _list_load_errors() -> tuple[type[Exception], ...]:
 def _unloadable_error(source: HuggingFaceSource, error: Exception, after: str = "") -> SourceError:
     why = " ".join(str(error).split())
     return SourceError(
-        f"{source.id}: the datasets library cannot load it{after} ({type(error).__name__}: {why}); a dataset of the "
-        "hub at an existing revision, or a folder of data files, is allowed; check id, name, revision and the network"
+        f"{source.id}: the datasets library cannot load it{after} ({type(error).__name__}: {why}); expected a dataset "
+        "of "
+        "the hub at an existing revision, or a folder of data files; check id, name, revision and the network"
     )

@@ -1,10 +1,10 @@
-"""A `.json` file: a list of records, or one value; and telling these from JSON Lines under that suffix.
+"""A `.json` file: a list of records, one value, or JSON Lines under that suffix.
 
-What belongs here: splitting a list's text into its elements, without parsing them. What does not: judging
-an element; it goes on as one JSON line and is judged when its part is read, like any other line.
+What belongs here: splitting a list's text into its elements, without parsing them. What does not: validating an
+element; it becomes one JSON line and is parsed when its part is read, like any other line.
 
-A list of 2 GB has to pass through a worker of 1.5 GB, so the file is never held, and only its strings,
-brackets and commas are followed, block by block in NumPy: about three times as fast as regular expressions.
+A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
+commas are followed, block by block in NumPy: about three times as fast as regular expressions.
 
     [ {"a": [1, 2]}, {"b": "],["} ]
     1 2     3     2 1             0     depth; a comma at depth 1 ends an element, and so does depth 0
@@ -41,10 +41,10 @@ _DEPTH_STEP[list(b"]}")] = -1
 
 
 def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
-    """Tell by its beginning what a `.json` file holds.
+    """Detect from its start what a `.json` file holds.
 
-    The first character that is not white space is `[`: a list. Else, if the first line alone is a JSON
-    value, or too long to be looked at: JSON Lines. Else: one value.
+    If the first character that is not white space is `[`: a list. Otherwise, if the first line alone is a JSON value,
+    or too long to be examined: JSON Lines. Otherwise: one value.
     """
     head = b""
     while not head and (block := stream.read(_BLOCK_BYTES)):
@@ -77,9 +77,9 @@ def cut_json_array(stream: BinaryIO, url: str, limits: Limits) -> Iterator[PartC
 
 
 def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
-    """Return the whole file as one record; this one is held in memory, since one record always is."""
+    """Return the whole file as one record; it is held in memory, like every single record."""
     limit = limits.max_record_bytes
-    # White space around the value does not count, but has to be read to be known as such.
+    # White space around the value does not count, but must be read to be recognized.
     value = stream.read(limit + _BLOCK_BYTES)
     rest = sum(map(len, iter(partial(stream.read, _BLOCK_BYTES), b"")))
     whole = value.removeprefix(BOM).strip(_WHITE_SPACE)
@@ -89,19 +89,19 @@ def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
 def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
     """Yield the text of each element of the list in the stream, without white space around it.
 
-    An element that is too long is not held; the line that stands for it is yielded.
+    An element that is too long is not held in memory; its placeholder line is yielded.
 
     Raises
     ------
     SourceError
-        Where the list does not end, or something stands behind its end.
+        If the list does not end, or if anything follows it.
 
     """
     structure = _ListStructure()
     count = 0
     held = _PartialElement(max_record_bytes)
     for block in _read_blocks(stream):
-        start = int(structure.depth == 0)  # The list's own bracket is the first character of all.
+        start = int(structure.depth == 0)  # The list's bracket is the first character.
         for end in structure.ends(block):
             element = held.take(block[start:end])
             start = end + 1
@@ -113,14 +113,14 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterato
             return
         held.add(block[start:])
     raise SourceError(
-        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {held.length:,} "
-        "bytes and is over without ']'; a list is read to its end or not at all; fetch the file again, or name it "
+        f"{url}: the JSON list does not end; after element {count:,} the file continues for {held.length:,} "
+        "bytes and ends without ']'; expected a complete list; fetch the file again, or rename it to "
         ".jsonl if it holds one record per line"
     )
 
 
 class _PartialElement:
-    """The beginning of an element that goes on in the next block; of one that is too long, its first block alone."""
+    """The start of an element that continues in the next block; of one that is too long, only its first block."""
 
     def __init__(self, max_record_bytes: int) -> None:
         self._limit = max_record_bytes
@@ -135,7 +135,7 @@ class _PartialElement:
             del self._blocks[1:]
 
     def take(self, block: bytes) -> bytes:
-        """Return the element that `block` ends, and begin anew."""
+        """Return the element that `block` ends, and reset."""
         self.add(block)
         element = b"".join(self._blocks).strip(_WHITE_SPACE)
         if self.length > self._limit:
@@ -146,7 +146,7 @@ class _PartialElement:
 
 
 def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the stream from its first character on, in blocks none of which ends in a backslash."""
+    """Yield the stream from its first non-blank character on, in blocks that do not end in a backslash."""
     carried = b""
     at_start = True
     while block := stream.read(_BLOCK_BYTES):
@@ -161,7 +161,7 @@ def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _ListStructure:
-    """Where the elements of a list end, found block by block; `depth` is 0 before and after the list."""
+    """Finds the ends of a list's elements block by block; `depth` is 0 before and after the list."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -206,18 +206,18 @@ def _require_list_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> No
         if not rest:
             return
     raise SourceError(
-        f"{url}: something stands behind the JSON list, which ends after {count:,} elements "
+        f"{url}: data follows the JSON list, which ends after {count:,} elements "
         f"({rest.strip(_WHITE_SPACE)[:40]!r}); a .json file holds one list, one value or JSON lines of objects; split "
-        "the file, or name it .jsonl"
+        "the file, or rename it to .jsonl"
     )
 
 
 def remove_line_ends(text: bytes) -> bytes:
     r"""Return the same JSON text without line ends.
 
-    In valid JSON they stand between tokens only and go, with the indentation that follows. In a broken
-    text one may stand inside a string, where dropping it could make the text valid: it becomes `\r`,
-    which is white space between tokens and as forbidden as `\n` inside a string.
+    In valid JSON, line ends occur only between tokens and are removed with the indentation that follows. In an invalid
+    text, one may be inside a string, where removing it could make the text valid: it becomes `\r`, which is white space
+    between tokens and as forbidden as `\n` inside a string.
     """
     if b"\n" not in text:
         return text
@@ -242,5 +242,5 @@ class _JsonValue(FileFormat):
 FORMAT = _JsonArray("json_array", suffixes=(".json",))
 VALUE_FORMAT = _JsonValue(
     "json_value",
-    syntax_hint="; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?",
+    syntax_hint="; the file was read as one value, because its first line is not a JSON value; is it JSON Lines?",
 )

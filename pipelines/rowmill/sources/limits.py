@@ -1,13 +1,13 @@
-r"""How much one source may hold of one thing, so that no file takes a machine's memory or disk.
+r"""Limits on the size of a source, so that no file exhausts a machine's memory or disk.
 
-What belongs here: the options, the errors that name them, and the line that stands for a record that is too long.
-What does not: where they are watched (`parts.py`, `compression.py`, the readers).
+What belongs here: the options, the errors that name them, and the placeholder line of a record that is too long. What
+does not: enforcing the limits (`parts.py`, `compression.py`, the readers).
 
-A record that is too long is a reject, and its neighbours go on; what else is too much stops the build, as it is a
-mistake or an attack, and would fill a disk before a check could see it. The defaults lie far from real data.
+A record that is too long is rejected, and its neighbours are kept; every other excess stops the build, because it is a
+mistake or an attack and would fill a disk before a check could see it. The defaults are far above real data.
 
-A record that is too long is never held: while it is read past, its first bytes and its length are kept, and a line
-that no JSON can begin like goes on in its place:
+A record that is too long is never held in memory: its first bytes and its length are kept while the rest is skipped,
+and a placeholder line, which cannot be the start of any JSON, takes its place:
 
     \0too_long_record <length> <limit> <first bytes>
 """
@@ -24,11 +24,11 @@ _TOO_LONG_PATTERN = re.compile(rb"\0too_long_record (\d{1,18}) (\d{1,18}) ")
 _SHOWN_BYTES = 200
 
 EXPANSION_FREE_BYTES = 256 << 20
-"""Content that a compressed file may have whatever its size: short files of equal rows shrink a thousandfold."""
+"""Content that any compressed file may have: short files of equal rows compress a thousandfold."""
 
 
 class RecordLimits(Config):
-    """What one record may hold at most."""
+    """Limits of one record."""
 
     max_record_bytes: int = Field(default=64 << 20, ge=1024)
     """Bytes of a record: a line, an element of a list, a row as JSON; a longer one is rejected as `too_long_record`.
@@ -36,7 +36,7 @@ class RecordLimits(Config):
 
 
 class Limits(RecordLimits):
-    """What one record, one file, or one source may hold at most."""
+    """Limits of one record, one file and one source."""
 
     max_expansion: int = Field(default=200, ge=2)
     """Bytes of content per byte of a compressed or Parquet file, past the first 256 MiB of content; real text has 3 to
@@ -50,17 +50,17 @@ class Limits(RecordLimits):
 
 
 def make_too_long_line(begin: bytes, length: int, limit: int) -> bytes:
-    """Return the line that stands for a record of `length` bytes, of which `begin` are the first."""
+    """Return the placeholder line for a record of `length` bytes that starts with `begin`."""
     return b"\0too_long_record %d %d %s" % (length, limit, begin[:_SHOWN_BYTES].replace(b"\n", b" "))
 
 
 def bound_line(line: bytes, limit: int) -> bytes:
-    """Return a record's line, or the line that stands for it if it is too long."""
+    """Return a record's line, or its placeholder if it is too long."""
     return line if len(line) <= limit else make_too_long_line(line, len(line), limit)
 
 
 def explain_too_long(line: bytes) -> str | None:
-    """Say how long the record is that a line stands for; None if it stands for none."""
+    """Return the length and limit of the record that a placeholder line replaces; None for any other line."""
     found = _TOO_LONG_PATTERN.match(line)
     return f"{int(found[1]):,} bytes; source.limits.max_record_bytes is {int(found[2]):,}" if found else None
 
@@ -70,7 +70,7 @@ def require_expansion(url: str, content: int, size: int, limit: int) -> None:
     if content > EXPANSION_FREE_BYTES and content > size * limit:
         raise SourceError(
             f"{url}: expands to more than {limit} times its size ({size:,} bytes to over {content:,}); at most {limit} "
-            "times are allowed, which text never reaches; see what the file is, or raise source.limits.max_expansion"
+            "times are allowed, which text never reaches; check the file, or raise source.limits.max_expansion"
         )
 
 
@@ -78,7 +78,7 @@ def require_columns(url: str, names: Sequence[str], limit: int) -> None:
     """Refuse a table of too many columns."""
     if len(names) > limit:
         raise SchemaError(
-            f"{url}: has {len(names):,} columns; at most {limit:,} are allowed; see what separates its cells, or raise "
+            f"{url}: has {len(names):,} columns; at most {limit:,} are allowed; check the delimiter, or raise "
             "source.limits.max_columns"
         )
 

@@ -1,7 +1,7 @@
 """Parquet: one record per row, whatever the columns are.
 
-What belongs here: streaming a file's rows. What does not: comparing schemas of sibling files; each row says
-for itself which keys it has, and the dataset's format decides whether that will do.
+What belongs here: streaming a file's rows. What does not: comparing schemas of sibling files; each row has its own
+keys, and the dataset's format decides whether they suffice.
 """
 
 import shutil
@@ -28,14 +28,14 @@ _BATCH_ROWS = 256
 def cut_parquet(
     stream: BinaryIO, url: str, limits: Limits, *, seekable: bool, keeps_non_finite: bool = False
 ) -> Iterator[PartContent]:
-    """Cut a file into parts by its rows, row groups not mattering; NaN and infinity are null unless they are kept.
+    """Cut a file into parts by rows, regardless of row groups; NaN and infinity become null unless kept.
 
     Raises
     ------
     SourceError
-        When the file is no Parquet, damaged, or expands too much; the message says how many rows could be read.
+        If the file is not Parquet, is damaged, or expands too much; the message gives the number of rows read.
     SchemaError
-        When two columns have one name, or there are too many.
+        If two columns have the same name, or there are too many.
 
     """
     return cut_rows(_encode_parquet_rows(stream, url, limits, seekable, keeps_non_finite), limits.max_record_bytes)
@@ -70,7 +70,7 @@ def _encode_parquet_rows(
 
 @contextmanager
 def _open_parquet(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetFile, None, None]:
-    """Open a file; one inside a compressed stream is spooled to disk first, as Parquet is read from its end."""
+    """Open a file; a compressed one is spooled to disk first, since Parquet is read from its end."""
     with tempfile.TemporaryFile() as spool:
         if not seekable:
             shutil.copyfileobj(stream, spool)
@@ -88,7 +88,7 @@ def _open_parquet(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.Pa
 
 
 def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
-    """Return how large the columns are once decompressed, and how large they are in the file."""
+    """Return the decompressed and the compressed size of the columns."""
     groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(one.total_uncompressed_size for one in chunks), sum(one.total_compressed_size for one in chunks)
@@ -96,7 +96,7 @@ def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
 
 def _unreadable_error(url: str, why: str) -> SourceError:
     return SourceError(
-        f"{url}: not readable as Parquet ({' '.join(why.split())}); a whole, undamaged Parquet file is needed; "
+        f"{url}: not readable as Parquet ({' '.join(why.split())}); expected a complete Parquet file; "
         "fetch or write the file again"
     )
 

@@ -1,15 +1,15 @@
-"""A raw file as parts that grow with it, and what is known of a file that was scanned.
+"""A raw file as parts whose size grows with the file, and the record of a file's scan.
 
-What belongs here: the nouns `SourcePart`, `FileScan` and `PartContent`, the two laws of size, cutting a stream or
-a sequence of rows by them. What does not: file formats (one module each), where files lie (`urls.py`),
-how a part becomes records again (`reading.py`).
+What belongs here: the types `SourcePart`, `FileScan` and `PartContent`, the two size rules, cutting a stream or a
+sequence of rows by them. What does not: file formats (one module each), locating files (`urls.py`), reading a part's
+records (`reading.py`).
 
     byte     0        128 Ki    256 Ki            6.25 Mi             800 Mi
     part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
 
-A part that begins at offset o ends at the first line end at or after o + size(o). Its bounds depend on
-nothing behind it, so lines appended to a file change its last part and add new ones, at most one
-fiftieth of a large file. Why not equal slices or content-defined cuts: `docs/decisions/0002`.
+A part that starts at offset o ends at the first line end at or after o + size(o). Its bounds do not depend on anything
+after it, so lines appended to a file change only its last part and add new ones: at most one fiftieth of a large file.
+Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, Literal
 from rowmill.sources.limits import bound_line, make_too_long_line
 
 SCAN_VERSION = 4
-"""Raised whenever the same file would give other parts or other staged bytes; older scans are redone."""
+"""Increased whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r"
-"""What JSON calls white space, without the line end: a line of nothing else is no record."""
+"""JSON's white space, without the line end: a line of only these is not a record."""
 
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
@@ -38,7 +38,7 @@ class PartContent:
     """A part as a reader cuts it: its place in the file and its records as JSON lines.
 
     `offset` and `length` count bytes of the decompressed file for line formats, rows for the others. `is_whole`: the
-    content has every record as the file has it; else lines stand in it for records that are too long.
+    content holds every record as in the file; otherwise it holds placeholder lines for records that are too long.
     """
 
     offset: int
@@ -54,9 +54,9 @@ class PartContent:
 class SourcePart:
     """A slice of a source file, named by its content.
 
-    `first_line` and `first_record` count from 1. For formats without lines they are equal, and "line"
-    means record. `staged` is where a copy as JSON lines lies; None: the bytes `[offset, offset + length)`
-    of the file itself. `arrow`: Arrow's gaps stand as nulls in the records and mean "absent".
+    `first_line` and `first_record` count from 1. For formats without lines they are equal, and "line" means record.
+    `staged` is the location of a copy as JSON lines; None: the bytes `[offset, offset + length)` of the file itself.
+    `arrow`: absent keys appear as nulls in the records, as in Arrow.
     """
 
     url: str
@@ -74,7 +74,7 @@ class SourcePart:
     stamp: str
     staged: str | None
     content_bytes: int | None = None
-    """How long its records are as JSON lines; None in scans of before it was noted."""
+    """Size of its records as JSON lines; None in scans of older versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as a JSON object."""
@@ -82,19 +82,19 @@ class SourcePart:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "SourcePart":
-        """Take back what `to_json` gave."""
+        """Return the part that `to_json` wrote."""
         return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
-    """All that is kept of one file (or one Hugging Face split) after reading it once.
+    """Everything recorded about one file (or one Hugging Face split) after reading it once.
 
-    `stamp` tells cheaply whether the file moved since; "" never vouches for it. `columns` are the
-    names and types that a typed format declares. `revision` is the commit of a Hugging Face dataset.
-    `sample_by` is what a text file was cut into, None for other files; `max_record_bytes` the limit it was read under.
-    `delimiter` and `quote` are the dialect of a CSV file, and `asked` what the recipe said of them.
-    `keeps_non_finite`: NaN and infinity of a typed file stand in its parts as text, not as null.
+    `stamp` shows cheaply whether the file changed since; "" never matches. `columns` are the names and types that a
+    typed format declares. `revision` is the commit of a Hugging Face dataset. `sample_by` is the unit that a text file
+    was cut into, None for other files; `max_record_bytes` the limit it was read under. `delimiter` and `quote` are the
+    dialect of a CSV file, and `asked` the recipe's options for them. `keeps_non_finite`: NaN and infinity of a typed
+    file are text in its parts, not null.
     """
 
     url: str
@@ -121,14 +121,14 @@ class FileScan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
-        """Take back what `to_json` gave."""
+        """Return the scan that `to_json` wrote."""
         own: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
         own["asked"] = tuple(values.get("asked", (None, None)))
         return cls(**own)
 
 
 def part_bytes(offset: int) -> int:
-    """Return the least size in bytes of a part of a line format that begins at `offset`."""
+    """Return the minimum size in bytes of a part of a line format that starts at `offset`."""
     return min(max(offset // 50, 128 << 10), 16 << 20)
 
 
@@ -138,7 +138,7 @@ def part_rows(offset: int) -> int:
 
 
 def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
-    r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part, one line and one block."""
+    r"""Cut a stream at `\n` into parts that concatenate to it; memory holds one part, one line and one block."""
     line, record = 1, 1
     for offset, length, content in cut_pieces(stream, find_line_end, max_line_bytes=max_line_bytes):
         bounded_content = _bound_lines(content, max_line_bytes)
@@ -149,12 +149,12 @@ def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
 
 
 def find_line_end(buffer: bytearray, start: int) -> int:
-    """Return where the first line ends that does so after `start`, 0 if none does."""
+    """Return the position after the first line end after `start`; 0 if there is none."""
     return buffer.find(b"\n", start) + 1
 
 
 def _bound_lines(content: bytes, limit: int) -> bytes:
-    """Put a line that stands for it in the place of each line that is too long."""
+    """Replace each line that is too long by its placeholder."""
     if len(content) <= limit:
         return content
     return b"\n".join([bound_line(line, limit) for line in content.split(b"\n")])
@@ -167,12 +167,12 @@ def cut_pieces(
     check_length: Callable[[int], None] | None = None,
     max_line_bytes: int | None = None,
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Cut a stream into pieces that, joined, are the stream; yield each with its offset and length.
+    """Cut a stream into pieces that concatenate to the stream; yield each with its offset and length.
 
-    A piece that begins at offset o ends at the first end at or after o + `part_bytes(o)`; `find_end(buffer, start)`
-    returns the first end after `start`, 0 if there is none. `check_length` may refuse a stream: before more is read
-    it is given how many bytes have no end in them. With `max_line_bytes` a line that is far too long is read past, and
-    the piece holds a line that stands for it.
+    A piece that starts at offset o ends at the first end at or after o + `part_bytes(o)`; `find_end(buffer, start)`
+    returns the first end after `start`, or 0. `check_length` can refuse a stream: before each read it receives the
+    number of bytes without an end. With `max_line_bytes`, a line that is too long is skipped, and the piece holds its
+    placeholder.
     """
     pieces = _PieceCutter(stream, find_end, check_length, max_line_bytes)
     offset = 0
@@ -183,7 +183,7 @@ def cut_pieces(
 
 
 class _PieceCutter:
-    """A stream being cut: what is read and not yet handed on, and how many bytes of it were read past."""
+    """A stream being cut: the buffered bytes, and the number of bytes skipped in them."""
 
     def __init__(
         self,
@@ -199,10 +199,10 @@ class _PieceCutter:
         self._buffer = bytearray()
         self._line_start = 0
         self._passed: list[tuple[int, int]] = []
-        """Where in the buffer a line stands for another, and how many bytes it lacks."""
+        """Positions of placeholder lines in the buffer, with the bytes missing in each."""
 
     def next(self, size: int) -> tuple[bytes, int] | None:
-        """Return the next piece of at least `size` bytes and its length in the stream; None at the very end."""
+        """Return the next piece of at least `size` bytes and its length in the stream; None at the end."""
         end = self._fill_buffer(size)
         if not end:
             return None
@@ -214,7 +214,7 @@ class _PieceCutter:
         return content, length
 
     def _fill_buffer(self, size: int) -> int:
-        """Read on until the buffer holds an end at or after `size`; return where the piece ends, 0 at the very end."""
+        """Read until the buffer holds an end at or after `size`; return the end of the piece, or 0 at the end."""
         searched = size - 1
         while not (end := self._find_end(self._buffer, searched)):
             searched = max(searched, len(self._buffer))
@@ -229,7 +229,7 @@ class _PieceCutter:
         return end
 
     def _skip_line(self, added: int, limit: int) -> bool:
-        """Read past the last line if it is too long already; tell whether it was."""
+        """Skip the rest of the last line if it is already too long; return whether it was."""
         newline = self._buffer.rfind(b"\n", len(self._buffer) - added)
         self._line_start = newline + 1 if newline >= 0 else self._line_start
         length = len(self._buffer) - self._line_start
@@ -258,10 +258,10 @@ def _count_records(content: bytes, *, at_start: bool) -> int:
 
 
 def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[PartContent]:
-    """Cut rows, each one JSON line without its line end, into parts by number.
+    """Cut rows, each one JSON line without its line end, into parts by number of rows.
 
-    A part also ends once it holds 16 MiB, so that long rows do not make it unbounded. That, too, depends
-    only on the rows before.
+    A part also ends once it holds 16 MiB, so that long rows do not make it unbounded. This, too, depends only on the
+    preceding rows.
     """
     held: list[bytes] = []
     offset = held_bytes = 0
@@ -305,7 +305,7 @@ def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, st
 
 
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
-    """Tell parts with equal ids apart by `~2`, `~3`, … in recipe order, so that each id is given once."""
+    """Make equal part ids distinct by appending `~2`, `~3`, … in recipe order."""
     seen: dict[str, int] = {}
     return [replace(scan, parts=tuple(_number_part(part, seen) for part in scan.parts)) for scan in scans]
 

@@ -1,6 +1,6 @@
 r"""Plain text: each line, paragraph or whole file is a record `{"text": …}`, as `source.sample_by` says.
 
-What belongs here: cutting text files into texts. What does not: what becomes of a text (`text.py`).
+What belongs here: cutting text files into texts. What does not: processing a text (`text.py`).
 
     sample_by    a text is                                        its parts end
     line         a line, without its line end                     at a line end
@@ -8,11 +8,11 @@ What belongs here: cutting text files into texts. What does not: what becomes of
     document     the whole file                                   at its end: a file is one part
 
 The values are those of the text builder of Hugging Face `datasets`. That library drops empty paragraphs; here every
-line of a file belongs to a record, and a text with nothing but white space is rejected as `blank` (`reading.py`): a
-blank line of `line`, a blank line behind another of `paragraph`, a blank file of `document`. A line ends with `\n` or
-`\r\n`; texts of several lines have `\n` between them.
+line of a file belongs to a record, and a text of only white space is rejected as `blank` (`reading.py`): a blank line
+with `line`, a blank line after another with `paragraph`, a blank file with `document`. A line ends with `\n` or `\r\n`;
+the lines of a text are joined by `\n`.
 
-The staged copy has each record on the line on which it begins in the file, so that line numbers are the file's.
+In the staged copy, each record is on the line on which it starts in the file, so line numbers agree.
 """
 
 import json
@@ -30,8 +30,8 @@ from rowmill.sources.limits import Limits, bound_line, explain_too_long
 from rowmill.sources.parts import BLANKS, BOM, FileScan, PartContent, SampleBy, cut_pieces, find_line_end
 
 TEXT_LIMIT_BYTES = 64 << 20
-"""The longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is
-encoded. Lines may be as long as records."""
+"""Longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is encoded.
+Lines may be as long as records."""
 
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
@@ -73,7 +73,7 @@ def _cut_text_pieces(
 
 
 def _require_text_size(url: str, sample_by: SampleBy, length: int) -> None:
-    """Refuse a file whose text of `length` bytes or more is too long to be held."""
+    """Refuse a file whose text of `length` bytes or more is too long for memory."""
     if length > TEXT_LIMIT_BYTES:
         finer = "paragraph or line" if sample_by == "document" else "line"
         raise SourceError(
@@ -83,8 +83,8 @@ def _require_text_size(url: str, sample_by: SampleBy, length: int) -> None:
 
 
 def _find_paragraph_end(buffer: bytearray, start: int) -> int:
-    """Return where the first blank line ends that does so after `start`, 0 if there is none."""
-    # The line end before the blank line may stand before `start`.
+    """Return the position after the first blank line that ends after `start`; 0 if there is none."""
+    # The line end before the blank line may be before `start`.
     found = _BLANK_LINE.search(buffer, max(buffer.rfind(b"\n", 0, start), 0))
     while found is not None and found.end() <= start:
         found = _BLANK_LINE.search(buffer, found.end() - 1)
@@ -92,7 +92,7 @@ def _find_paragraph_end(buffer: bytearray, start: int) -> int:
 
 
 def _split_texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
-    """Yield each text of a piece with the number of lines from its beginning to the next one's."""
+    """Yield each text of a piece with the number of lines from its start to the next text's start."""
     if not content:
         return
     if sample_by == "document":
@@ -108,7 +108,7 @@ def _split_texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, i
         elif line.strip(BLANKS):
             held.append(line)
         else:
-            # One blank line ends a paragraph; another is an empty paragraph.
+            # One blank line ends a paragraph; a second one is an empty paragraph.
             yield b"\n".join(held) or line, len(held) + 1
             held.clear()
     if held:
@@ -121,7 +121,7 @@ def _encode_text(text: bytes) -> bytes:
     try:
         return orjson.dumps({"text": text.decode()})
     except UnicodeDecodeError:
-        # The bad bytes go on as they are: reading the part then rejects this one text as `not_utf8`.
+        # The invalid bytes are kept: reading the part then rejects only this text, as `not_utf8`.
         value = {"text": text.decode("utf-8", "surrogateescape")}
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
 

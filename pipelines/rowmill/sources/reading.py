@@ -1,10 +1,10 @@
-"""A part back as raw records: its bytes verified, each line parsed once, each bad one named.
+"""Reads a part's raw records: verifies its bytes, parses each line once, rejects bad lines with a reason.
 
-What belongs here: `read` and what makes a line a reject. What does not: columns; a record is any JSON object.
+What belongs here: `read_records` and the reasons to reject a line. What does not: columns; a record is any JSON object.
 
-This is the hottest loop of the engine's front: per line one split and one `orjson.loads`, nothing else.
-What orjson would do wrong is looked for in the whole part at once: it turns integers beyond 64 bits into
-floats without a word, so a part that holds a run of 19 digits has those lines parsed again, exactly.
+This is the hottest loop of reading: per line one split and one `orjson.loads`, nothing else. Cases that orjson handles
+wrongly are searched for in the whole part at once: orjson silently converts integers beyond 64 bits to floats, so lines
+with a run of 19 digits are parsed again, exactly.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from rowmill.sources.limits import explain_too_long
 from rowmill.sources.parts import BLANKS, BOM, SourcePart
 
 DEPTH_LIMIT = 64
-"""Objects and lists inside each other, the record itself being the first."""
+"""Nesting levels of objects and lists, counting the record as the first."""
 
 _LONG_INTEGER = re.compile(rb"-\d{19}|\d{20}")
-"""What integers beyond 64 bits look like; other text that does is parsed twice for nothing."""
+"""Pattern of integers beyond 64 bits; other text that matches is parsed twice, without harm."""
 
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-"""A string may be cut by the end of the text: else the search would begin again inside it, at each of its quotes."""
+"""A string may also end at the end of the text: otherwise the search would restart inside it, at each quote."""
 
 _STRIDE = 4
 _ZERO = np.uint8(ord("0"))
@@ -41,8 +41,8 @@ _ZERO = np.uint8(ord("0"))
 class RawRecord(NamedTuple):
     """A record as the source has it. Either `value` or `rejected` is set.
 
-    `number` counts from 0 in the part, blank lines left out; `line` from 1 in the file. A named tuple, not
-    a dataclass: one is made per record, and a frozen dataclass takes four times as long.
+    `number` counts from 0 in the part, without blank lines; `line` from 1 in the file. A named tuple, not a dataclass:
+    one is made per record, and a frozen dataclass takes four times as long.
     """
 
     number: int
@@ -58,9 +58,9 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     Raises
     ------
     SourceError
-        When the bytes cannot be read.
+        If the bytes cannot be read.
     IntegrityError
-        When they are not those that were scanned.
+        If they differ from the scanned ones.
 
     """
     records = _parse_records(part, read_part_bytes(part, base))
@@ -68,7 +68,7 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
 
 
 def _reject_blank(record: RawRecord) -> RawRecord:
-    """Reject a line, paragraph or document of a text file that is nothing but white space."""
+    """Reject a line, paragraph or document of a text file that is only white space."""
     text = "" if record.value is None else record.value["text"]
     if record.value is None or text.strip():
         return record
@@ -81,9 +81,9 @@ def read_part_bytes(part: SourcePart, base: Path) -> bytes:
     Raises
     ------
     SourceError
-        When the bytes cannot be read.
+        If the bytes cannot be read.
     IntegrityError
-        When they are not those that were scanned.
+        If they differ from the scanned ones.
 
     """
     if part.staged is None:
@@ -98,12 +98,12 @@ def read_part_bytes(part: SourcePart, base: Path) -> bytes:
 def _changed_part_error(part: SourcePart) -> IntegrityError:
     if part.staged is None:
         return IntegrityError(
-            f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} are not those that the build began "
-            "with; the file changed while the build ran; a source must stay as it is until the build ends; build again"
+            f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} changed while the build ran; a source "
+            "must not change until the build ends; run rowmill build again"
         )
     return IntegrityError(
         f"{part.staged}: the staged copy of part {part.part_id} of {part.url} is damaged; staged copies are named by "
-        "their content and never change; remove it and build again"
+        "their content and never change; delete it and run rowmill build again"
     )
 
 
@@ -137,8 +137,8 @@ def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
 def _find_long_integer_lines(content: bytes) -> frozenset[int]:
     """Return the indices of the lines that may hold an integer beyond 64 bits.
 
-    It has 19 digits or more, which cover four in a row of every fourth byte; the other three quarters of
-    the text are looked at only where that is so.
+    Such an integer has 19 digits or more, which cover four in a row of every fourth byte; the other three quarters of
+    the text are examined only at such places.
     """
     text = np.frombuffer(content, np.uint8)
     sample = text[::_STRIDE] - _ZERO < 10
@@ -152,7 +152,7 @@ def _find_long_integer_lines(content: bytes) -> frozenset[int]:
 
 
 def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) -> Json:
-    """Say why orjson refused a line, or parse what only orjson cannot."""
+    """Return the reject for a line that orjson refused, or its value if it is valid JSON."""
     if (too_long := explain_too_long(raw)) is not None:
         return Rejected("too_long_record", too_long)
     try:
@@ -174,7 +174,7 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
     """Parse a line that holds a long run of digits with every integer exact; `error` is orjson's, if it refused."""
     try:
         value = json.loads(raw.decode(), parse_constant=_reject_json_constant)
-        # What orjson refuses for another reason stays refused: infinite numbers and lone surrogates.
+        # Lines that orjson refuses for another reason stay refused: infinite numbers and lone surrogates.
         _ = error and json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
         return _reject_too_deep()
@@ -191,7 +191,7 @@ def _reject_json_constant(constant: str) -> None:
 
 
 def _is_nested_deeper(value: Json, limit: int) -> bool:
-    """Tell whether lists and objects are nested in more than `limit` levels."""
+    """Return whether lists and objects are nested in more than `limit` levels."""
     level = [value]
     for _ in range(limit):
         level = [

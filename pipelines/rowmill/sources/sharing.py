@@ -1,17 +1,17 @@
-"""Small files share a piece of work: which source parts are made into rows together, and reading them as one.
+"""Groups small files, so that their rows are made together, and reads a group as one.
 
-What belongs here: cutting a list of parts into groups. What does not: cutting a file (`parts.py`), or what is done
-with a group (`canonical_rows/stage.py`).
+What belongs here: cutting a list of parts into groups. What does not: cutting a file (`parts.py`), processing a group
+(`canonical_rows/stage.py`).
 
     files    a.json  b.json  c.json | d.json … | large.jsonl part 0 | large.jsonl part 1 | e.json …
     groups   └───────── 0 ────────┘ └── 1 ───┘ └──────── 2 ───────┘ └──────── 3 ───────┘ └── 4 ──
 
-Every part of a later stage costs some 40 ms and a handful of files, however few rows it has. So files that are smaller
-than the least part of a large file go into one group, in the order of the recipe. Rows keep the names, the file and the
-line of their own source part: a group is a unit of work, and nothing about a record tells which group it was in.
+Every part of a later stage costs some 40 ms and a handful of files, however few rows it has. So files smaller than the
+minimum part of a large file are grouped, in the order of the recipe. Rows keep the id, the file and the line of their
+own source part: a group is a unit of work, and no record depends on its group.
 
-A group ends behind a part whose digest says so, not after a number of parts: a file that is added, removed or changed
-moves the ends beside it alone. Why, and at what price: `docs/decisions/0022`.
+A group ends after a part whose digest decides so, not after a number of parts: a file that is added, removed or changed
+affects only the neighbouring group ends. Why, and at what price: `docs/decisions/0022`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,25 +22,25 @@ from rowmill.sources.parts import FileScan, SourcePart, part_bytes
 from rowmill.sources.reading import RawRecord, read_records
 
 GROUPING_VERSION = 1
-"""Raised whenever the same files would be grouped otherwise."""
+"""Increased whenever the same files would be grouped differently."""
 
 PartGroup: TypeAlias = tuple[SourcePart, ...]
-"""Source parts of which rows are made together: one part of a large file, or small files that follow each other."""
+"""Source parts whose rows are made together: one part of a large file, or consecutive small files."""
 
 TakenGroup: TypeAlias = tuple[tuple[SourcePart, int | None], ...]
-"""A group, each part with how many of its records are taken (None: all)."""
+"""A group; each part with the number of its records that are taken (None: all)."""
 
 SMALL_FILE_BYTES = part_bytes(0)
-"""A file below the least size of a part does not fill one."""
+"""Files below this size, the minimum size of a part, are grouped."""
 
 MEAN_GROUP_BYTES = 1 << 20
-"""What a group of small files comes to on average."""
+"""Average size of a group of small files."""
 
 MAX_GROUP_BYTES = 16 << 20
-"""What a group of small files holds at most, as a part of a large file; next to no group comes near it."""
+"""Maximum size of a group of small files, the same as of a part of a large file; hardly any group gets near it."""
 
 FILE_OVERHEAD_BYTES = 4 << 10
-"""What a file counts beside its content: to find, open and check it takes as long as to read so much."""
+"""Size that each file counts in addition to its content: opening and checking it takes as long as reading that much."""
 
 
 def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
@@ -74,24 +74,24 @@ def _measure_part_cost(part: SourcePart) -> int:
 
 
 def _can_share_group(one: SourcePart, other: SourcePart) -> bool:
-    """Tell whether two parts are of one split and one kind of file; what is said of rows by file kind stays true."""
+    """Return whether two parts have the same split and file format, so that a group has one of each."""
     return (one.split_hint, one.reader, one.arrow) == (other.split_hint, other.reader, other.arrow)
 
 
 def _ends_group(part: SourcePart, cost: int) -> bool:
-    """Tell whether a group ends behind a small file: as likely as it is large, so that groups have one mean size."""
+    """Return whether a group ends after a small file; the probability is proportional to the file's size."""
     return int(part.sha256[:16], 16) * MEAN_GROUP_BYTES < cost << 64
 
 
 def read_taken_records(
     taken: TakenGroup, base: Path, not_taken: list[str]
 ) -> Iterator[tuple[SourcePart, str, RawRecord]]:
-    """Yield the records that are taken, each with its part and its row's id; the ids of others join `not_taken`.
+    """Yield the taken records, each with its part and row id; append the ids of the others to `not_taken`.
 
     Raises
     ------
     SourceError, IntegrityError
-        As `read` does.
+        As `read_records` does.
 
     """
     for part, take in taken:
@@ -104,10 +104,10 @@ def read_taken_records(
 
 
 def count_group_records(taken: TakenGroup) -> int:
-    """Return how many records a group has, taken or not."""
+    """Return the number of records of a group, taken or not."""
     return sum(part.records for part, _ in taken)
 
 
 def estimate_group_bytes(taken: TakenGroup) -> int:
-    """Estimate how many bytes a group has; parts of row formats know their rows alone."""
+    """Estimate the bytes of a group; parts of row formats record only their number of rows."""
     return sum(max(part.length, part.records * 200) for part, _ in taken)

@@ -1,18 +1,17 @@
-"""Where source files are: URLs with braces and globs to files, and files to bytes.
+"""Locates source files: expands URLs with braces and globs to files, and opens files.
 
-What belongs here: expanding, finding, stamping and opening. What does not: what a file's suffix means
-(`files.py`).
+What belongs here: expanding, finding, stamping and opening. What does not: the meaning of a file's suffix (`files.py`).
 
     "data/{a,b}/part-{08..10}.jsonl"   braces first, in the order written
     "data/*.jsonl"                     then globs, by code point; a glob matches files
-    "data/chats" or "data/20*/"        a folder means its data files, however deep, those of linked folders too
+    "data/chats" or "data/20*/"        a folder means its data files at any depth, also in linked folders
 
-A path without a scheme is relative to the base that is handed in (the recipe's folder) and stays relative
-in everything that is recorded, so that a moved project gives the same records. `http` and `https` URLs are
-taken literally: their `?` begins a query, and a web server lists nothing.
+A path without a scheme is relative to the given base (the project's folder) and is recorded as relative, so that a
+moved project gives the same records. `http` and `https` URLs are taken literally: their `?` begins a query, and a web
+server lists no files.
 
-A source's file is a regular file: a pipe or a device has no end and no second reading. Whatever a storage raises leaves
-here as one `SourceError` that names the file as it may be recorded (`remote.py`, `public_urls.py`).
+A source file is a regular file: a pipe or a device has no end and cannot be read twice. Every storage error becomes one
+`SourceError` that names the file without its secrets (`remote.py`, `public_urls.py`).
 """
 
 import glob
@@ -38,7 +37,7 @@ _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URL as it is recorded, and the file system and path by which it is reached; `path` alone if local."""
+    """A URL as recorded, and the file system and path that reach it; `fs` is None for a local file."""
 
     url: str
     path: str
@@ -46,21 +45,21 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """Return what is equal for two spellings of one file."""
+        """Return an identity that is equal for two spellings of one file."""
         if self.fs is None:
             return os.path.realpath(self.path)
         return public_url(str(self.fs.unstrip_protocol(self.path)))
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the patterns that `{a,b}` and `{08..11}` stand for, in the order written, the last one fastest.
+    """Return the patterns that `{a,b}` and `{08..11}` expand to, in the order written, the last brace varying fastest.
 
-    Braces nest. A brace without a partner, or with neither a comma nor a range inside, is text.
+    Braces nest. An unmatched brace, or one with neither a comma nor a range inside, is literal.
     """
     expanded = list(itertools.islice(_expand_pattern(pattern), _EXPANSION_LIMIT + 1))
     if len(expanded) > _EXPANSION_LIMIT:
         raise ConfigError(
-            f"{pattern}: stands for more than {_EXPANSION_LIMIT:,} URLs; name fewer, or a folder or a glob instead"
+            f"{pattern}: expands to more than {_EXPANSION_LIMIT:,} URLs; narrow it, or use a folder or a glob instead"
         )
     return expanded
 
@@ -107,17 +106,17 @@ def _expand_range(text: str) -> Iterator[str] | None:
 
 
 def is_remote(url: str) -> bool:
-    """Tell whether a URL names its own file system."""
+    """Return whether a URL names its own file system."""
     return "://" in url or "::" in url
 
 
 def is_web(url: str) -> bool:
-    """Tell whether a URL is a web address, which is taken literally and cannot be relied on for byte ranges."""
+    """Return whether a URL is a web address, which is taken literally and cannot be relied on for byte ranges."""
     return url.startswith(("http://", "https://"))
 
 
 def is_pattern(url: str) -> bool:
-    """Tell whether a URL holds a glob."""
+    """Return whether a URL holds a glob."""
     return glob.has_magic(url) and not is_web(url)
 
 
@@ -132,7 +131,7 @@ def locate_url(url: str, base: Path) -> Location:
     Raises
     ------
     ConfigError
-        When no file system has the URL's scheme, or its package is not installed.
+        If no file system has the URL's scheme, or its package is not installed.
 
     """
     if not is_remote(url):
@@ -144,22 +143,23 @@ def locate_url(url: str, base: Path) -> Location:
     # Every file system checks its URLs in its own way, some by failing on them.
     except Exception as error:  # noqa: BLE001
         raise ConfigError(
-            f"{public_url(url)}: cannot be reached ({remote.public_reason(error)}); a path or any URL that fsspec can "
-            "open without further arguments is allowed; correct the scheme or install the package that serves it "
+            f"{public_url(url)}: cannot be reached ({remote.public_reason(error)}); expected a path, or a URL that "
+            "fsspec "
+            "can open without further arguments; correct the scheme or install the package that serves it "
             "(s3fs, gcsfs, adlfs, aiohttp)"
         ) from None
     return Location(public_url(url), path, fs)
 
 
 def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the URLs of the files that one URL without braces stands for; none if there are none.
+    """Return the URLs of the files that one URL without braces matches, if any.
 
-    `suffixes` say which files of a folder are data; names that begin with `.` or `_` are not.
+    `suffixes` select the data files of a folder; names that start with `.` or `_` are ignored.
 
     Raises
     ------
     SourceError
-        When the storage does not answer, or a name stands for something that is not a regular file.
+        If the storage does not answer, or a name is not a regular file.
 
     """
     where = locate_url(url, base)
@@ -193,14 +193,14 @@ def _list_local_files(url: str, folder: str, suffixes: tuple[str, ...]) -> list[
 
 
 def walk_files(folder: str) -> Iterator[str]:
-    """Yield the paths of a folder's files, however deep, linked folders like others.
+    """Yield the paths of a folder's files at any depth, also in linked folders.
 
-    Those of folders whose names begin with `.` or `_` are left out, as they are in a source.
+    Folders whose names start with `.` or `_` are ignored, as in a source.
 
     Raises
     ------
     SourceError
-        When a folder cannot be listed, or is a link to one that it lies in.
+        If a folder cannot be listed, or is a link to a folder that contains it.
 
     """
     for top, folders, names in os.walk(folder, onerror=_raise_unreadable_folder, followlinks=True):
@@ -219,16 +219,16 @@ def _require_no_loop(path: str, folder: str) -> None:
             return
         above = os.path.dirname(above)
     raise SourceError(
-        f"{path}: is a link to {target}, a folder that it lies in, so its files have no end; linked folders are "
+        f"{path}: is a link to {target}, a folder that contains it, so its files have no end; linked folders are "
         "followed, and must lead elsewhere; remove the link, or name the files"
     )
 
 
 def _raise_unreadable_folder(error: OSError) -> NoReturn:
-    """Stop where a folder cannot be listed: its files would be missing without a word."""
+    """Refuse a folder that cannot be listed: its files would be missing silently."""
     raise SourceError(
         f"{error.filename}: this folder cannot be read ({error.strerror}); all folders of a source must be readable; "
-        "check its rights, or name the files"
+        "check its permissions, or name the files"
     ) from error
 
 
@@ -241,27 +241,27 @@ _FILE_KINDS = {
 
 
 def _require_regular_file(url: str, path: str) -> None:
-    """Refuse what cannot be read to an end twice, a link to nothing, and a name that cannot be recorded."""
+    """Refuse a file that is not regular, a broken link, and a name that is not UTF-8."""
     try:
         url.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(url).decode("utf-8", "backslashreplace")
         raise SourceError(
-            f"{shown}: this name is not UTF-8; names are recorded as text, so they must be; rename the file"
+            f"{shown}: this name is not UTF-8; names are recorded as text, so they must be UTF-8; rename the file"
         ) from None
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
     except FileNotFoundError as error:
         raise SourceError(
-            f"{url}: is a link to something that is not there ({os.readlink(path)}); a source may not be missing; "
+            f"{url}: is a broken link to {os.readlink(path)}; a source must not be missing; "
             "fetch the file, or remove the link"
         ) from error
     except OSError as error:
         raise remote.unreachable_error(url, "read", error) from error
     if kind != stat.S_IFREG:
         raise SourceError(
-            f"{url}: is {_FILE_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its "
-            "content to a "
+            f"{url}: is {_FILE_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content "
+            "to a "
             "file, or move it out of the folder"
         )
 
@@ -308,9 +308,9 @@ def _require_remote_file(url: str, kind: str) -> None:
 
 
 def stamp_file(where: Location) -> str:
-    """Return a short text that changes when the file does; "" where the storage offers none.
+    """Return a short text that changes when the file does; "" if the storage offers none.
 
-    Locally the change time stands beside the modification time, since copies often keep the latter.
+    A local stamp has the change time as well as the modification time, which copies often keep.
     """
     with _explain_failure(where):
         if where.fs is None:
@@ -329,7 +329,7 @@ def _format_remote_stamp(info: Mapping[str, Any]) -> str:
 
 
 def open_raw(where: Location) -> BinaryIO:
-    """Open a file for reading as it lies."""
+    """Open a file for reading, without decompression."""
     with _explain_failure(where):
         if where.fs is None:
             return open(where.path, "rb")
@@ -337,7 +337,7 @@ def open_raw(where: Location) -> BinaryIO:
 
 
 def read_range(where: Location, offset: int, length: int) -> bytes:
-    """Read `length` bytes from `offset` on; fewer where the file ends before."""
+    """Read `length` bytes from `offset` on; fewer if the file ends before."""
     with _explain_failure(where):
         if where.fs is not None:
             cut = partial(where.fs.cat_file, where.path, start=offset, end=offset + length)
@@ -354,7 +354,7 @@ def read_whole(where: Location) -> bytes:
 
 
 def file_exists(where: Location) -> bool:
-    """Tell whether there is a file."""
+    """Return whether the file exists."""
     if where.fs is None:
         return os.path.isfile(where.path)
     return remote.fetch_info(where.fs, where.path, where.url) is not None
@@ -362,7 +362,7 @@ def file_exists(where: Location) -> bool:
 
 @contextmanager
 def _explain_failure(where: Location) -> Generator[None]:
-    """Turn what a disk raises, and a storage's word that nothing is there, into a `SourceError` that names the file."""
+    """Turn an OSError of a disk, or a storage's FileNotFoundError, into a `SourceError` that names the file."""
     try:
         yield
     except PipelineError:

@@ -1,15 +1,14 @@
-"""Facts about a build for people: length distributions, and tables that DuckDB answers questions from.
+"""Facts about a build for people: length distributions, and tables for SQL queries with DuckDB.
 
-    counts.py    rows and parts of an output, what a row of it is called, and what a stage feeds the tables
-    lengths.py   integers in, facts out: histogram, quantiles, buckets, advice, what-if table
+    counts.py    rows and parts of an output, the noun for a row, and what a stage contributes to the tables
+    lengths.py   functions of integer arrays: histogram, quantiles, buckets, hints, what-if table
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
-    words.py     what each view and column means
-    views.py     `stats.duckdb`: views over these files, and questions to them
+    column_docs.py  what each view and column means
+    views.py     `stats.duckdb`: views over these files, and queries on them
 
-What does not belong here: the numbers that checks judge (whoever writes a stage's output counts them into
-its manifest) and drawing (`plots.py`). Nothing here decides a byte of a shard, so nothing here enters a
-fingerprint.
+What does not belong here: the numbers that checks judge (a stage counts them into its manifest while it writes) and
+drawing (`plots.py`). Statistics decide no byte of a shard, so none of them enters a fingerprint.
 """
 
 from rowmill.core.storage import Store
@@ -73,8 +72,8 @@ def record_manifest(
 ) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
-    In this order: a reader that sees the pointer must find the rows it points to. `stats.duckdb` is the business of
-    whoever builds for people, the command line and Dagster: its views change only with their definitions.
+    In this order: a reader that sees the pointer must find the rows it points to. The caller publishes the views
+    (`stats.duckdb`), the command line and Dagster do: they change only with their definitions.
     """
     write_manifest_tables(store, manifest, feeds, reused=reused, parts_reused=parts_reused)
     recipe, scope = split_stage_key(manifest.key)

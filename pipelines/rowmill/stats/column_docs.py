@@ -11,17 +11,18 @@ from rowmill.schema.manifest import DisplayTable
 ESTIMATE_NOTES: Final[Mapping[str, str]] = {
     "what_if": (
         "Estimated from lengths alone: an example above the length loses trained tokens in proportion to what is "
-        "above, and is packed at just that length; documents that are cut into pieces lose none. Truncation that takes "
-        "whole exchanges may lose more and pack into fewer sequences, at the present limit, too."
+        "above, and is packed at just that length; documents that are cut into pieces lose none. Truncation that "
+        "removes "
+        "whole exchanges may lose more and pack into fewer sequences, also at the current limit."
     ),
 }
-"""Tables that hold estimates, not counts, and how they are made; a page that shows such a table adds this note."""
+"""Tables of estimates, and the note on how they are made; a page that shows such a table adds the note."""
 
 PLANNED_NOTE: Final[str] = (
     "Records are planned again for each length, as a build would plan them; the tokens of records that no example "
     "could hold are lost."
 )
-"""How the same table is made for records, whose examples are not rows but are assembled from several."""
+"""The note for records datasets, whose examples are assembled from several rows."""
 
 
 def describe_estimate(name: str, table: DisplayTable) -> str | None:
@@ -41,7 +42,7 @@ VIEW_DOCS: Final[Mapping[str, str]] = {
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
-    "what_if": f"What another context length would do. {ESTIMATE_NOTES['what_if']} {PLANNED_NOTE}",
+    "what_if": f"The effect of other context lengths. {ESTIMATE_NOTES['what_if']} {PLANNED_NOTE}",
     "sequences": "Packed sequences.",
     "generated_records": "Accepted records that a model generated, one row each, with their content.",
     "segments": "Segments: which example's tokens are where in which sequence.",
@@ -67,10 +68,10 @@ COMMON_COLUMN_DOCS: Final[Mapping[str, str]] = {
 }
 
 _CHECK_RESULT_COLUMNS: Final[Mapping[str, str]] = {
-    "severity": "error shuts the gate, warn only shows.",
+    "severity": "error closes the gate, warn only shows.",
     "value": "The measured number; null if it was not measured or is not applicable.",
     "bound": "The bound that it was compared with.",
-    "outcome": "passed, failed (a waived failure too), or not_applicable: the check has no meaning for this data.",
+    "outcome": "passed, failed (a waived failure too), or not_applicable: the check does not apply to this data.",
     "passed": "Whether it is within its bound; null if the check is not applicable.",
     "waiver": "The reason for which a failure is accepted; empty if none covers it.",
     "judged_at": "When it was judged, ISO 8601 in UTC.",
@@ -79,7 +80,7 @@ _CHECK_RESULT_COLUMNS: Final[Mapping[str, str]] = {
 COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "builds": {
         "built_at": "When it was built, ISO 8601 in UTC.",
-        "run_id": "The run of Dagster that made it, or build-… for `rowmill build`.",
+        "run_id": "The Dagster run that built it, or build-… for `rowmill build`.",
         "seconds": "How long building it took.",
         "reused": "Whether this row records a reuse; run_id, built_at and seconds are then those of the build.",
         "parts": "Parts of the output; of raw_dataset, parts of its source files.",
@@ -191,7 +192,7 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "tokens_cut": "Of these, tokens that the final cut removed.",
     },
     "runs": {
-        "run_id": "The run of Dagster, or build-… for `rowmill build`.",
+        "run_id": "The Dagster run, or build-… for `rowmill build`.",
         "began": "When its first stage was finished, ISO 8601 in UTC.",
         "ended": "When its last stage was finished.",
         "stages": "Stages that it built; reused stages are not counted.",

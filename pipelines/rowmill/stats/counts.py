@@ -1,11 +1,11 @@
-"""How much an output holds: its rows, what one of them is called, and its parts.
+"""The size of an output: its rows with their noun, and its parts.
 
-What belongs here: the forms in which a stage declares what the statistics take from it, and the one answer that its
-page, a line of the terminal and the view `builds` give. What does not: any stage's declaration, and counting; whoever
-writes an output counts what it holds into the manifest's facts.
+What belongs here: the types with which a stage declares its contribution to the statistics, and the one answer that its
+page, the terminal and the view `builds` share. What does not: any stage's declaration, and counting; a stage counts its
+output into the manifest's facts while it writes.
 
-The rows of a part's files are no answer: a part holds other files beside its output, such as rejects, an index of
-segments or a ledger, and two stages have an output without files.
+Summing the rows of a part's files gives no answer: a part holds other files next to its output, such as rejects, an
+index of segments or a ledger, and two stages have an output without files.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,18 +16,18 @@ from rowmill.schema.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """How many rows an output holds, and what one of them is called."""
+    """The number of rows of an output, and the noun for one of them."""
 
     count: int
     noun: str
 
 
 CountRows = Callable[[Manifest], RowCount | None]
-"""Returns what an output holds; None if its manifest does not say."""
+"""Returns the rows of an output; None if its manifest does not count them."""
 
 
 def count_rows_by_fact(fact: str, noun: str) -> CountRows:
-    """Return what reads the number of rows from a fact of the manifest, and calls one of them `noun`."""
+    """Return a function that reads the number of rows from a fact of the manifest."""
 
     def count(made: Manifest) -> RowCount | None:
         return RowCount(int(made.facts[fact]), noun) if fact in made.facts else None
@@ -42,16 +42,16 @@ def _count_no_rows(made: Manifest) -> RowCount | None:
 
 @dataclass(frozen=True, slots=True)
 class StatsInputs:
-    """What the statistics take from a stage's output, beside its ledgers: declared by the stage."""
+    """What a stage contributes to the statistics besides its ledgers."""
 
     rows: CountRows = _count_no_rows
-    """How many rows the view `builds` and the stage's page give."""
+    """Counts the rows shown in the view `builds` and on the stage's page."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of a part's file → the table of statistics that its rows are copied to."""
     tables: tuple[str, ...] = ()
-    """Tables of statistics that the manifest holds whole; its other tables are for its page only."""
+    """Tables of statistics that the manifest holds completely; its other tables are for its page only."""
 
 
 def count_parts(made: Manifest) -> int:
-    """Return how many parts an output has; those of `raw_dataset` are ranges of source files, and counted alone."""
+    """Return the number of parts of an output; for `raw_dataset`, the ranges of its source files."""
     return len(made.parts) or int(made.facts.get("parts", 0))

@@ -1,8 +1,7 @@
 """Facts about lengths: how long examples are, how many hit the limit, what another limit would change.
 
-What belongs here: pure functions from integer arrays to histograms, quantiles, buckets, hints and the
-what-if table. What does not: reading lengths from files, and packing; how many sequences a set of
-lengths needs is asked of the `plan` that is handed in.
+What belongs here: pure functions from integer arrays to histograms, quantiles, buckets, hints and the what-if table.
+What does not: reading lengths from files, and packing; the `plan` argument returns the number of sequences.
 """
 
 import math
@@ -31,9 +30,8 @@ LOWER_LIMIT = "lower max_length to reduce VRAM usage"
 def make_length_histogram(lengths: Lengths, limit: int, *, title: str = "original length") -> Histogram:
     """Count lengths into at most 48 bins, one edge of which is the limit if any length reaches it.
 
-    Bins are equally wide, but for the first (shorter where the limit is no multiple of the width) and
-    the last, which takes the far tail: without it one document of a million tokens would squeeze all
-    others into the first bar.
+    Bins have equal widths, except the first (shorter if the limit is not a multiple of the width) and the last, which
+    takes the far tail: without it, one document of a million tokens would squeeze all others into the first bar.
     """
     edges = _choose_edges(lengths, limit)
     bins = np.searchsorted(edges, lengths, side="right") - 1
@@ -54,7 +52,7 @@ def _choose_edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
     longest = int(lengths.max())
     tail_begins = max(2 * limit, math.ceil(1.25 * _find_quantile(lengths, 99)))
     body = min(longest + 1, tail_begins)
-    # Three bars are kept back: the short first one, the one that rounding up adds, the far tail.
+    # Three bars are reserved: the short first one, the one that rounding up adds, the far tail.
     step = _choose_bin_width(body / (MAX_BARS - 3), limit)
     first = limit % step if limit <= body else 0
     edges = np.arange(first, body + step, step, dtype=np.int64)
@@ -64,7 +62,7 @@ def _choose_edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
 
 
 def _choose_bin_width(at_least: float, limit: int) -> int:
-    """Return a round bin width, preferring one that divides the limit, for it then starts at zero."""
+    """Return a round bin width, preferably a divisor of the limit, so that bins start at zero."""
     decades = range(math.ceil(math.log10(max(at_least, 1))) + 2)
     round_numbers = sorted({m * 10**k for k in decades for m in (1, 2, 5)} | {2**k for k in range(64)})
     wide_enough = [number for number in round_numbers if number >= at_least]
@@ -73,14 +71,14 @@ def _choose_bin_width(at_least: float, limit: int) -> int:
 
 
 def compute_length_quantiles(lengths: Lengths) -> dict[str, int]:
-    """Return p25, p50, p75, p90, p95, p99 and max: lengths that occur, none interpolated; 0 without any."""
+    """Return p25, p50, p75, p90, p95, p99 and max: lengths that occur, not interpolated; 0 for no lengths."""
     if len(lengths) == 0:
         return {**{f"p{q}": 0 for q in QUANTILES}, "max": 0}
     return {**{f"p{q}": _find_quantile(lengths, q) for q in QUANTILES}, "max": int(lengths.max())}
 
 
 def _find_quantile(lengths: Lengths, per_cent: int) -> int:
-    """Return the shortest length that at least this share of the examples does not exceed."""
+    """Return the smallest length that at least this percentage of the examples does not exceed."""
     rank = max(math.ceil(len(lengths) * per_cent / 100), 1) - 1
     return int(np.partition(lengths, rank)[rank])
 
@@ -94,7 +92,7 @@ def count_length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
 
 
 def suggest_limits(buckets: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the hints that the buckets justify: none, one or both of two."""
+    """Return the hints that the buckets justify: any of two."""
     total = sum(buckets.values())
     hints: list[str] = []
     if buckets["at_max"] > 0.3 * total:
@@ -120,10 +118,10 @@ def estimate_seq_len_effects(
 ) -> DisplayTable:
     """Estimate for each limit how many examples exceed it, what that costs and how many sequences result.
 
-    `trained_tokens[i]` are the trained tokens of example i before any truncation. What an example loses
-    is taken in proportion to its length: which exchanges go is known only after rendering, and that is
-    the build. So the line of the present limit need not be what truncation took (`words.ESTIMATES`).
-    `plan(lengths, limit)` returns a number of sequences for lengths of at most the limit.
+    `trained_tokens[i]` are the trained tokens of example i before truncation. The loss of an example is estimated in
+    proportion to its length: which exchanges are removed is known only after rendering, that is, in a build. So the
+    line of the current limit can differ from what truncation removed (`column_docs.ESTIMATE_NOTES`).
+    `plan(lengths, limit)` returns the number of sequences for lengths of at most the limit.
     """
     whole = original_tokens.astype(np.int64)
     trained = trained_tokens.astype(np.int64)
@@ -137,7 +135,7 @@ def estimate_seq_len_effects(
 
 
 def make_lengths_table(histograms: Mapping[str, Histogram]) -> DisplayTable:
-    """Write histograms, one per split, as lines `split, lower, upper, examples`; upper is exclusive."""
+    """Return histograms, one per split, as lines `split, lower, upper, examples`; upper is exclusive."""
     rows = [line for split, histogram in histograms.items() for line in _list_bins(split, histogram)]
     return DisplayTable(columns=("split", "lower", "upper", "examples"), rows=tuple(rows))
 

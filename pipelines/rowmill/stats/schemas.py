@@ -1,11 +1,11 @@
 """The columns of every statistics table.
 
-What belongs here: names and types, which are what users write SQL against. What does not: where the
+What belongs here: names and types, the interface for users' SQL. What does not: where the
 values come from (`tables.py`) and the columns that a view adds: recipe, dataset, version (`views.py`).
 
-`splits` and `mixture` are made by a stage of the whole recipe and have a line per dataset, hence their own
-column `dataset`. `token_ledger` names the stage, because several stages count the same tokens; `segments`
-names the split, because every split numbers its sequences from 0.
+The stages of the whole recipe fill `splits` and `mixture` with a line per dataset, so these have a column `dataset`.
+`token_ledger` has a column for the stage, because several stages count the same tokens; `segments` has one for the
+split, because every split numbers its sequences from 0.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         trained_tokens=_COUNT,
     ),
 }  # fmt: skip
-"""Table → its columns besides the partition's recipe, scope and version."""
+"""Columns of each table, without the partition's recipe, scope and version."""
 
 CURRENT_SCHEMA = _make_schema(stamp=_COUNT, versions=_TEXTS)
 """A pointer: one line that lists the current versions of a stage, none if the list is empty."""

@@ -1,17 +1,17 @@
 """Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version.
 
-What belongs here: writing what a stage feeds them (`counts.Feeds`), and the pointers that say which versions
-are current. What does not: the views over them (`views.py`), and counting anything; a manifest has the
-counts, and long tables are columns of its part files, copied in batches.
+What belongs here: writing what a stage contributes (`counts.StatsInputs`), and the pointers to the current versions.
+What does not: the views over the tables (`views.py`), and counting; counts come from the manifest, and long tables are
+columns of its part files, copied in batches.
 
     stats/<table>/recipe=<r>/scope=<dataset or _recipe>/version=<version>/part-0.parquet
     stats/_current/recipe=<r>/scope=<…>/stage=<stage>/current-<stamp>.parquet
 
-Nobody locks anything, so a reader may be anywhere between listing files and reading them while a writer
-works. Hence no file that a reader may have listed is ever rewritten with other content or removed at
-once: a new pointer is a new file with a higher stamp, and superseded ones go after `GRACE_NS`. One file
-replaced in place was tried; a fifth of the reads beside a busy writer found no rows at all, because the
-pointer named a version younger than the reader's list of files.
+There are no locks, so a reader may be anywhere between listing files and reading them while a writer works. Therefore
+no file that a reader may have listed is rewritten with other content or removed at once: a new pointer is a new file
+with a higher stamp, and superseded pointers are removed after `GRACE_NS`. Replacing one pointer file in place was
+tried: during writes, a fifth of the reads found no rows, because the pointer named a version newer than the reader's
+list of files.
 """
 
 import io
@@ -42,7 +42,7 @@ RECIPE_SCOPE = "_recipe"
 """The scope of stages that belong to a whole recipe; no dataset can have this name."""
 
 GRACE_NS = 600 * 10**9
-"""How long a superseded pointer stays, in nanoseconds: longer than any query plans."""
+"""Nanoseconds for which a superseded pointer is kept: longer than any query takes to plan."""
 
 GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
@@ -63,7 +63,7 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
     Raises
     ------
     SchemaError
-        If `content` lacks a column of the table or has one of another type; further columns are left out.
+        If `content` lacks a column of the table or has one of another type; extra columns are ignored.
 
     """
     path = _first_file_path(table, recipe, scope, version)
@@ -73,7 +73,7 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
 
 
 def set_current_versions(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
-    """Make these versions of a stage the ones that the views show; call it after their tables are written."""
+    """Make the views show these versions of a stage; call it after their tables are written."""
     parts = (_require_path_part(one) for one in (recipe, scope, stage))
     folder = "stats/_current/recipe={}/scope={}/stage={}".format(*parts)
     wanted = [_require_path_part(version) for version in versions]
@@ -91,16 +91,16 @@ def set_current_versions(store: Store, recipe: str, scope: str, stage: str, vers
 def write_manifest_tables(
     store: Store, manifest: Manifest, feeds: StatsInputs, *, reused: bool = False, parts_reused: int = 0
 ) -> None:
-    """Write every table that a manifest feeds, under its version.
+    """Write every table that a manifest contributes to, under its version.
 
-    Long tables are copied column by column in batches, and only if the version's copy is not there yet;
-    short ones come from the manifest itself. `reused` tells a build that found its output from one that
-    made it: of the first kind the last is kept, of the second all.
+    Long tables are copied column by column in batches, and only if the version's copy does not exist yet; short ones
+    come from the manifest itself. `reused` marks a build that found its output instead of making it: of the rows for
+    reuses only the last is kept, of those for builds all.
 
     Raises
     ------
     SchemaError
-        If a part file or a table of the manifest lacks a column; that is a bug of whoever wrote it.
+        If a part file or a table of the manifest lacks a column, which is a bug of the stage that wrote it.
 
     """
     _write_build_row(store, manifest, feeds, reused, parts_reused)
@@ -113,11 +113,10 @@ def write_manifest_tables(
 def write_check_results(
     store: Store, manifest: Manifest, results: Sequence[CheckResult], *, judged_at: str | None = None
 ) -> None:
-    """Write the results on a version.
+    """Write the check results of a version.
 
-    `judged_at` (ISO 8601, now if left out) tells a later judgement from this one. The same results again
-    leave what is there alone. Other ones, under other bounds say, stand beside the earlier ones: the view
-    shows the last, its history all.
+    `judged_at` (ISO 8601, now if omitted) distinguishes a later judgement from this one. Equal results are not written
+    again. Different ones, for example under other bounds, are added: the view shows the last, its history shows all.
     """
     folder = _partition_path("findings", *split_stage_key(manifest.key), manifest.version)
     lines = [_make_check_row(manifest.stage, result) for result in results]
@@ -131,7 +130,7 @@ def write_check_results(
 
 
 def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -> None:
-    """Remove all tables of a version that was collected; it must not be current."""
+    """Remove all tables of a version that gc removed; it must not be current."""
     for table in SCHEMAS:
         folder = _partition_path(table, recipe, scope, version)
         if store.exists(folder):
@@ -139,7 +138,7 @@ def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -
 
 
 def write_empty_tables(store: Store) -> None:
-    """Put a file without rows under `recipe=_` of each table, so that every view stands over a file."""
+    """Write a file without rows under `recipe=_` of each table, so that every view finds a file."""
     for table, schema in SCHEMAS.items():
         store.write(_first_file_path(table, "_", "_", "_"), _encode_parquet(schema.empty_table()))
     store.write(
@@ -170,7 +169,7 @@ def _write_build_row(store: Store, manifest: Manifest, feeds: StatsInputs, reuse
         "seconds": manifest.seconds,
         "reused": reused,
         "parts": parts,
-        # Whoever finds an output made has made none of it.
+        # A reused output reuses all of its parts.
         "parts_reused": parts if reused else parts_reused,
         "rows": rows.count if rows else None,
     }
@@ -186,7 +185,7 @@ _Lines = list[dict[str, Any]]
 
 
 def _list_short_tables(manifest: Manifest, feeds: StatsInputs) -> Iterator[tuple[str, _Lines, str]]:
-    """Yield each table that a manifest holds whole: its name, its lines, and where they come from."""
+    """Yield each table that a manifest holds completely: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
     where = "/".join(manifest.key)
@@ -200,17 +199,17 @@ def _list_short_tables(manifest: Manifest, feeds: StatsInputs) -> Iterator[tuple
 
 
 def _align_lines(table: DisplayTable, schema: pa.Schema, where: str) -> _Lines:
-    """Return the rows of a table under the columns of a schema; what the table does not have is null."""
+    """Return the rows of a table under the columns of a schema; columns that the table lacks are null."""
     _require_schema_columns(schema, table.columns, where)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return [{name: row.get(name) for name in schema.names} for row in rows]
 
 
 def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str, lines: _Lines, where: str) -> None:
-    """Write one version of a short table, unless it is there and says the same.
+    """Write one version of a short table, unless an equal one exists.
 
-    What is there is compared as Python values: on a night in which nothing changed no Arrow array is made of any,
-    for which pyarrow would import pandas first, a second of work.
+    The stored table is compared as Python values: converting to Arrow would make pyarrow import pandas first, a second
+    of work that a night without changes need not do.
     """
     schema, path = SCHEMAS[table], _first_file_path(table, recipe, scope, version)
     known = _read_or_remove(store, path)
@@ -225,7 +224,7 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
 
 @dataclass(frozen=True, slots=True)
 class _PartFile:
-    """A part file that a long table is read from."""
+    """A part file that a long table is copied from."""
 
     part: Part
     file: File
@@ -241,7 +240,7 @@ def _find_long_tables(manifest: Manifest, feeds: StatsInputs) -> dict[str, list[
 
 
 def _copy_long_table(store: Store, manifest: Manifest, table: str, feeds: Sequence[_PartFile]) -> None:
-    """Copy a table's columns from part files; a copy that is there under this schema is whole and stays."""
+    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept."""
     schema = SCHEMAS[table]
     path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
     if store.exists(path) and _has_schema(store, path, schema):
@@ -264,13 +263,14 @@ def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
 
 
 def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
-    """Return what adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
+    """Return a function that adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
     schema = SCHEMAS["sequences"]
     seq_len = manifest.card.get("seq_len")
     if not isinstance(seq_len, int) or seq_len < 1:
         raise SchemaError(
-            f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; a positive integer was expected; "
-            "correct the writer"
+            f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "
+            "stage "
+            "that writes it"
         )
 
     def shape(batch: pa.RecordBatch, feed: _PartFile) -> pa.Table:
@@ -287,7 +287,7 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
 
 
 def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Not compared with its digest: a stage judges what it wrote, and nobody trains on statistics.
+    # Not compared with its digest: checks cover the stage's files, and nobody trains on statistics.
     try:
         with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
             present = [name for name in schema.names if name in parquet.schema_arrow.names]
@@ -299,7 +299,7 @@ def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.Re
 
 
 def _join_batches(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, so that thousands of small parts do not become thousands of row groups."""
+    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
     waiting: list[pa.Table] = []
     rows = 0
     for batch in batches:
@@ -325,16 +325,18 @@ def _cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Tabl
 
 def _misfit_error(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
     expected = ", ".join(f"{field.name} {field.type}" for field in schema)
-    return SchemaError(f"{where}: a value does not fit ({error}); expected {expected}; correct the writer")
+    return SchemaError(
+        f"{where}: a value does not fit ({error}); expected {expected}; correct the stage that writes it"
+    )
 
 
 def _require_schema_columns(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
-    # A stage of one dataset may leave its name out: the view then takes the scope.
+    # A stage of one dataset may omit the dataset's name: the view then takes the scope.
     missing = set(schema.names) - set(columns) - {"dataset"}
     if missing:
         raise SchemaError(
             f"{where}: column {', '.join(sorted(missing))} is missing; expected {', '.join(schema.names)}; "
-            "correct the writer"
+            "correct the stage that writes it"
         )
 
 
@@ -348,13 +350,13 @@ def _first_file_path(table: str, recipe: str, scope: str, version: str) -> str:
 
 
 def _require_path_part(name: str) -> str:
-    """Return a name that becomes a folder; data never gets here, so another one is our own bug."""
+    """Return a name that becomes a folder; no name comes from data, so an invalid one is our bug."""
     assert PATH_PART_PATTERN.fullmatch(name), f"{name!r} cannot be part of a path"
     return name
 
 
 _WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-"""No manifest holds the digest of a table of statistics: its pages say by themselves that they are whole."""
+"""No manifest holds the digest of a statistics table, so checksums in its pages detect damage."""
 
 
 def _encode_parquet(content: pa.Table) -> bytes:
@@ -364,7 +366,7 @@ def _encode_parquet(content: pa.Table) -> bytes:
 
 
 def _read_or_remove(store: Store, path: str) -> pa.Table | None:
-    """Return a table that is there; one that is damaged is removed, to be written again, and said to be so."""
+    """Return a table if it exists; remove a damaged one with a warning, so that it is written again."""
     try:
         return store.unchecked_table(path) if store.exists(path) else None
     except DamagedFileError as error:
@@ -374,7 +376,7 @@ def _read_or_remove(store: Store, path: str) -> pa.Table | None:
 
 
 def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
-    """Return a sentence for each table of a version that is not what was written, by its path."""
+    """Return a message for each damaged table of a version, by path."""
     found: dict[str, str] = {}
     for table in SCHEMAS:
         folder = _partition_path(table, *split_stage_key(key), version)
@@ -387,13 +389,13 @@ def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
 
 
 def require_whole_tables(store: Store) -> None:
-    """Read every table of statistics; DamagedFileError names the first that is not whole."""
+    """Read every statistics table; raise DamagedFileError for the first damaged one."""
     for path in _list_parquet_files(store, "stats"):
         try:
             store.unchecked_table(path)
         except DamagedFileError as error:
             raise DamagedFileError(
-                f"{error}; `rowmill verify --deep --discard` takes away all that is damaged", error.path
+                f"{error}; run `rowmill verify --deep --discard`, which removes every damaged file", error.path
             ) from error
 
 
@@ -407,7 +409,7 @@ def _list_parquet_files(store: Store, folder: str) -> Iterator[str]:
 
 
 def _read_table(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
-    """Read a table; a column that an older writer did not know is null."""
+    """Read a table; a column that an older version did not write is null."""
     content = _read_or_remove(store, path)
     if content is None:
         return None
@@ -418,7 +420,7 @@ def _read_table(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
 
 
 def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
-    """Tell whether a table is of a schema; one whose end is damaged is of none."""
+    """Return whether a table has a schema; False if its footer is damaged."""
     try:
         with store.open(path) as handle:
             return cast(pa.Schema, pq.read_schema(handle)).remove_metadata().equals(schema)
@@ -441,10 +443,10 @@ def _read_newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> p
 def _append_file(
     store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True
 ) -> None:
-    """Write a file that sorts after its kind; with `prune`, drop those superseded before the grace."""
+    """Write a file that sorts after the existing ones; with `prune`, remove those superseded past the grace period."""
     names = _list_stamped_files(store, folder, prefix)
     stamp = max([time.time_ns(), *(_parse_stamp(name) + 1 for name in names)])
-    # Twenty digits hold every 64-bit stamp, so names sort as their stamps do.
+    # Twenty digits hold every 64-bit stamp, so names sort like their stamps.
     new = f"{prefix}-{stamp:020d}.parquet"
     store.write(f"{folder}/{new}", _encode_parquet(content(stamp)))
     if not prune:

@@ -1,11 +1,11 @@
-"""`stats.duckdb`: views over the tables, and questions to them.
+"""`stats.duckdb`: views over the tables, and queries on them.
 
 What belongs here: the views' definitions, replacing the file that holds them, running a query safely.
 What does not: the tables' columns (`tables.py`).
 
-A DuckDB file that is open for writing shuts every other process out, so this one holds views only and is
-never opened for writing under its own name: it is made under a temporary one and renamed. The data are
-Parquet files that the views find by name whenever they are asked.
+A DuckDB file that is open for writing excludes every other process, so this one holds only views and is never opened
+for writing under its own name: it is written under a temporary name and renamed. The data are Parquet files, which a
+view finds by name whenever it is queried.
 
 A view binds the pointers *before* the table: DuckDB lists files from left to right while it plans, so
 every version that a listed pointer names was listed after it was written. The other way round, a version
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 DATABASE_FILE = "stats.duckdb"
 MARKER_FILE = "stats/_views.json"
-"""Names the definitions that `stats.duckdb` was made from; while they are the same it is left alone."""
+"""Holds the digest of the definitions in `stats.duckdb`, which is rewritten only if they change."""
 
 VIEWS_VERSION = 2
-"""Raise it when a table's columns or a view's definition changes in a way that its text does not show."""
+"""Increase it when a table's columns or a view's definition changes in a way that its text does not show."""
 
 
 TRUNCATION_QUERY = (
@@ -58,7 +58,7 @@ CHECK_RESULTS_QUERY = (
     "SELECT recipe, dataset, version, stage, law AS check_name, severity, value, bound, outcome, passed, waiver, "
     "judged_at FROM findings{history}"
 )
-"""`findings` is the name of the stored table, and `law` its column's; both still answer."""
+"""`findings` and its column `law` are the stored names of `check_results` and `check_name`; both can be queried."""
 DERIVED_VIEWS = {
     "truncation": TRUNCATION_QUERY.format(history=""),
     "truncation_history": TRUNCATION_QUERY.format(history="_history"),
@@ -66,22 +66,22 @@ DERIVED_VIEWS = {
     "check_results": CHECK_RESULTS_QUERY.format(history=""),
     "check_results_history": CHECK_RESULTS_QUERY.format(history="_history"),
 }
-"""Views over other views: questions that everybody asks."""
+"""Views over other views, for common questions."""
 
 LAST_RESULT_CLAUSE = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
-"""Of a version judged under several bounds the view shows the last results; the history has all."""
+"""For a version judged under several bounds, the view shows the last results; the history has all."""
 
 
 def list_view_names() -> tuple[str, ...]:
-    """Return the views' names; each has a `_history` beside it, except `runs`, which is one."""
+    """Return the views' names; each has a `_history` view too, except `runs`, which covers all versions."""
     return (*SCHEMAS, *(name for name in DERIVED_VIEWS if not name.endswith("_history")))
 
 
 def publish_views(store: Store) -> None:
     """Bring `stats.duckdb` up to date.
 
-    Nothing is to do unless a definition changed, the root moved, or the file is not there. A root on an
-    object store gets the empty tables only; `query` makes its views in memory.
+    There is nothing to do unless a definition changed, the root moved, or the file is missing. A root on an object
+    store gets the empty tables only; `query_views` makes its views in memory.
     """
     import duckdb
 
@@ -116,7 +116,7 @@ def _replace_database(store: Store, statements: list[str]) -> None:
 
 
 def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
-    # One transaction: a commit for each statement would be a sync for each.
+    # One transaction: each commit would sync the file.
     connection.begin()
     for statement in statements:
         connection.execute(statement)
@@ -139,11 +139,11 @@ def _make_view_statements(store: Store) -> Iterator[str]:
 
 
 def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
-    """Word every view and column, so that `DESCRIBE` is not all that a reader has."""
+    """Yield a comment for every view and column, which DuckDB shows to users."""
     found = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     for view in dict.fromkeys(name for name, _ in found):
         about = column_docs.VIEW_DOCS[view.removesuffix("_history")]
-        kept = " Of all kept versions." if view.endswith("_history") else ""
+        kept = " All kept versions." if view.endswith("_history") else ""
         yield f"COMMENT ON VIEW {view} IS {_quote_text(about + kept)}"
     for view, column in found:
         about = column_docs.describe_column(view.removesuffix("_history"), column)
@@ -183,7 +183,7 @@ def _quote_pattern(store: Store, relative: str) -> str:
 
 
 def _escape_glob(path: str) -> str:
-    """Write a path so that a pattern means just it: a root may be called `a[1]`."""
+    """Escape a path for a glob pattern: a root may be called `a[1]`."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
@@ -196,15 +196,15 @@ def _find_root_path(store: Store) -> str:
 
 
 def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Answer one SELECT over the views, of one recipe or of all in the store: column names and rows.
+    """Run one SELECT over the views, of one recipe or of all in the store; return column names and rows.
 
-    It may read the statistics and nothing else: no other file, no network, no extension, no Python
-    variable; and it may write nothing.
+    The query can read the statistics and nothing else: no other file, no network, no extension, no Python variable. It
+    cannot write.
 
     Raises
     ------
     ConfigError
-        If the statement is not one SELECT, or DuckDB refuses it; the message names the views there are.
+        If the statement is not one SELECT, or DuckDB refuses it; the message lists the views.
 
     """
     import duckdb
@@ -214,23 +214,23 @@ def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[t
         with _open_connection(store, recipe) as connection:
             statements = connection.extract_statements(sql)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                # COPY and EXPORT would write into the one folder that may be read.
+                # COPY and EXPORT would write into the one folder that queries may read.
                 raise _query_error(sql, "not a single SELECT")
             result = connection.execute(statements[0])
             return tuple(str(column[0]) for column in result.description), result.fetchall()
     except duckdb.Error as error:
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
-            # Such as a file without an end: whose fault it is, the files say.
+            # The cause may be a truncated file, so the tables are verified first.
             require_whole_tables(store)
         raise _query_error(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
 
 
 def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
-    """Open an engine of our own with the views in it and every door but the statistics shut.
+    """Open a separate DuckDB engine that holds the views and can access nothing but the statistics.
 
-    With a recipe's name the views show that recipe alone: DuckDB looks a name up among temporary views first.
-    In memory, with the file attached: connections to one file share an engine within a process, and a second query
-    would find the configuration locked by the first.
+    With a recipe's name, the views show only that recipe: DuckDB looks a name up among temporary views first. The
+    engine is in memory, with the file attached: connections to one file share an engine within a process, and a second
+    query would find the configuration locked by the first.
     """
     import duckdb
 
@@ -259,16 +259,16 @@ def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnec
 
 
 def _limit_views_to_recipe(recipe: str, catalog: str) -> Iterator[str]:
-    """Put a temporary view of one recipe before each view of a catalog; all of them have the column `recipe`."""
+    """Shadow each view of a catalog by a temporary view of one recipe; every view has the column `recipe`."""
     for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED_VIEWS, "current_versions"):
         selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quote_text(recipe)}"  # noqa: S608  (quoted)
         yield f"CREATE TEMP VIEW {name} AS {selected}"
 
 
 def _list_allowed_folders(store: Store) -> tuple[str, ...]:
-    """Return the folder of the tables in each spelling that DuckDB compares with.
+    """Return the tables' folder in every spelling that DuckDB compares with.
 
-    In a pattern, in a file name, and as some remote file systems list it, `memory:///x` for `memory://x`.
+    In a pattern, in a file name, and as some remote file systems list it: `memory:///x` for `memory://x`.
     """
     folder = f"{_find_root_path(store)}/stats"
     spelled = {folder, _escape_glob(folder)}
@@ -281,6 +281,6 @@ def _query_error(sql: str, why: str) -> ConfigError:
     shown = " ".join(sql.split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return ConfigError(
-        f"query {shown!r}: {why}; there are the views {', '.join(list_view_names())}, each but runs with a _history "
+        f"query {shown!r}: {why}; the views are {', '.join(list_view_names())}, each except runs with a _history view "
         "of all versions, and current_versions; write one SELECT over them"
     )

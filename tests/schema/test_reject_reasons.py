@@ -261,6 +261,7 @@ def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
         words = reject_reasons.REASON_DESCRIPTIONS[reason]
         assert f"| `{reason}` | {words.what} | {words.remedy} |" in page
         assert len(words.remedy) > 10
+        assert all(one == one.strip() and not one.endswith((" and", " or")) for one in (words.what, words.remedy))
 
 
 def options_named(text: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""What each reason for a reject means, and what to do about it.
+"""Describes every reject reason: its meaning and its remedy.
 
-What belongs here: words for people. What does not: the closed list itself (`ledger.py`) and who gives a reason;
-each step says in a detail which column, message or value it was.
+What belongs here: texts for users. What does not: the closed list itself (`ledger.py`) and the code that rejects; each
+step's detail names the column, message or value.
 """
 
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from rowmill.schema.ledger import REJECT_REASONS
 
 
 class ReasonDescription(NamedTuple):
-    """Where a reason is given, what it means, and what to do."""
+    """Where a reason occurs, what it means, and what to do."""
 
     of: Literal["sources", "rows", "splits", "masks", "lengths", "records", "generated"]
     what: str
@@ -104,7 +104,10 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "bad_system_prompt": ReasonDescription(
         "rows",
-        "the column of `format.system_prompt` is not text, or there is a second system prompt and ",
+        (
+            "the column of `format.system_prompt` is not text, or there is a second system prompt and "
+            "`format.on_existing_system` is reject"
+        ),
         "correct the column, or choose merge, replace or keep",
     ),
     "bad_template_kwargs": ReasonDescription(
@@ -126,12 +129,14 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "rows", "the custom class returned nothing for the record", "nothing, if that is intended"
     ),
     "format_error": ReasonDescription(
-        "rows", "the custom class raised an exception, or returned no row", "fix the class; the detail has its message"
+        "rows",
+        "the custom class raised an exception, or did not return a row",
+        "fix the class; the detail has its message",
     ),
     "bad_example": ReasonDescription(
         "rows",
         "the custom class built unknown ids, unequal lengths, or a mask with values other than 0 and 1",
-        "mend its `build`",
+        "fix its `build`",
     ),
     "group_missing": ReasonDescription(
         "splits", "the column of `splits.group_key` is absent or null", "fix it, or name another"
@@ -172,14 +177,14 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "foreign_text_trained": ReasonDescription(
         "masks",
-        "template text that is not known to belong to the model's turn, or text of another message, would train",
+        "template text that is not known to belong to the model's turn, or text of another message, would be trained",
         "run `rowmill template-report --prove`, and choose another template for these rows; "
         "rows of other shapes are not affected",
     ),
     "assistant_untrained": ReasonDescription(
         "masks",
-        "a message that should train has no trained token: nothing of it is printed, or it is outside the template's "
-        "`{% generation %}` blocks",
+        "a message that should be trained has no trained token: nothing of it is printed, or it is outside the "
+        "template's `{% generation %}` blocks",
         "choose a template that prints it, such as reasoning without an answer; for blocks set `template.spans: marks`",
     ),
     "reasoning_not_located": ReasonDescription(
@@ -189,8 +194,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "render_mismatch": ReasonDescription(
         "masks",
-        "the template prints another text when marks are inserted, since it reads its own output; or the row's text "
-        "is found at another position than the proven one",
+        "the template prints another text when marks are inserted, since it reads its own output; or the row's text is "
+        "at another position than the proven one",
         "choose another template",
     ),
     "control_token_in_content": ReasonDescription(
@@ -210,7 +215,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "no_loss_tokens": ReasonDescription(
         "lengths",
-        "no token of the row trains: because of its flags, the group `loss`, or truncation",
+        "no token of the row is trained: because of its flags, the group `loss`, or truncation",
         "check flags and `loss.mask`, or raise `truncation.max_length`",
     ),
     "overlong": ReasonDescription(
@@ -220,7 +225,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "overlong_after_structure": ReasonDescription(
         "lengths",
-        "the row is too long after all structure is cut, and `truncation.token_cut` is reject",
+        "the row is too long after structured truncation, and `truncation.token_cut` is reject",
         "raise `truncation.max_length`, or set `truncation.token_cut: allow`",
     ),
     "type_mismatch": ReasonDescription(
@@ -304,11 +309,11 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "raise `generation.patience`, or set `generation.on_failed_group: keep`",
     ),
 }
-"""Reason → its description, in the order of the stages."""
+"""Description of each reason, in the order of the stages."""
 
 
 def format_reasons_page() -> list[str]:
-    """Return the lines of tables of all reasons, by what they are of."""
+    """Return Markdown lines: a table of the reasons of each group."""
     titles = {
         "sources": "Records that cannot be read",
         "rows": "Rows",
@@ -320,13 +325,15 @@ def format_reasons_page() -> list[str]:
     }
     lines: list[str] = []
     for of, title in titles.items():
-        own = {
-            reason: words
-            for reason, words in REASON_DESCRIPTIONS.items()
-            if words.of == of and reason in REJECT_REASONS
+        group = {
+            reason: description
+            for reason, description in REASON_DESCRIPTIONS.items()
+            if description.of == of and reason in REJECT_REASONS
         }
-        if own:
+        if group:
             lines += [f"## {title}", "", "| reason | what it means | what to do |", "|---|---|---|"]
-            lines += [f"| `{reason}` | {words.what} | {words.remedy} |" for reason, words in own.items()]
+            lines += [
+                f"| `{reason}` | {description.what} | {description.remedy} |" for reason, description in group.items()
+            ]
             lines.append("")
     return lines

@@ -181,7 +181,7 @@ def test_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
 
-    with pytest.raises(ConfigError, match=rf"{name}: '{value}' cannot be used; .* are allowed; correct or unset it"):
+    with pytest.raises(ConfigError, match=rf"{name}: '{value}' is invalid; allowed are .*; correct or unset it"):
         remote.read_retry_policy()
 
 

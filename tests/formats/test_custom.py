@@ -268,9 +268,9 @@ NO_TOKENS = [
     (given(ids=[5, 6], loss_mask=[0, 2]), "bad_example", "other values than 0 and 1"),
     (given(ids=[5, 6], loss_mask=[0, 0.5]), "bad_example", "other values than 0 and 1"),
     (given(ids=[5, 6], loss_mask=["a", "b"]), "bad_example", "other values than 0 and 1"),
-    (given(ids=[5, 6.5], loss_mask=[0, 1]), "bad_example", "ids are no list of integers"),
-    (given(ids=[[5], [6]], loss_mask=[0, 1]), "bad_example", "ids are no list of integers"),
-    (given(ids=[], loss_mask=[]), "bad_example", "or an empty one"),
+    (given(ids=[5, 6.5], loss_mask=[0, 1]), "bad_example", "ids are not a non-empty list of integers"),
+    (given(ids=[[5], [6]], loss_mask=[0, 1]), "bad_example", "ids are not a non-empty list of integers"),
+    (given(ids=[], loss_mask=[]), "bad_example", "ids are not a non-empty list of integers"),
     (given(ids=[5, 6]), "bad_example", "expected ids and loss_mask"),
     (given(ids=[5, 6], loss_mask=[0, 1], domain=3), "bad_example", "domain is an integer"),
     (given(ids=[5, 6], loss_mask=[1, 0]), "no_loss_tokens", ""),
@@ -338,13 +338,13 @@ def refusal(road: Road, form: Mapping[str, Any], **groups: Any) -> str:
     ("form", "expected"),
     [
         ({}, "datasets.rows.format.class: is missing"),
-        ({"class": "own_formats"}, "'own_formats' is not module:Name; write such as my_formats:Tickets"),
+        ({"class": "own_formats"}, "expected module:Name, such as my_formats:Tickets, got 'own_formats'"),
         ({"class": "nowhere:Tickets"}, "no module nowhere in "),
         ({"class": "own_formats:Tciket"}, "module own_formats has no Tciket; its formats are Tickets, Tokens, Neither"),
-        ({"class": "own_formats:Stranger"}, "own_formats:Stranger: it is no RowFormat"),
-        ({"class": "own_formats:Neither"}, "it has neither rows nor build"),
-        ({"class": "own_formats:Both"}, "it has both rows and build"),
-        ({"class": "own_formats:Tickets", "source_digest": "x"}, "source_digest is read from the class's file"),
+        ({"class": "own_formats:Stranger"}, "own_formats:Stranger: it is not a RowFormat"),
+        ({"class": "own_formats:Neither"}, "it defines neither rows nor build"),
+        ({"class": "own_formats:Both"}, "it defines both rows and build"),
+        ({"class": "own_formats:Tickets", "source_digest": "x"}, "source_digest is computed from the class's file"),
         ({"class": "own_formats:Tickets", "options": []}, "datasets.rows.format.options: must be a mapping"),
         ({"class": "own_formats:Tickets", "messages_field": "m"}, "datasets.rows.format.messages_field: unknown key"),
     ],
@@ -382,7 +382,9 @@ def test_module_may_import_its_neighbours(project: Road) -> None:
 
 
 def test_options_that_the_constructor_does_not_take_are_one_error(project: Road) -> None:
-    with pytest.raises(ConfigError, match=r"own_formats:Tickets cannot be made with options \{'greting': 'x'\}"):
+    with pytest.raises(
+        ConfigError, match=r"own_formats:Tickets cannot be instantiated with options \{'greting': 'x'\}"
+    ):
         made_by(project, "Tickets", [{"how": "none"}], form={"options": {"greting": "x"}})
 
 
@@ -445,7 +447,7 @@ def test_registered_name_is_a_kind(project: Road) -> None:
 
 
 def test_register_format_refuses_what_is_no_row_format() -> None:
-    with pytest.raises(TypeError, match="it is no RowFormat"):
+    with pytest.raises(TypeError, match="it is not a RowFormat"):
         register_format("stranger")(object)  # pyright: ignore[reportArgumentType]
 
 
@@ -459,9 +461,9 @@ def test_register_format_refuses_a_name_that_is_taken() -> None:
         def rows(self, record: Mapping[str, Json]) -> Row | None:
             return None
 
-    with pytest.raises(ValueError, match="every name is given once"):
+    with pytest.raises(ValueError, match="names must be unique"):
         register_format("taken")(Second)
-    with pytest.raises(ValueError, match="every name is given once"):
+    with pytest.raises(ValueError, match="names must be unique"):
         register_format("chat")(Second)
     assert register_format("taken")(First) is First
 

@@ -102,7 +102,7 @@ def test_alias_means_its_field(given: dict[str, Json], expected: Any) -> None:
     ],
 )
 def test_alias_beside_its_field_is_refused(given: dict[str, Json]) -> None:
-    with pytest.raises(ValidationError, match="both are given"):
+    with pytest.raises(ValidationError, match="both are set"):
         ADAPTER.validate_python(given)
 
 

@@ -223,5 +223,5 @@ def test_registered_format_cannot_take_the_name_of_a_kind() -> None:
             return None
 
     for name in (*KINDS, *KIND_ALIASES):
-        with pytest.raises(ValueError, match="every name is given once"):
+        with pytest.raises(ValueError, match="names must be unique"):
             register_format(name)(Mine)

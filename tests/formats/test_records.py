@@ -72,7 +72,7 @@ DP = {"privacy": {"dp_enabled": True}}
     [
         (
             {"data": {"max_sequences_per_example": 0}}, {},
-            'format.data.max_sequences_per_example: must be "auto", null or an integer >= 1; got 0',
+            'format.data.max_sequences_per_example: expected "auto", null or an integer >= 1; got 0',
         ),
         ({"data": {"max_sequences_per_example": -1}}, {}, "got -1"),
         ({"data": {"max_sequences_per_example": True}}, {}, "got True"),
@@ -82,7 +82,7 @@ DP = {"privacy": {"dp_enabled": True}}
         ({"data": {"max_sequence_per_example": 3}}, {}, "did you mean max_sequences_per_example?"),
         ({"assembly": {"max_seq_length": 65}}, {}, "max_seq_length is 65, seq_len 64 is the most allowed"),
         ({"assembly": {"on_overflow": "split"}}, {}, "split in tabular mode"),
-        ({"prompt": {"template": "no place"}}, {}, "must be text with {schema}, or null"),
+        ({"prompt": {"template": "no place"}}, {}, "expected text with {schema}, or null"),
         ({"time_series": {"is_timeseries": True, "stop_timestamp": 5}}, {}, "without an order column"),
         ({"time_series": {"timestamp_interval_seconds": 5}}, {}, "without is_timeseries"),
         (grouped(order="customer"), {}, "both group and order column"),
@@ -105,7 +105,7 @@ def test_option_that_cannot_be_says_what_can(form: dict[str, Any], groups: dict[
 def test_numbers_of_rows_are_for_records_alone() -> None:
     dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "text"}, "splits": {"test": 100}}
 
-    with pytest.raises(ConfigError, match="are for records; a text dataset takes shares"):
+    with pytest.raises(ConfigError, match="are for records; a text dataset is split by hash"):
         recipe.parse_recipe(
             {"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="road", where="road.yaml"
         )

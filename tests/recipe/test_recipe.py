@@ -154,9 +154,9 @@ def test_a_mistake_is_one_line_about_what_was_written(
         ({"format": {"kind": "supervised"}, "truncation": {"overlong": "split"}},
          "datasets.a: truncation.overlong: split cannot be done to a pair"),
         ({"format": {"kind": "supervised"}, "loss": {"mask": {"user": "train"}}},
-         "datasets.a: loss.mask: 'user' is not in the rows of a supervised dataset; allowed are prompt and response"),
+         "datasets.a: loss.mask: 'user' does not occur in the rows of a supervised dataset; allowed are prompt"),
         ({"format": {"kind": "chat"}, "loss": {"mask": {"assistant": "train", "prompt": "train"}}},
-         "datasets.a: loss.mask: 'prompt' is not in the rows of a chat dataset; allowed are roles, such as user"),
+         "datasets.a: loss.mask: 'prompt' does not occur in the rows of a chat dataset; allowed are roles"),
     ],
 )  # fmt: skip
 def test_an_option_that_the_kind_would_read_over_is_refused(dataset: dict[str, Any], expected: str) -> None:

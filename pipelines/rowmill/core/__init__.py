@@ -1,4 +1,4 @@
-"""What every package uses and that knows none of them: config, errors, storage, JSON, text of numbers, the console.
+"""Foundations that every package uses: config, errors, storage, JSON, number formats, the console.
 
-What belongs here: code that would serve another project as it is. What does not: anything that knows a row or a token.
+What belongs here: code that another project could use unchanged. What does not: anything specific to rows or tokens.
 """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
-"""Lengths, offsets, positions and numbers of rows."""
+"""Lengths, offsets, positions and row numbers."""
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, as shards store them."""

@@ -1,9 +1,9 @@
-"""Decide whether a recipe may run Python code that it names: a format's class, a generating backend's function.
+"""Decides whether a recipe may run user code: a format class, or the function of a generation backend.
 
-What belongs here: the switch, and the refusal. What does not: importing (`custom.py`, `callable.py`),
-which asks here first.
+What belongs here: the switch, and the refusal. What does not: importing code (`custom.py`, `callable.py`); importers
+call this module first.
 
-With the switch on, another person's recipe is only data: templates run in a sandbox, and no dataset script is ever run.
+With the switch on, an untrusted recipe is only data: templates run in a sandbox, and dataset scripts never run.
 """
 
 import os

@@ -1,13 +1,13 @@
-"""Every exception that leaves the engine.
+"""All exceptions that the engine raises for its callers.
 
 What belongs here: exception classes and helpers for their messages. What does not: rejects. A bad
-*row* never raises: it becomes a `rows.Rejected`, which is counted and kept. Exceptions are for
+*row* never raises: it becomes a `Rejected`, which is counted and kept. Exceptions are for
 configuration, for the outside world (files, disks) and for our own bugs.
 
     PipelineError
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read
         + ContextOverflowError            too long under `overlong: raise` or `error`; also a GenerationError
-      + SourceError       (OSError)       a source is missing, cut short or unreadable
+      + SourceError       (OSError)       a source is missing, truncated or unreadable
         + UnreachableError                its disk or storage fails, refuses or does not answer
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says

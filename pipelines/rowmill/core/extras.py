@@ -1,7 +1,7 @@
-"""Which extra of rowmill brings a package that is not installed, and the error that says so.
+"""Finds the extra of rowmill that brings a missing package, and words the error.
 
-What belongs here: the answer to a failed import. What does not: the lists of packages, which are those of
-`pyproject.toml`, read from the metadata of the installed distribution.
+What belongs here: explaining a failed import. What does not: the lists of packages, which come from `pyproject.toml`
+through the metadata of the installed distribution.
 """
 
 import re
@@ -10,16 +10,16 @@ from importlib.metadata import PackageNotFoundError, requires
 from rowmill.core.errors import MissingPackageError
 
 _EXTRAS = ("build", "dagster")
-"""The extras that commands need, in the order in which they are looked through."""
+"""The extras that commands need, in the order in which they are searched."""
 
 _DISTRIBUTIONS = {"yaml": "pyyaml"}
-"""Modules that are not called as their distribution is."""
+"""Modules whose name differs from their distribution's."""
 
 _REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
 
 
 def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Return the error for a failed import of a package that an extra brings; None: no extra brings it."""
+    """Return the error for a failed import of a package that an extra brings; None if no extra brings it."""
     missing = (error.name or "").partition(".")[0]
     extra = _find_extra(missing)
     if extra is None:

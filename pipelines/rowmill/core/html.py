@@ -43,7 +43,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 
 
 def render_page(title: str, body: Iterable[str], *, style: str = "", script: str = "") -> str:
-    """Return a whole page; `body` is markup already, `title` is not."""
+    """Return a complete page; `body` is markup, `title` is plain text."""
     run = f"<script>{script}</script>" if script else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -56,16 +56,18 @@ def render_page(title: str, body: Iterable[str], *, style: str = "", script: str
     )
 
 
-def escape_text(words: object) -> str:
-    """Return text as markup that shows it, control characters as visible symbols."""
-    return escape(console.escape_control_characters(str(words)))
+def escape_text(value: object) -> str:
+    """Escape text for markup, with control characters as visible symbols."""
+    return escape(console.escape_control_characters(str(value)))
 
 
 def render_element(tag: str, content: str, **attributes: str) -> str:
     """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python keyword."""
     names = [name.rstrip("_").replace("_", "-") for name in attributes]
-    given = "".join(f' {name}="{escape_text(value)}"' for name, value in zip(names, attributes.values(), strict=True))
-    return f"<{tag}{given}>{content}</{tag}>"
+    rendered = "".join(
+        f' {name}="{escape_text(value)}"' for name, value in zip(names, attributes.values(), strict=True)
+    )
+    return f"<{tag}{rendered}>{content}</{tag}>"
 
 
 def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -87,12 +89,12 @@ def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> st
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def clip_text(words: str, most_bytes: int) -> str:
-    """Return the beginning of a text that takes at most `most_bytes` as markup, followed by the text's length."""
-    if len(words) * 6 <= most_bytes or len(escape_text(words).encode()) <= most_bytes:
-        return words
-    low, high = 0, min(len(words), most_bytes)
+def clip_text(text: str, max_bytes: int) -> str:
+    """Truncate a text to at most `max_bytes` of markup, and append its length."""
+    if len(text) * 6 <= max_bytes or len(escape_text(text).encode()) <= max_bytes:
+        return text
+    low, high = 0, min(len(text), max_bytes)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(escape_text(words[:middle]).encode()) <= most_bytes else (low, middle - 1)
-    return f"{words[:low]} … ({len(words):,} characters)"
+        low, high = (middle, high) if len(escape_text(text[:middle]).encode()) <= max_bytes else (low, middle - 1)
+    return f"{text[:low]} … ({len(text):,} characters)"

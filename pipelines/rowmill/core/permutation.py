@@ -1,8 +1,8 @@
 """Keyed permutations, the source of all randomness in a build.
 
-What belongs here: the hash that turns labels into a key, and bijections of [0, n) under a key. What does
-not: which labels stand for what; the code that shuffles, mixes or splits chooses its own. No library random
-generator decides a byte, because none promises the same numbers in its next release.
+What belongs here: the hash that turns labels into a key, and bijections of [0, n) under a key. What does not: the
+meaning of labels; the code that shuffles, mixes or splits chooses its own. No library's random generator decides a
+byte, because none promises the same numbers in its next release.
 
     key(0, "shuffle", "a", 0) ──► 6917724958345623493 ──► feistel(10, k): 0 1 2 3 … ──► 8 1 9 5 …
 
@@ -61,7 +61,7 @@ def hash_labels(*labels: int | str) -> int:
 
 
 def hash_label_json(text: bytes) -> int:
-    """Hash labels that are already one compact JSON array, as `key` does."""
+    """Hash labels that are already one compact JSON array, as `hash_labels` does."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -84,7 +84,7 @@ def mix_bits(z: int) -> int:
 
 
 def mix_array(z: NDArray[np.uint64]) -> None:
-    """Scramble an array of 64-bit numbers in place, each as `mix` does."""
+    """Scramble an array of 64-bit numbers in place, each as `mix_bits` does."""
     for start in range(0, z.size, _CHUNK_PLACES):
         some = z[start : start + _CHUNK_PLACES]
         _mix_into(some, np.empty_like(some))

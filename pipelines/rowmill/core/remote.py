@@ -1,20 +1,20 @@
-"""Storages that are not this machine's disk: every request has a time limit, few retries, and one error at its end.
+"""Access to remote storage: every request has a time limit, a few retries, and one error at the end.
 
-What belongs here: opening a file system of fsspec, and the one way in which anything is asked of it. What does not:
-what is stored (`storage.py`), which files a source has (`urls.py`).
+What belongs here: opening a file system of fsspec, and the only functions that send requests to it. What does not:
+stored content (`storage.py`), which files a source has (`urls.py`).
 
-    reach(address, "read", function, …)
+    retry_request(fs, address, "read", function, …)
       attempt ─► answer                                        returned
-              ├► nothing is there (404, FileNotFoundError)     FileNotFoundError: whoever asks knows what that means
+              ├► missing (404, FileNotFoundError)              FileNotFoundError: the caller decides what it means
               ├► refused (401, 403, PermissionError, …)        SourceError at once
-              └► anything else: 500, 503, cut, refused, silent tried again, then UnreachableError
+              └► anything else: 500, 503, broken, no answer    retried, then UnreachableError
 
-A server that fails is never one that has no such file. fsspec's `exists`, `isdir`, `walk` and `glob` take one for the
-other, so none of them is called here or by whoever reaches a storage through this module.
+A failing server must not look like a missing file. fsspec's `exists`, `isdir`, `walk` and `glob` confuse the two, so
+neither this module nor its callers use them.
 
-Each library has time limits and retries of its own, and some have none. Theirs are set where they can be, and every
-call runs on a thread that is given up when its time has passed, so that no silence of a server holds a build. Trying
-again is done here alone: nested retries took half an hour to say that a server is silent.
+Each library has its own time limits and retries, and some have none. Their limits are set where possible, and every
+call runs on a thread that is abandoned after its time limit, so that a silent server cannot block a build. Only this
+module retries: nested retries took half an hour to report a silent server.
 """
 
 import glob
@@ -38,38 +38,36 @@ from rowmill.core.public_urls import public_text
 ResultT = TypeVar("ResultT")
 
 TIMEOUT_VARIABLE, TRIES_VARIABLE = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE_TRIES"
-"""Environment variables: seconds that a storage may be silent, and how often a request is made at most."""
+"""Environment variables: seconds to wait for a silent storage, and the maximum number of attempts."""
 
 FIRST_PAUSE_S = 0.5
-"""Seconds before the second attempt; each pause after it is twice as long."""
+"""Seconds before the second attempt; each further pause is twice as long."""
 
 _SLOWEST_BYTES_PER_S = 1 << 20
 UNKNOWN_SIZE = 256 << 20
-"""How much is waited for where nobody knows how much it is."""
+"""Assumed size in bytes of a request of unknown size, for its time limit."""
 _READ_AHEAD_BYTES = 1 << 20
 _LOCAL_PROTOCOLS = frozenset({"file", "local", "memory"})
-"""Protocols that reach nothing outside this process and its disk."""
+"""Protocols that stay within this process and its disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageRetryPolicy:
-    """How long a storage may be silent, and how often a request is made."""
+    """How long to wait for a silent storage, and how many attempts to make."""
 
     timeout_s: float = 30.0
     tries: int = 5
 
     def limit_of(self, size_bytes: int) -> float:
-        """Return the seconds that one attempt may take; a storage that moves 1 MiB per second is not given up."""
+        """Return the time limit of one attempt in seconds; a storage that transfers 1 MiB/s never exceeds it."""
         return 2 * self.timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
 
 
 def read_retry_policy() -> StorageRetryPolicy:
-    """Read from the environment how long to wait."""
-    usual = StorageRetryPolicy()
-    timeout_s = _read_positive(TIMEOUT_VARIABLE, float, usual.timeout_s, "seconds above 0")
-    return StorageRetryPolicy(
-        timeout_s, int(_read_positive(TRIES_VARIABLE, int, usual.tries, "a whole number from 1 on"))
-    )
+    """Read the policy from the environment."""
+    default = StorageRetryPolicy()
+    timeout_s = _read_positive(TIMEOUT_VARIABLE, float, default.timeout_s, "seconds above 0")
+    return StorageRetryPolicy(timeout_s, int(_read_positive(TRIES_VARIABLE, int, default.tries, "positive integers")))
 
 
 def _read_positive(name: str, kind: Callable[[str], float], default: float, allowed: str) -> float:
@@ -81,7 +79,7 @@ def _read_positive(name: str, kind: Callable[[str], float], default: float, allo
     except ValueError:
         value = -1
     if not 0 < value < float("inf"):
-        raise ConfigError(f"{name}: {text!r} cannot be used; {allowed} are allowed; correct or unset it")
+        raise ConfigError(f"{name}: {text!r} is invalid; allowed are {allowed}; correct or unset it")
     return value
 
 
@@ -89,18 +87,18 @@ def _read_positive(name: str, kind: Callable[[str], float], default: float, allo
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, with time limits of its own where its library has such, and the path in it."""
+    """Return the file system of a URL, with its library's time limits set where possible, and the path in it."""
     protocols = {link.partition("://")[0] if "://" in link else link for link in url.split("::")}
     options = {name: _merge_options(name) for name in protocols if name in _OPTION_MAKERS}
     fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url, **options))
     if is_remote_filesystem(fs) and isinstance(getattr(fs, "retries", None), int):
-        # Of s3fs and gcsfs: `reach` tries again.
+        # s3fs and gcsfs retry by themselves; only `retry_request` should.
         fs.retries = 1
     return fs, path
 
 
 def is_remote_filesystem(fs: Any) -> bool:
-    """Tell whether a file system may keep its caller waiting."""
+    """Return whether a file system is remote, so that a call may block."""
     protocol: str | tuple[str, ...] = fs.protocol
     return not _LOCAL_PROTOCOLS & {protocol, *(protocol if isinstance(protocol, tuple) else ())}
 
@@ -109,7 +107,7 @@ def _make_s3_options(wait: StorageRetryPolicy) -> dict[str, Any]:
     limits = {"connect_timeout": min(10.0, wait.timeout_s), "read_timeout": wait.timeout_s}
     return {
         "config_kwargs": {**limits, "retries": {"total_max_attempts": 1, "mode": "standard"}},
-        # Other processes write there, too.
+        # Other processes write there as well.
         "use_listings_cache": False,
     }
 
@@ -130,11 +128,11 @@ _OPTION_MAKERS: dict[str, Callable[[StorageRetryPolicy], dict[str, Any]]] = {
 
 
 def _merge_options(protocol: str) -> dict[str, Any]:
-    """Return a protocol's options; what the user's own configuration of fsspec says of one goes before ours."""
+    """Return a protocol's options; the user's fsspec configuration takes precedence over ours."""
     try:
         ours = _OPTION_MAKERS[protocol](read_retry_policy())
     except ImportError:
-        # fsspec says what to install.
+        # fsspec's error names the package to install.
         return {}
     theirs = cast("dict[str, Any]", fsspec.config.conf.get(protocol, {}))
     merged = {**ours, **theirs}
@@ -150,14 +148,14 @@ def _merge_options(protocol: str) -> dict[str, Any]:
 def retry_request(
     fs: Any, address: str, action: str, function: Callable[[], ResultT], *, size_bytes: int = UNKNOWN_SIZE
 ) -> ResultT:
-    """Ask a storage for something that can be asked for twice; `address` is what may be shown, `action` "read" etc.
+    """Send an idempotent request; for messages, `address` is the public URL and `action` a participle such as "read".
 
     Raises
     ------
     FileNotFoundError
-        If the storage says that nothing is there.
+        If the storage reports that the path does not exist.
     UnreachableError
-        If it does not answer, or fails, or refuses, until the last attempt.
+        If the storage fails, refuses or does not answer in every attempt.
 
     """
     wait = read_retry_policy()
@@ -167,22 +165,22 @@ def retry_request(
         try:
             return _call_with_timeout(fs, function, wait.limit_of(size_bytes))
         except (PipelineError, TypeError):
-            # A wrong call is a bug of ours.
+            # A TypeError is a bug of ours.
             raise
         except Exception as error:  # noqa: BLE001  (every storage has errors of its own)
             refusal = _unwrap_refusal(fs, error)
             if is_absent(refusal):
                 raise FileNotFoundError(public_reason(refusal)) from None
-            # A silent server costs the whole time limit, so it is asked twice and not five times.
+            # An attempt on a silent server takes the whole time limit, so there are two attempts, not five.
             is_over = attempt >= wait.tries or time.monotonic() - began > 1.5 * wait.timeout_s
             if is_over or not is_transient(refusal):
-                # The storage's own error may show the whole address, so one that says as much takes its place.
+                # The storage's error may contain the URL's secrets, so an equivalent error replaces it.
                 raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
         time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
 def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
-    """Call a function, and give up when it has not returned in time; its thread ends when its storage lets it."""
+    """Call a function with a time limit; after it, the thread is abandoned and ends when its storage call returns."""
     if not is_remote_filesystem(fs):
         return function()
     outcome: Future[ResultT] = Future()
@@ -190,10 +188,10 @@ def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float)
     def call() -> None:
         try:
             outcome.set_result(function())
-        except BaseException as error:  # noqa: BLE001  (it is raised where the result is waited for)
+        except BaseException as error:  # noqa: BLE001  (it is raised again in the waiting thread)
             outcome.set_exception(error)
 
-    # No executor: the interpreter would wait for its threads at the end, and one may be held for ever.
+    # Not an executor: at exit the interpreter would wait for its threads, and one may be blocked forever.
     threading.Thread(target=call, daemon=True, name="rowmill-storage").start()
     try:
         return outcome.result(limit_s)
@@ -204,7 +202,7 @@ def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float)
 
 
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
-    """Return what a storage says of a path: its `type` and `size` among other things; None: nothing is there."""
+    """Return the storage's facts about a path, such as `type` and `size`; None if it does not exist."""
     try:
         return cast("dict[str, Any]", retry_request(fs, address, "read", lambda: fs.info(path), size_bytes=0))
     except FileNotFoundError:
@@ -212,23 +210,23 @@ def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
 
 
 def list_folder(fs: Any, path: str, address: str) -> list[dict[str, Any]]:
-    """Return what a storage says of each file and folder in a folder; nothing if there is no such folder."""
+    """Return the storage's facts about each entry of a folder; empty if the folder does not exist."""
     try:
         found = retry_request(fs, address, "listed", lambda: fs.ls(path, detail=True), size_bytes=0)
     except FileNotFoundError:
         return []
-    # Listed by itself, a file is what is found.
+    # Listing a file returns the file itself.
     return [one for one in found if str(one["name"]).rstrip("/") != path.rstrip("/")]
 
 
 def find_files(fs: Any, folder: str, address: str) -> dict[str, dict[str, Any]]:
-    """Return what a storage says of the files under a folder, however deep, by their paths."""
+    """Return the storage's facts about all files below a folder, by path."""
 
     def find() -> dict[str, dict[str, Any]]:
         try:
             return fs.find(folder, detail=True, on_error="raise")
         except TypeError:
-            # File systems that list by one request have no way to leave a folder out, nor the option that forbids it.
+            # File systems that list with one request cannot omit a folder, and lack the option `on_error`.
             return fs.find(folder, detail=True)
 
     try:
@@ -238,9 +236,9 @@ def find_files(fs: Any, folder: str, address: str) -> dict[str, dict[str, Any]]:
 
 
 def match_glob(fs: Any, pattern: str, address: str) -> dict[str, dict[str, Any]]:
-    """Return what a storage says of the files and folders that a glob matches, by their paths.
+    """Return the storage's facts about the files and folders that a glob matches, by path.
 
-    Not by the file system's own `glob`, which takes folders that cannot be listed for empty ones.
+    The file system's own `glob` is not used, because it treats folders that cannot be listed as empty.
     """
     head, *steps = pattern.rstrip("/").split("/")
     return dict(_match_steps(fs, head, steps, address))
@@ -274,7 +272,7 @@ def open_file(fs: Any, path: str, address: str) -> BinaryIO:
     Raises
     ------
     FileNotFoundError
-        If the storage says that nothing is there.
+        If the storage reports that the file does not exist.
 
     """
     opened = retry_request(fs, address, "read", lambda: fs.open(path, "rb"), size_bytes=0)
@@ -282,7 +280,7 @@ def open_file(fs: Any, path: str, address: str) -> BinaryIO:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a storage that is opened again where a read fails; an end before the file's own is a failure, too."""
+    """A remote file that is reopened after a failed read; a premature end counts as a failure."""
 
     def __init__(self, fs: Any, path: str, address: str, opened: Any) -> None:
         self._fs, self._path, self._address = fs, path, address
@@ -312,7 +310,7 @@ class _RemoteFile(io.RawIOBase):
     def _retry_request(self, function: Callable[[Any], ResultT], size_bytes: int) -> ResultT:
         def attempt() -> ResultT:
             opened = self._reopen_file() if self._file is None else self._file
-            # Where this does not return, the open file stays in the hands of a thread that was given up.
+            # If this does not return, the open file belongs to the abandoned thread.
             self._file = None
             try:
                 result = function(opened)
@@ -337,16 +335,16 @@ class _RemoteFile(io.RawIOBase):
         return opened
 
     def _restore_position(self, opened: Any) -> None:
-        """Bring a file that was opened again to where this one is."""
+        """Move a reopened file to the current position."""
         if _read_file_version(opened) != self._version:
             raise SourceError(
-                f"{self._address}: changed while it was read; a source must stay as it is until it was read to its "
+                f"{self._address}: changed while it was read; a source must not change until it is read to its "
                 "end; run the command again"
             )
         try:
             opened.seek(self._position)
         except ValueError:
-            # A web server without byte ranges begins at the first byte.
+            # A web server without byte ranges starts at the first byte.
             left = self._position
             while left and (block := opened.read(min(left, _READ_AHEAD_BYTES))):
                 left -= len(block)
@@ -354,7 +352,7 @@ class _RemoteFile(io.RawIOBase):
     def _read_block(self, opened: Any, size: int) -> bytes:
         block: bytes = opened.read(size)
         if not block and size and self._position < self._version[0]:
-            raise ConnectionError(f"it ends after {self._position:,} of {self._version[0]:,} bytes")
+            raise ConnectionError(f"it ended after {self._position:,} of {self._version[0]:,} bytes")
         return block
 
     def close(self) -> None:
@@ -369,7 +367,7 @@ def _seek_file(opened: Any, offset: int, whence: int) -> int:
 
 
 def _read_file_version(opened: Any) -> tuple[int, str]:
-    """Return an open file's size and what else its storage says by which another version of it is known."""
+    """Return an open file's size and its storage's version tag, which change with its content."""
     size: Any = getattr(opened, "size", None)
     details: Any = getattr(opened, "details", None)
     facts = cast("dict[str, Any]", details) if isinstance(details, dict) else {}
@@ -377,7 +375,7 @@ def _read_file_version(opened: Any) -> tuple[int, str]:
 
 
 VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "generation")
-"""What storages call the text that changes with a file's content."""
+"""Storages' names of the tag that changes with a file's content."""
 
 
 # ── What storages raise ────────────────────────────────────────────────────────────────────────────
@@ -385,11 +383,11 @@ VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "ge
 _ABSENT_STATUSES = frozenset({404, 410})
 _BUSY_STATUSES = frozenset({408, 425, 429})
 _LASTING_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
-"""What another attempt does not change."""
+"""Errors that a retry does not resolve."""
 
 
 def _unwrap_refusal(fs: Any, error: BaseException) -> BaseException:
-    """Return what a web server did, which fsspec reports as a missing file whatever it was."""
+    """Return the web server's error, which fsspec reports as a missing file whatever it is."""
     protocol: str | tuple[str, ...] = fs.protocol
     is_web = "http" in (protocol if isinstance(protocol, tuple) else (protocol,))
     cause = error.__cause__ if is_web or _find_http_status(error.__cause__) is not None else None
@@ -397,12 +395,12 @@ def _unwrap_refusal(fs: Any, error: BaseException) -> BaseException:
 
 
 def is_absent(error: BaseException) -> bool:
-    """Tell whether an error says that nothing is there."""
+    """Return whether an error means that the path does not exist."""
     return isinstance(error, FileNotFoundError) or _find_http_status(error) in _ABSENT_STATUSES
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether another attempt may end otherwise."""
+    """Return whether a retry may succeed."""
     status = _find_http_status(error)
     if status is not None:
         return status >= 500 or status in _BUSY_STATUSES
@@ -410,20 +408,20 @@ def is_transient(error: BaseException) -> bool:
 
 
 def public_cause(error: BaseException) -> OSError:
-    """Return an error without an address that says whether nothing is there, or it may pass, or neither."""
+    """Return an error without a URL whose class tells missing, transient and lasting failures apart."""
     if is_absent(error):
         return FileNotFoundError(public_reason(error))
     return ConnectionError(public_reason(error)) if is_transient(error) else PermissionError(public_reason(error))
 
 
 def unreachable_error(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:
-    """Word a failure of a disk or a storage."""
+    """Return the error for a failure of a disk or a storage."""
     lasting = is_absent(error) or isinstance(error, IsADirectoryError | NotADirectoryError)
     often = f", tried {attempts} times" if attempts > 1 else ""
     kind = SourceError if lasting else UnreachableError
     return kind(
         f"{address}: cannot be {action} ({public_reason(error)}{often}); it must exist, and its storage must answer "
-        "and allow it; check the path or address, its rights, the network and the credentials"
+        "and permit access; check the path or address, its permissions, the network and the credentials"
     )
 
 
@@ -434,7 +432,7 @@ def _find_http_status(error: BaseException | None) -> int | None:
 
 
 def public_reason(error: BaseException) -> str:
-    """Word another library's error, without an address that holds a secret."""
+    """Return another library's error message without secrets in URLs."""
     if (status := _find_http_status(error)) is not None:
         return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -172,7 +172,7 @@ class Export(Config):
     BY_DOMAIN: ClassVar[bool] = False
     """Whether files depend on the domain of each row."""
     VERSION: ClassVar[int] = 1
-    """Raise it when the bytes of any file of this format may change."""
+    """Increase it when the bytes of any file of this format may change."""
     HOLDS_WEIGHTS: ClassVar[bool] = False
     """Whether the format can store a float per target."""
     NEEDS: ClassVar[tuple[str, str] | None] = None
@@ -183,7 +183,7 @@ class Export(Config):
     split: Split = "train"
     """Which rows: `train` in training order, the others in the order of their plan."""
     passes: Literal["first", "all"] = "first"
-    """`first`: every sequence of the order once, at its first place; `all`: as often as the mixture has it."""
+    """`first`: every sequence of the order once, at its first place; `all`: as often as the mixture shows it."""
 
     @property
     def form(self) -> Unit:
@@ -257,7 +257,7 @@ class Sharded(Export):
     """An export in consecutive files."""
 
     shard_sequences: Annotated[int, Field(ge=1)] | None = None
-    """Maximum of packed sequences per file; null: only `shard_bytes` limits it."""
+    """Maximum number of packed sequences per file; null: only `shard_bytes` limits it."""
     shard_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Maximum bytes of token data per file, four per token; a file holds at least one sequence."""
 

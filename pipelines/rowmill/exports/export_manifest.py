@@ -122,7 +122,7 @@ def open_export(
     found, card = _parse_export_json(at / MANIFEST_FILE), _parse_export_json(at / CARD_FILE)
     if sha256(card_bytes).hexdigest() != found.get("card_sha256"):
         raise IntegrityError(
-            f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files must be of one "
+            f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files must belong to one "
             "export; export again"
         )
     exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
@@ -145,7 +145,7 @@ def _parse_export_json(path: Path) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", orjson.loads(_read_export_file(path)))
     except ValueError as error:
-        raise IntegrityError(f"{path}: not JSON ({error}); it must be as it was written; export again") from error
+        raise IntegrityError(f"{path}: not JSON ({error}); expected it as it was written; export again") from error
 
 
 def _require_whole_file(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
@@ -168,6 +168,7 @@ def _require_tokenizer(exported: Exported, folder: Path) -> None:
         if found != digest:
             what = "missing" if found is None else f"SHA-256 {found[:16]}…"
             raise IntegrityError(
-                f"{path}: {what}; {exported.folder} was made with one of {digest[:16]}…; train with that tokenizer, or "
+                f"{path}: {what}; {exported.folder} was made with a file of SHA-256 {digest[:16]}…; train with that "
+                "tokenizer, or "
                 "export with this one"
             )

@@ -7,7 +7,7 @@ which the library decides.
     profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
 
 `finetune` is for loops over a StreamingDataset. LLM Foundry's finetuning loader takes `input_ids` for a prompt and
-`labels` for its response, and would train the sequence twice; `llm_foundry.py` writes shards for it. Its text loader
+`labels` for its response, and would train the sequence twice, so `llm_foundry.py` writes shards for it. Its text loader
 reads `pretrain`. `tokens` cannot store a mask, so `pretrain` takes only sequences that train throughout. An export is
 one job: the writer closes a shard by size, so the boundaries depend on the whole order.
 """
@@ -79,8 +79,9 @@ class MDS(Export):
                 )
             if not one.is_open and not self.accept_untrained_as_trained:
                 raise ConfigError(
-                    f"profile: pretrain stores no mask, but the first token of every document of datasets.{name} is no "
-                    "target; every target must be trained; set packing.block_cross_document_attention: false, or "
+                    f"profile: pretrain stores no mask, but the first token of every document of datasets.{name} is "
+                    "not a "
+                    "target; every token must be a target; set packing.block_cross_document_attention: false, or "
                     "accept_untrained_as_trained: true"
                 )
 
@@ -154,7 +155,7 @@ class MDS(Export):
     ) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
         untrained = ~chunk.trained
-        # With open attention a document's first token follows another document: it trains too, as the recipe asks.
+        # With open attention a document's first token follows another document: it is trained too, as the recipe sets.
         firsts = chunk.offsets[:-1]
         untrained[firsts[np.repeat(chunk.is_open, segments)]] = False
         untrained[tokens[:-1]] = False

@@ -57,11 +57,11 @@ class MegatronBridge(Sharded):
     unit: Literal["packed"] = "packed"
     """Sequences of several segments."""
     pack_size: Annotated[int, Field(ge=2)] | None = None
-    """Its `packed_sequence_size`: tokens per sequence, each segment less one; null: `seq_len`. Any other number
-    plans the segments anew."""
+    """Its `packed_sequence_size`: tokens per sequence, where each segment counts one less; null: `seq_len`. With any
+    other number, the segments are packed again."""
     pad_segments_to: Annotated[int, Field(ge=1)] | None = None
     """Segments are padded with EOS, without loss, until their length less one is a multiple of this number: 2·CP, with
-    sequence parallelism lcm(2·CP, CP·TP). Plans the segments again."""
+    sequence parallelism lcm(2·CP, CP·TP). The segments are then packed again."""
 
     def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse a new plan for segments that see each other."""
@@ -125,7 +125,7 @@ class MegatronBridge(Sharded):
         return [tally.written(path)]
 
     def table(self, sequences: SequenceBatch, terms: ExportContext) -> pa.Table:
-        """Return sequences as rows, padded if the recipe asks for it."""
+        """Return sequences as rows, padded if `pad_segments_to` is set."""
         borders, in_sequences = sequences.spans()
         ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
         if self.pad_segments_to is not None:

@@ -1,7 +1,7 @@
-"""The kinds of datasets, one line per kind: whose columns become which canonical rows.
+"""The kinds of datasets, one line per kind; a kind decides which columns become which canonical rows.
 
-What belongs here: the union. A kind's fields, declarations and hooks are in its own file. What does not: what is done
-to a message once it is found (`reasoning.py`, `tool_calls.py`); `canonicalization.py` puts them together.
+What belongs here: the union. A kind's fields, declarations and hooks are in its own file. What does not: processing a
+message (`reasoning.py`, `tool_calls.py`); `canonicalization.py` composes these steps.
 """
 
 from typing import Annotated, TypeAlias, get_args
@@ -38,14 +38,14 @@ KIND_ALIASES = {alias: name for name, kind in KINDS.items() for alias in kind.KI
 
 
 def resolve_kind(name: str) -> tuple[str, str | None]:
-    """Return a kind's own name, and `module:Name` of the class if the name is that of a registered format."""
+    """Return a kind's canonical name, and `module:Name` of the class if the name is a registered format's."""
     name = KIND_ALIASES.get(name, name)
     registered = None if name in KINDS else list_registered_formats().get(name)
     return (name, None) if registered is None else (Python.get_name(), registered)
 
 
 def _normalize_kind(values: Json) -> Json:
-    """Accept `type` for `kind`, other names of a kind, a registered name, and no kind at all for `auto`."""
+    """Accept `type` for `kind`, aliases of a kind, a registered name, and a missing kind as `auto`."""
     if not is_mapping(values):
         return values
     named: dict[str, Json] = rename_aliases(values, {"type": "kind"})

@@ -1,4 +1,4 @@
-"""Whatever a record turns out to be: a conversation if it looks like one, else a document.
+"""The kind `auto`: each record is a conversation if it has the shape of one, else a document.
 
 What belongs here: the kind's configuration. What does not: the order in which shapes are tried (`detection.py`).
 """
@@ -19,14 +19,14 @@ from rowmill.formats.text import make_document_reader
 
 
 class Auto(ConversationColumns):
-    """Each record is recognised by itself: messages, ShareGPT, Alpaca, prompt and response, text."""
+    """Each record's shape is detected: messages, ShareGPT, Alpaca, prompt and response, text."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {**ConversationColumns.ALIASES, "enforce_eos": "add_eos"}
 
     kind: Literal["auto"] = "auto"
-    """Conversations or documents, decided record by record."""
+    """Conversations or documents, decided per record."""
     text_key: str = "text"
-    """Column with the document, where a record is no conversation."""
+    """Column with the document, if a record is not a conversation."""
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
 
@@ -41,5 +41,5 @@ class Auto(ConversationColumns):
         return ConversationReader(self, options, text_key=self.text_key, read_document=read_document)
 
     def get_token_options(self) -> TokenOptions:
-        """Return the model's roles and the edges of a row."""
+        """Return the model's roles, BOS and EOS."""
         return replace(super().get_token_options(), add_eos=self.add_eos)

@@ -1,6 +1,6 @@
-"""Examples whose tokens a kind builds itself, checked before they count.
+"""Validates examples whose tokens a kind builds itself.
 
-What belongs here: what such an example must hold, and the reject of one that does not. What does not: building it
+What belongs here: the requirements of such an example, and its reject reasons. What does not: building it
 (`open_example_builder` of a kind), lengths (`tokenized_examples/`).
 """
 
@@ -17,7 +17,7 @@ from rowmill.schema.rows import Rejected
 
 @dataclass(frozen=True, slots=True)
 class BuiltExample:
-    """An example whose tokens its kind built itself: `ids` int32[T], `mask` bool[T]; the first token is no target."""
+    """An example whose tokens its kind built: `ids` int32[T], `mask` bool[T]; the first token is never a target."""
 
     ids: NDArray[np.int32]
     mask: NDArray[np.bool_]
@@ -25,16 +25,16 @@ class BuiltExample:
 
 
 def check_built_example(made: Any, vocab_size: int) -> BuiltExample | Rejected:
-    """Return what a kind built as an example, or what is wrong with it; a reject stays what it is."""
+    """Return a kind's output as an example, or the reject for what is wrong with it; a reject is returned as is."""
     if made is None or isinstance(made, Rejected):
         return made or Rejected("skipped_by_format")
     if not isinstance(made, Mapping) or "ids" not in made or "loss_mask" not in made:
         return Rejected("bad_example", f"build returned {type(made).__name__}, expected ids and loss_mask")
     ids, mask, domain = _to_flat_array(made["ids"]), _to_flat_array(made["loss_mask"]), made.get("domain")
     if ids is None or ids.dtype.kind not in "iu" or not len(ids):
-        return Rejected("bad_example", "ids are no list of integers, or an empty one")
+        return Rejected("bad_example", "ids are not a non-empty list of integers")
     if mask is None or len(mask) != len(ids):
-        has = "no flat list" if mask is None else f"{len(mask)} long"
+        has = "not a flat list" if mask is None else f"{len(mask)} long"
         return Rejected("bad_example", f"loss_mask is {has}, ids are {len(ids)} long")
     if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
         return Rejected("bad_example", "loss_mask holds other values than 0 and 1")

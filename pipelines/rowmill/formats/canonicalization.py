@@ -1,7 +1,7 @@
-"""One record to one canonical row: what is done to rows of every kind, around the reader of the kind.
+"""One record to one canonical row: the steps that all kinds share, around the kind's record reader.
 
-What belongs here: refusing what is no record, placeholders of media, and the row's group, order and domain. What does
-not: reading a kind's columns (`conversation_rows.py`, `supervised.py`, `text.py`).
+What belongs here: rejecting what is not a record, placeholders of media, and the row's group, order and domain. What
+does not: reading a kind's columns (`conversation_rows.py`, `supervised.py`, `text.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ from rowmill.schema.rows import Rejected, Row
 DEFAULT_DOMAIN = "__default__"
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
-"""Reads the columns that a kind names into a row, without its group, order and domain."""
+"""Reads a kind's columns into a row, without its group, order and domain."""
 
 
 class RecordFormat(Protocol):
-    """What of a dataset's kind decides the row of one record."""
+    """The part of a dataset's kind that decides the row of one record."""
 
     @property
     def domain_key(self) -> str | None:
@@ -35,11 +35,11 @@ class RecordFormat(Protocol):
         ...
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
-        """Return the columns that hold what a model says and how it was asked."""
+        """Return the columns that hold the model's answers and their prompts."""
         ...
 
     def make_record_reader(self, options: "RowOptions") -> RecordReader:
-        """Return what reads one record."""
+        """Return the function that reads one record."""
         ...
 
 
@@ -48,7 +48,7 @@ class RowOptions(Protocol):
 
     @property
     def format(self) -> RecordFormat:
-        """Which columns, which shape."""
+        """Columns and shape of the records."""
         ...
 
     @property
@@ -63,12 +63,12 @@ class RowOptions(Protocol):
 
     @property
     def template(self) -> Template:
-        """Which column holds a row's own template variables."""
+        """Which column holds a row's template variables."""
         ...
 
     @property
     def loss(self) -> Loss:
-        """Whether messages may weigh other than 0 and 1."""
+        """Whether messages may have weights other than 0 and 1."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class RowOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowOptionValues:
-    """`RowOptions` put together by hand; a group left out has its defaults."""
+    """`RowOptions` as plain values; an omitted group has its defaults."""
 
     format: RecordFormat
     reasoning: Reasoning = field(default_factory=Reasoning)
@@ -95,7 +95,7 @@ def canonicalize_row(record: Json, config: RowOptions, *, arrow: bool = False) -
 
 
 class Canonicalizer:
-    """Turns records of one dataset into canonical rows; what the options decide is worked out once.
+    """Turns records of one dataset into canonical rows; everything that depends only on options is computed once.
 
     `group_key` is a path or a list of paths into the record, `order_key` a path; null values there reject the row.
     """
@@ -115,13 +115,13 @@ class Canonicalizer:
         self._has_keys: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
         others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
         self.unread_preferences: frozenset[str] = find_unread_columns(options.format.list_answer_columns(), others)
-        """Columns of preference data that nothing of this dataset's options reads."""
+        """Columns of preference data that no option of this dataset reads."""
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.
 
-        With `arrow`, the record comes from a table that gave every mapping the keys of all the others:
-        nulls are removed at every level. A column of JSON text keeps its own.
+        With `arrow`, the record comes from Arrow, which gives every mapping the union of all keys: nulls are removed at
+        every level, except inside a column of JSON text.
         """
         if not is_mapping(record):
             return Rejected("not_an_object", f"the record is {describe_type(record)}, expected a mapping")
@@ -131,7 +131,7 @@ class Canonicalizer:
         return self.add_keys(row, record) if self._has_keys and isinstance(row, Row) else row
 
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
-        """Return what becomes of the record: one row, or one reject."""
+        """Return the record's outcome: one row, or one reject."""
         return (self(record, arrow=arrow),)
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
@@ -140,7 +140,7 @@ class Canonicalizer:
         return row if isinstance(row, Rejected) else reject_placeholders(row, record) or row
 
     def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
-        """Add group, order and domain, each read from the record as it came."""
+        """Add group, order and domain, each read from the original record."""
         if not self._has_keys:
             return row
         group = order = domain = None
@@ -161,7 +161,7 @@ class Canonicalizer:
 
 
 def remove_nulls(value: Json) -> Json:
-    """Remove every key whose value is null, at every level; nulls in lists are the source's own and stay."""
+    """Remove every key whose value is null, at every level; nulls in lists come from the source and are kept."""
     if is_mapping(value):
         return {key: remove_nulls(one) for key, one in value.items() if one is not None}
     return [remove_nulls(one) for one in value] if is_list(value) else value

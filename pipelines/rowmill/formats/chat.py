@@ -1,7 +1,7 @@
-"""Conversations, in whatever columns they come.
+"""The kind `chat`: conversations, in any known columns.
 
-What belongs here: the kind's fields and declarations. What does not: recognising shapes (`detection.py`), reading
-one message (`messages.py`).
+What belongs here: the kind's fields and declarations. What does not: detecting shapes (`detection.py`), reading one
+message (`messages.py`).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Which columns hold what: the fields that all conversations share, their other names, and paths into a record.
+"""Columns of conversations: the option fields that `chat` and `auto` share, with their aliases.
 
-What belongs here: the base of `chat` and `auto`, aliases, looking a value up. What does not: recognising
-a record's shape (`detection.py`).
+What belongs here: the base class of `chat` and `auto`. What does not: detecting a record's shape (`detection.py`),
+looking up a value in a record (`record_values.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +30,20 @@ KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
 class ConversationColumns(DatasetKind):
-    """Where a conversation is found in a record, and how its roles are read."""
+    """Columns of a conversation, and the mapping of its roles."""
 
     ROW_KIND: ClassVar[RowKind] = "conversation"
     ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
 
     dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
-    """The shape of every record; `auto` decides per record. Another shape is rejected: `unknown_schema`."""
+    """Shape of every record; `auto` decides per record. A record of another shape is rejected as `unknown_schema`."""
     messages_field: str = "messages"
     """Column with the list of messages, or its JSON text."""
     prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
-    """Columns that may hold the prompt, text or messages; the first that is not null wins. `instruction` joins
+    """Columns that may hold the prompt, as text or messages; the first that is not null is used. `instruction` joins
     Alpaca's `input` to it."""
     response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
-    """Columns that may hold the response, text or messages; the first that is not null wins."""
+    """Columns that may hold the response, as text or messages; the first that is not null is used."""
     role_field: str | None = None
     """Key of a message's role; null: `role`, and `from` in ShareGPT."""
     content_field: str | None = None
@@ -51,19 +51,19 @@ class ConversationColumns(DatasetKind):
     role_map: dict[str, str] = Field(default={})
     """Role of the source → role of the template; adds to the built-in names (human, gpt, observation, …)."""
     unknown_roles: Literal["warn", "reject"] = "warn"
-    """What becomes of a role that no template is known to print: kept and listed, or the row is rejected."""
+    """How to treat a role that no template is known to print: keep and list it, or reject the row."""
     system_prompt: str | None = None
     """Column whose text, or whose mapping's `content`, is the system message; null: none."""
     on_existing_system: Literal["merge", "replace", "keep", "reject"] = "merge"
-    """When a system message is there already; merge: the column's text, a blank line, the existing one."""
+    """If the conversation already has a system message; merge: the column's text, a blank line, the existing one."""
     single_turn: bool = False
-    """Keep only the system message, the first user message and the next of the assistant."""
+    """Keep only the system message, the first user message and the next assistant message."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
-    """The roles that the model itself speaks."""
+    """Roles of the model's messages."""
     message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
-    """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
+    """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
     domain_key: str | None = None
-    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
     """Whether the beginning-of-text token starts a row; auto: as the template prints it."""
 
@@ -77,11 +77,11 @@ class ConversationColumns(DatasetKind):
     def _check_role_names(cls, role_map: dict[str, str]) -> dict[str, str]:
         blank = sorted(source for source, role in role_map.items() if not role.strip())
         if blank:
-            raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")
+            raise ValueError(f"{blank[0]!r} is mapped to a blank role; expected a role name, such as user")
         return role_map
 
     def check_options(self, options: DatasetOptions) -> None:
-        """Refuse a mask that names the sides of a pair, unless they are roles here."""
+        """Refuse a mask that names the sides of a pair, unless they are roles of this dataset."""
         roles = {*self.assistant_roles, *self.role_map.values()}
         wrong = (set(options.loss.mask) & PAIR_SIDES) - roles
         refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
@@ -92,5 +92,5 @@ class ConversationColumns(DatasetKind):
         return [self.messages_field, *self.prompt_fields, *self.response_fields, self.system_prompt, self.domain_key]
 
     def get_token_options(self) -> TokenOptions:
-        """Return the model's roles and the edge of a row."""
+        """Return the model's roles and BOS."""
         return TokenOptions(assistant_roles=frozenset(self.assistant_roles), add_bos=self.add_bos)

@@ -1,14 +1,14 @@
-"""Read conversations: detect a record's shape, then read each message into its canonical form.
+"""Reads conversations: detects a record's shape, then reads each message into its canonical form.
 
-What belongs here: the order of the steps for one conversation, and what its report says about them. What does not: any
-of the steps (`detection.py`, `messages.py`, `reasoning.py`, `tool_calls.py`), and what is done to rows of every kind
+What belongs here: the order of the steps for one conversation, and its report. What does not: any of the steps
+(`detection.py`, `messages.py`, `reasoning.py`, `tool_calls.py`), and the steps that all kinds share
 (`canonicalization.py`).
 
     record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
            └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
 
-Most messages are a known role and some plain text: they are recognised in a few dictionary look-ups and
-handed on as they are. Only the others are read key by key.
+Most messages are a known role and plain text: they are recognized with a few dictionary look-ups and returned as they
+are. Only the others are read key by key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from rowmill.formats.tool_calls import OfferedTools, ToolCalls, link_calls, read
 from rowmill.schema.rows import Message, ParseReport, Rejected, Row, make_plain_report
 
 FUNCTION_CALL = "function_call"
-"""The one role that is not renamed but read: its content is an assistant's call."""
+"""The one role that is not mapped but read: its content is a call by the assistant."""
 _MESSAGE_KEYS = ("role", "content")
 NO_CALLS = ToolCalls([], [])
 NO_REASONING: Sequence[str] = ()
@@ -41,7 +41,7 @@ NO_REASONING: Sequence[str] = ()
 
 @dataclass(slots=True)
 class _ConversationTally:
-    """What is noticed on the way through one conversation."""
+    """Observations while reading one conversation."""
 
     noticed: bool = False
     extracted: int = 0
@@ -70,10 +70,10 @@ class _ConversationTally:
 
 
 class ConversationReader:
-    """Reads the conversations of one dataset; what the options decide is worked out once.
+    """Reads the conversations of one dataset; everything that depends only on options is computed once.
 
-    `read_document` reads a record that has a text under `text_key` and no conversation's shape; without it such a
-    record is a reject.
+    `read_document` reads a record that has text under `text_key` and no conversation's shape; without it, such a record
+    is rejected.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ConversationReader:
         self._kwargs_column = options.template.chat_template_kwargs
         self._weighted = options.loss.weights
         reasoning = options.reasoning
-        # The canonical key always counts as one: reasoning found elsewhere must not overwrite what stands there.
+        # The canonical key is always included: reasoning found elsewhere must not overwrite its value.
         self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, REASONING_KEY]))
         self._tags = ThinkTagReader(reasoning.think_tags if reasoning.extract_think_tags else [])
         self._drops = reasoning.think_mode == "drop"
@@ -152,7 +152,7 @@ class ConversationReader:
     def _read_messages(
         self, found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
     ) -> list[Message] | Rejected:
-        """Read every message; what is a known role and some text, and nothing more, is taken as it stands."""
+        """Read every message; one with only a known role and text is returned unchanged."""
         roles, speakers, may_tag = self._plain_roles, self._speakers, self._tags.may_contain_tag
         role_key, content_key = found.role_key, found.content_key
         renames = role_key != "role" or content_key != "content"
@@ -185,7 +185,7 @@ class ConversationReader:
     def _read_message(
         self, raw: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
     ) -> Message | Rejected | None:
-        """Read one message key by key; null: it was reasoning, now in the tally or dropped."""
+        """Read one message key by key; return None if it was reasoning, which is now in the tally or dropped."""
         role = self._read_role(raw.get(found.role_key), columns, tally)
         if isinstance(role, Rejected):
             return role
@@ -221,7 +221,7 @@ class ConversationReader:
 
     def _read_role(self, source: Json, columns: ConversationColumns, tally: _ConversationTally) -> str | Rejected:
         if type(source) is not str or not source:
-            return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected a word")
+            return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
         if role not in self._known:
             if columns.unknown_roles == "reject":
@@ -246,7 +246,7 @@ class ConversationReader:
         extras: Message,
         tally: _ConversationTally,
     ) -> Message | Rejected:
-        """Finish a message of the model: its reasoning comes together, and something must be left to learn."""
+        """Finish a message of the model: join its reasoning, and reject it if it is empty."""
         text, extras, moved, others = move_reasoning_keys(extras, self._reasoning_keys)
         tally.moved += moved
         tally.note("extra_reasoning_key", others)
@@ -254,7 +254,7 @@ class ConversationReader:
         if self._tags.may_contain_tag(content):
             extracted = self._tags.extract(content)
             if extracted is None:
-                return Rejected("unclosed_think", "the reasoning is never closed, the text was cut off")
+                return Rejected("unclosed_think", "the reasoning is never closed: the text is truncated")
             content, blocks, literal = extracted
             tally.extracted += len(blocks)
             tally.note("literal_think", literal)
@@ -273,7 +273,7 @@ class ConversationReader:
     def _reshape_messages(
         self, record: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns
     ) -> DetectedMessages | Rejected:
-        """Put the system messages of other columns before the messages, then keep a single turn if that is asked."""
+        """Insert the system messages of other columns, then keep a single turn if requested."""
         values = [found.system] if columns.system_prompt != "system" else []
         if columns.system_prompt is not None:
             values.append(get_at_path(record, columns.system_prompt))
@@ -283,10 +283,10 @@ class ConversationReader:
             if isinstance(text, Rejected):
                 return text
             if text.strip():
-                led = self._insert_system(messages, text, found, columns.on_existing_system)
-                if isinstance(led, Rejected):
-                    return led
-                messages = led
+                extended = self._insert_system(messages, text, found, columns.on_existing_system)
+                if isinstance(extended, Rejected):
+                    return extended
+                messages = extended
         if columns.single_turn:
             messages = self._keep_single_turn(messages, found)
         return found._replace(messages=messages)
@@ -294,7 +294,7 @@ class ConversationReader:
     def _insert_system(
         self, messages: list[Json], text: str, found: DetectedMessages, policy: str
     ) -> list[Json] | Rejected:
-        """Put a system message before others, or settle it with the one that is there."""
+        """Insert the system message, or merge it into the existing one."""
         system: Json = {found.role_key: "system", found.content_key: text}
         if not messages or self._get_role_name(messages[0], found) != "system":
             return [system, *messages]
@@ -305,7 +305,7 @@ class ConversationReader:
             case "replace":
                 return [system, *messages[1:]]
             case "reject":
-                return Rejected("bad_system_prompt", "a system message is there already, and two are not allowed")
+                return Rejected("bad_system_prompt", "there is already a system message, and two are not allowed")
             case _:
                 return [{**messages[0], found.content_key: _merge_system_text(text, existing)}, *messages[1:]]
 
@@ -314,7 +314,7 @@ class ConversationReader:
         return self._roles.get(source, source) if type(source) is str else None
 
     def _keep_single_turn(self, messages: list[Json], found: DetectedMessages) -> list[Json]:
-        """Keep what leads, the first user message, and the model's next; think messages between belong to it."""
+        """Keep the system message, the first user message, and the model's next, with think messages before it."""
         out: list[Json] = []
         asked = False
         for message in messages:
@@ -341,7 +341,7 @@ def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls,
 
 
 def _read_system_text(value: Json) -> str | Rejected:
-    """Read a system message that stands in a column; blank: there is none."""
+    """Read the system message of a column; blank if there is none."""
     if is_mapping(value):
         value = value.get("content")
         if type(value) is not str:

@@ -1,16 +1,16 @@
-"""Your own format: a class of yours that turns a record into rows, or straight into tokens.
+"""Custom formats: a user's class that turns a record into rows, or directly into tokens.
 
-What belongs here: the class to derive from, the names under which classes are registered, finding a class and
-the file it stands in. What does not: options (`python.py`), running a class over records (`custom_rows.py`).
+What belongs here: the base class, the registry of names, finding a class and its source file. What does not: options
+(`python.py`), running a class on records (`custom_rows.py`).
 
     @register_format("tickets")
     class Tickets(RowFormat):
-        def rows(self, record): ...           Row, several, or None: left out on purpose
+        def rows(self, record): ...           a Row, several, or None to skip the record
         def build(self, record, ctx): ...     {"ids": […], "loss_mask": […], "domain": …}, or None
 
-A class has one of the two. What it raises is a reject of that record, never the end of a build. The file it
-stands in is part of the identity of what it makes, other modules that it imports are not: keep what decides
-rows in one file, or raise a constant in it.
+A class defines one of the two. An exception that it raises rejects that record and never stops a build. The class's
+source file is part of the identity of its output; other modules that it imports are not: keep the code that decides
+rows in one file, or increase a constant in it when they change.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Row
 
 ENTRY_POINT_GROUP = "rowmill.formats"
-"""The group under which an installed package names its formats: `tickets = "my_package.formats:Tickets"`."""
+"""Entry point group of installed formats: `tickets = "my_package.formats:Tickets"`."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 @dataclass(frozen=True)
 class BuildContext(Generic[ConfigT]):
-    """What `build` is handed beside the record: the tokenizer, the dataset's options, the most tokens allowed."""
+    """The arguments of `build` besides the record: tokenizer, the dataset's options, maximum number of tokens."""
 
     open_tokenizer: Callable[[], Any]
     config: ConfigT
@@ -47,21 +47,21 @@ class BuildContext(Generic[ConfigT]):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The recipe's tokenizer, as a fast one of `transformers`, with its chat template; opened when first used."""
+        """The recipe's tokenizer, a fast tokenizer of `transformers` with its chat template; opened on first use."""
         return self.open_tokenizer()
 
 
 class RowFormat:
-    """Derive from this and write `rows` or `build`; the recipe's `options` are the constructor's arguments."""
+    """Derive from this class and define `rows` or `build`; the recipe's `options` are the constructor's arguments."""
 
     def rows(self, record: Mapping[str, Json]) -> Row | Sequence[Row] | None:
-        """Return the record's rows: conversations, pairs or texts. None: it is left out on purpose."""
+        """Return the record's rows: conversations, pairs or texts. None skips the record."""
         raise NotImplementedError
 
     def build(self, record: Mapping[str, Json], ctx: BuildContext[Any]) -> Mapping[str, Any] | None:
-        """Return the record's example: `ids`, `loss_mask` as long, and `domain` if it has one. None: left out.
+        """Return the record's example: `ids`, `loss_mask` of equal length, optionally `domain`. None skips the record.
 
-        `loss_mask[i]` says whether token i itself is a target; the first one never is.
+        `loss_mask[i]` is true if token i itself is a target; the first token never is.
         """
         raise NotImplementedError
 
@@ -72,12 +72,12 @@ _REGISTERED: dict[str, str] = {}
 
 
 def register_format(name: str) -> Callable[[FormatT], FormatT]:
-    """Make a class known as `format.kind: <name>` to recipes that are loaded after.
+    """Register a class as `format.kind: <name>` for recipes loaded afterwards.
 
     Raises
     ------
     TypeError
-        If it is no `RowFormat` with one of `rows` and `build`.
+        If it is not a `RowFormat` with one of `rows` and `build`.
     ValueError
         If the name is taken.
 
@@ -91,10 +91,12 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
         if problem:
             raise TypeError(f"register_format({name!r}): {problem}")
         path = f"{cls.__module__}:{cls.__qualname__}"
-        # The same class again is its module loaded again, in a worker or after a change.
+        # The same path again means that the module was loaded again, in a worker or after a change.
         if name in {*KINDS, *KIND_ALIASES} or _REGISTERED.get(name, path) != path:
-            holder = _REGISTERED.get(name, "a kind of its own")
-            raise ValueError(f"register_format({name!r}): the name is {holder}; every name is given once; take another")
+            holder = _REGISTERED.get(name, "a built-in kind")
+            raise ValueError(
+                f"register_format({name!r}): the name is taken by {holder}; names must be unique; choose another"
+            )
         _REGISTERED[name] = path
         return cls
 
@@ -102,27 +104,27 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
 
 
 def unregister_format(name: str) -> None:
-    """Free a registered name, for whoever registers only for a while."""
+    """Unregister a name."""
     _REGISTERED.pop(name, None)
 
 
 def list_registered_formats() -> Mapping[str, str]:
-    """Return the registered names and `module:Name` of each, those of installed packages among them."""
+    """Return the registered names with `module:Name` of each, including those of installed packages."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | _REGISTERED
 
 
 def get_format_method(cls: type[RowFormat]) -> Literal["rows", "build"]:
-    """Tell which of the two methods a class has."""
+    """Return which of the two methods a class defines."""
     return "build" if cls.build is not RowFormat.build else "rows"
 
 
 def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
-    """Return the class that `module:Name` names; modules of the project in `base` come first.
+    """Return the class that `module:Name` names; modules of the project in `base` take precedence.
 
     Raises
     ------
     ConfigError
-        If there is no such module or class, it is no `RowFormat`, or code is forbidden.
+        If there is no such module or class, it is not a `RowFormat`, or code is forbidden.
 
     """
     module_name, _, name = path.partition(":")
@@ -141,7 +143,7 @@ def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
 
 
 def hash_format_source(path: str, base: Path, where: str) -> str:
-    """Identify the file that a class stands in by its content."""
+    """Return the digest of the source file that defines a class."""
     return hashlib.sha256(find_source_file(path, base, where).read_bytes()).hexdigest()
 
 
@@ -149,8 +151,8 @@ def find_source_file(path: str, base: Path, where: str) -> Path:
     """Return the file of the module that `module:Name` names."""
     module_name, colon, name = path.partition(":")
     if not (colon and name and all(step.isidentifier() for step in module_name.split("."))):
-        raise ConfigError(f"{where}: {path!r} is not module:Name; write such as my_formats:Tickets")
-    # To look for an installed module runs the packages that it lies in.
+        raise ConfigError(f"{where}: expected module:Name, such as my_formats:Tickets, got {path!r}")
+    # Looking up an installed module imports its parent packages.
     require_code_permission(path, where)
     steps = module_name.split(".")
     for candidate in (base.joinpath(*steps).with_suffix(".py"), base.joinpath(*steps, "__init__.py")):
@@ -160,8 +162,8 @@ def find_source_file(path: str, base: Path, where: str) -> Path:
     origin = getattr(loaded, "__file__", None) if loaded is not None else _find_installed_file(module_name)
     if origin is None:
         raise ConfigError(
-            f"{where}: no module {module_name} in {base} or among the installed ones; a file of Python source is "
-            "needed; put it beside configs/, or install its package"
+            f"{where}: no module {module_name} in {base} or among the installed packages; expected a Python source "
+            "file; put it next to configs/, or install its package"
         )
     return Path(origin).resolve()
 
@@ -178,13 +180,13 @@ _LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}
 
 
 def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
-    """Load a module from its file; one whose source has changed is loaded again, in a server that lives for days."""
+    """Load a module from its file, again if its source changed, since a server may run for days."""
     key = (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
     if key in _LOADED_MODULES:
         return _LOADED_MODULES[key]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: {file} is no Python source; a .py file is needed; name such a module")
+        raise ConfigError(f"{where}: {file} is not Python source; expected a .py file; name another module")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module
@@ -205,7 +207,7 @@ def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
 
 @contextmanager
 def _extend_module_path(base: Path) -> Generator[None]:
-    """Let a module import its neighbours."""
+    """Let a module import other modules of the project."""
     sys.path.insert(0, str(base))
     try:
         yield
@@ -214,11 +216,11 @@ def _extend_module_path(base: Path) -> Generator[None]:
 
 
 def _find_format_problem(cls: object) -> str:
-    """Say why a value is no format; empty: it is one."""
+    """Return why a value is not a valid format class; empty if it is."""
     if not (isinstance(cls, type) and issubclass(cls, RowFormat)):
-        return "it is no RowFormat; a class derived from rowmill.RowFormat is needed; derive it"
+        return "it is not a RowFormat; expected a class derived from rowmill.RowFormat; derive it"
     own = [name for name in ("rows", "build") if getattr(cls, name) is not getattr(RowFormat, name)]
     if len(own) == 1:
         return ""
     has = "both rows and build" if own else "neither rows nor build"
-    return f"it has {has}; exactly one of them is needed; write one"
+    return f"it defines {has}; exactly one of them is needed; define one"

@@ -1,10 +1,10 @@
-"""A user's format class at work: its records become rows like any others, or tokens that are checked before they count.
+"""Runs a user's format class: its records become canonical rows, or tokens that are validated.
 
-What belongs here: calling the class, what it may return, one word for every way in which it fails. What does
-not: finding it (`custom.py`), checking what it built (`built_examples.py`), lengths (`text_examples.py`).
+What belongs here: calling the class, validating its return value, one reject for every way in which it fails. What does
+not: finding it (`custom.py`), validating what it built (`built_examples.py`), lengths (`text_examples.py`).
 
     record ──rows──► Row(s) ──canonicalisation──► canonical rows
-           └─build─► ids, loss_mask, domain ──checked──► Built
+           └─build─► ids, loss_mask, domain ──checked──► BuiltExample
 """
 
 from collections.abc import Mapping
@@ -27,16 +27,16 @@ from rowmill.formats.tool_calls import Tools
 from rowmill.schema.rows import Rejected, Row
 
 SCHEMA = "python"
-"""What the report of such a row says of its shape."""
+"""The schema in the report of such a row."""
 
 
 def open_row_format(class_name: str, arguments: Mapping[str, Any], base: Path) -> RowFormat:
-    """Return a user's format, made with the arguments that the recipe gives.
+    """Return an instance of a user's format class, with the recipe's arguments.
 
     Raises
     ------
     ConfigError
-        If the class cannot be found or made.
+        If the class cannot be found or instantiated.
 
     """
     where = "format.class"
@@ -45,8 +45,8 @@ def open_row_format(class_name: str, arguments: Mapping[str, Any], base: Path) -
         return cls(**arguments)
     except Exception as error:
         raise ConfigError(
-            f"{where}: {class_name} cannot be made with options {arguments} "
-            f"({type(error).__name__}: {error}); the constructor's arguments are needed; correct format.options"
+            f"{where}: {class_name} cannot be instantiated with options {arguments} "
+            f"({type(error).__name__}: {error}); expected the constructor's arguments; correct format.options"
         ) from error
 
 
@@ -54,10 +54,10 @@ class CustomRowReader:
     """Turns records into canonical rows by a user's format class."""
 
     unread_preferences: frozenset[str] = frozenset()
-    """None: which columns the class reads is not known."""
+    """Empty, because the columns that the class reads are unknown."""
 
     def __init__(self, row_format: RowFormat, chat: Chat, options: DatasetOptions) -> None:
-        """Read conversations again as if a source had held them, whatever shape their calls, parts and flags have."""
+        """Prepare a reader per row kind, so that the class may return calls, parts and flags in any known shape."""
         self._format = row_format
         self._builds = get_format_method(type(row_format)) == "build"
         tools, template = Tools(tools_fields=["tools"]), Template(chat_template_kwargs="kwargs")
@@ -75,17 +75,17 @@ class CustomRowReader:
         }
 
     def read(self, record: Json, *, arrow: bool) -> list[Row | Rejected]:
-        """Return what becomes of one record: at least one row or reject."""
+        """Return a record's outcomes: at least one row or reject."""
         if not is_mapping(record):
             return [Rejected("not_an_object", f"the record is {describe_type(record)}, expected a mapping")]
         if arrow:
             record = remove_nulls(record)
         if self._builds:
-            # Tokens are made where the tokenizer is; the record waits as it came.
+            # Tokens are built in a later stage, which has the tokenizer; the row keeps the original record.
             return [self._add_keys(Row("record", record=record), record)]
         try:
             made: Any = self._format.rows(record)
-        except Exception as error:  # noqa: BLE001  (whatever a class of one's own raises is that record's reject)
+        except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
             return [reject_format_error(error)]
         rows: list[Any] = [] if made is None else list(made) if isinstance(made, list | tuple) else [made]
         return [self._canonicalize_row(row, record) for row in rows] or [Rejected("skipped_by_format")]
@@ -107,7 +107,7 @@ class CustomRowReader:
         return read if isinstance(read, Rejected) else self._add_keys(read, record, row)
 
     def _add_keys(self, row: Row, record: Mapping[str, Json], given: Row | None = None) -> Row | Rejected:
-        """Add group, order and domain: the class's own, else the record's."""
+        """Add group, order and domain: those that the class set, else the record's."""
         reader = self._readers["conversation"]
         placed = reader.add_keys(row, record)
         if isinstance(placed, Rejected):
@@ -127,13 +127,13 @@ class CustomRowReader:
 def build_tokens(
     row_format: RowFormat, record: Mapping[str, Json], context: BuildContext[Any]
 ) -> Mapping[str, Any] | Rejected | None:
-    """Return what a user's class builds of a record, unchecked."""
+    """Return what a user's class builds from a record, not validated."""
     try:
         return row_format.build(record, context)
-    except Exception as error:  # noqa: BLE001  (whatever a user's class raises is that record's reject)
+    except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
         return reject_format_error(error)
 
 
 def reject_format_error(error: Exception) -> Rejected:
-    """Word what a class raised."""
+    """Return the reject for an exception of a user's class."""
     return Rejected("format_error", f"{type(error).__name__}: {error}")

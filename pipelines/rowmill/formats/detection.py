@@ -1,4 +1,4 @@
-"""Recognising a record: which of the known shapes of a conversation it has, and its messages in that shape.
+"""Detects which of the known conversation shapes a record has, and returns its messages.
 
 What belongs here: the order in which shapes are tried, and each shape's columns. What does not: reading a
 message (`messages.py`).
@@ -10,9 +10,9 @@ message (`messages.py`).
                      a prompt column `instruction` joins `input` as Alpaca does
     text             {"text": …}, for `auto` only
 
-The first shape that matches wins. `instruction` beside a response column, without `output`, is nobody's shape:
-what else belongs to the prompt (`input`, `context`) is not known, so such a record is rejected, unless
-`dataset_schema: alpaca` says that it is one.
+The first shape that matches wins. `instruction` with a response column but without `output` is not a known shape:
+whether other columns (`input`, `context`) belong to the prompt is unknown, so such a record is rejected, unless
+`dataset_schema: alpaca` is set.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,14 +26,14 @@ from rowmill.schema.rows import Rejected
 
 
 class DetectedMessages(NamedTuple):
-    """A record's messages, still as the source wrote them, and the keys under which it keeps role and content."""
+    """A record's messages as in the source, and their keys for role and content."""
 
     schema: str
     messages: list[Json]
     role_key: str = "role"
     content_key: str = "content"
     system: Json = None
-    """A system message that stands beside the messages."""
+    """A system message outside the list of messages."""
 
 
 _PAIR_LENGTH = 2
@@ -45,7 +45,7 @@ def detect_messages(
 ) -> DetectedMessages | Rejected:
     """Return the record's messages in the first shape that matches; null counts as absent.
 
-    A record of no conversation's shape that has a value under `text_key` is a document.
+    A record without a conversation's shape that has a value under `text_key` is a document.
     """
     wanted = columns.dataset_schema
     if wanted != "auto":
@@ -121,7 +121,7 @@ SHAPE_DETECTORS: dict[str, ShapeDetector] = {
 
 
 def join_alpaca_prompt(record: Mapping[str, Json]) -> str | Rejected:
-    """Put `input` under `instruction`, unless it is blank."""
+    """Append `input` to `instruction` on a new line, unless it is blank."""
     instruction, extra = record.get("instruction"), record.get("input")
     if type(instruction) is not str:
         return Rejected("content_not_text", f"instruction is {describe_type(instruction)}")
@@ -140,21 +140,21 @@ def _read_alpaca_turns(record: Mapping[str, Json], response: Json) -> DetectedMe
     history = record.get("history")
     for pair in history if is_list(history) else [] if history is None else [history]:
         if not is_list(pair) or len(pair) != _PAIR_LENGTH:
-            return Rejected("bad_messages", "history is no list of [user, assistant] pairs")
+            return Rejected("bad_messages", "history is not a list of [user, assistant] pairs")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     return DetectedMessages("alpaca", turns, system=record.get("system"))
 
 
 def _read_message_list(schema: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
-    """Take a list whose first item is a mapping; the others are checked where they are read."""
+    """Accept a list whose first item is a mapping; the other items are checked when they are read."""
     if not is_list(value):
         return None
     first: Json = value[0] if value else {}
     if not is_mapping(first):
         return None
     role_key, content_key = "role", "content"
-    # ShareGPT's keys in the messages column: `messages_field: conversations` is how people point at it.
+    # ShareGPT's keys in the messages column: users often set `messages_field: conversations`.
     if "from" in first and "role" not in first:
         schema, role_key, content_key = "sharegpt", "from", "value"
     return DetectedMessages(schema, value, columns.role_field or role_key, columns.content_field or content_key)
@@ -170,12 +170,12 @@ def _parse_list(text: str) -> Json:
 
 
 def _find_first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
-    """Return the name and the value of the first column that is not null; without one, an empty name and None."""
+    """Return the name and the value of the first column that is not null; if there is none, an empty name and None."""
     return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
 
 
 def _explain_mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
-    """Say why a record is not of the one shape that the recipe names."""
+    """Return the reject of a record that does not have the recipe's shape."""
     for name, shape in SHAPE_DETECTORS.items():
         if name != columns.dataset_schema and shape(record, columns) is not None:
             return Rejected("unknown_schema", f"the record is {name}, expected {columns.dataset_schema}")
@@ -183,7 +183,7 @@ def _explain_mismatch(record: Mapping[str, Json], columns: ConversationColumns) 
 
 
 def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
-    """Say why no shape matches: the messages column is broken, missing, or nothing is known."""
+    """Return the reject of a record without a known shape: a messages column that is invalid or missing, or none."""
     present = ", ".join(sorted(record)[:20]) or "no column"
     value = record.get(columns.messages_field)
     if value is not None:
@@ -194,7 +194,7 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
     hint = ""
     if is_list(record.get("conversations")):
-        hint = "; its list may be named in format.messages_field"
+        hint = "; set format.messages_field: conversations to read its list"
     elif record.get("instruction") is not None:
         hint = "; dataset_schema: alpaca reads instruction, input and a response column"
     return Rejected("unknown_schema", f"no known shape in {present}{hint}")

@@ -1,9 +1,9 @@
-"""What is left out before any token is made: documents too short or too long, and rows seen before.
+"""Filters before tokenization: documents that are too short or too long, and duplicate rows.
 
-What belongs here: the limits, the hashes by which rows are equal, which of equal rows stays. What does
-not: near-duplicates across splits, which a check counts and which need tokens.
+What belongs here: the limits, the hashes that define equal rows, which of equal rows is kept. What does not:
+near-duplicates across splits, which need tokens and are counted by a check.
 
-    content     BLAKE2b-128 of a row's canonical content; the row's identity in splits, too
+    content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
     prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
 """
 
@@ -32,27 +32,27 @@ CONTENT_KEYS = (
     "train",
     "weight",
 )
-"""What of a message makes rows equal or different; other keys of a source (ids, times) do not."""
+"""Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
 
 
 class Filters(Config):
-    """Which rows are taken."""
+    """Which rows are kept."""
 
     min_chars: Annotated[int, Field(ge=0)] = 0
-    """Characters that a document must have, inclusive; text only."""
+    """Minimum number of characters of a document; text only."""
     max_chars: Annotated[int, Field(ge=0)] | None = None
-    """Characters that a document may have, inclusive; null: any number; text only."""
+    """Maximum number of characters of a document; null: no limit; text only."""
     deduplicate: Literal["exact", "prefix200", "off"] = "exact"
-    """exact (true): of rows with equal canonical content the first stays; prefix200: of records whose key-sorted JSON
-    begins with the same 200 characters; off (false): all stay."""
+    """exact (true): of rows with equal canonical content the first is kept; prefix200: the same for records whose
+    key-sorted JSON starts with the same 200 characters; off (false): all are kept."""
     max_items: Annotated[int, Field(ge=1)] | None = None
-    """Records that are taken, from the first; null: all. The others are `not_taken`."""
+    """Number of records to take, from the first; null: all. The others are `not_taken`."""
 
     @field_validator("deduplicate", mode="before")
     @classmethod
     def _read_boolean(cls, value: Json) -> Json:
-        # YAML reads a bare `off` as false, too.
+        # YAML parses a bare `off` as false.
         return {True: "exact", False: "off"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class Filters(Config):
 
 
 def check_length(text: str, filters: Filters) -> Rejected | None:
-    """Say why a document is not taken for its length in characters; null: it is taken."""
+    """Return the reject of a document that is too short or too long in characters, else None."""
     if len(text) < filters.min_chars:
         return Rejected("too_short", f"{len(text)} characters, at least {filters.min_chars}")
     if filters.max_chars is not None and len(text) > filters.max_chars:
@@ -75,9 +75,9 @@ def check_length(text: str, filters: Filters) -> Rejected | None:
 
 
 def hash_row_content(row: Row) -> bytes:
-    """Return 16 bytes that are equal for rows of equal kind, roles, text, reasoning, calls, tools, flags and kwargs.
+    """Return a digest of 16 bytes over a row's kind, roles, text, reasoning, calls, tools, flags and kwargs.
 
-    The order of keys does not count, nor do keys of the source that no field above names.
+    The order of keys and other keys of the source do not count.
     """
     content = [
         row.kind,
@@ -96,14 +96,14 @@ def _select_content_keys(message: Message) -> Message:
 
 
 def hash_record_prefix(record: Mapping[str, Json]) -> bytes:
-    """Return 16 bytes that are equal for records whose key-sorted JSON begins with the same 200 characters."""
-    # No character takes more than four bytes, so the prefix is cut before it is decoded.
+    """Return a digest of 16 bytes over the first 200 characters of a record's key-sorted JSON."""
+    # A character has at most four bytes, so the prefix is cut before decoding.
     start = canonical_json(record)[: 4 * PREFIX_CHARACTERS].decode(errors="ignore")[:PREFIX_CHARACTERS]
     return hashlib.md5(start.encode(), usedforsecurity=False).digest()
 
 
 def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Mark, in the order given, each hash that did not occur before.
+    """Mark each hash that did not occur before, in the given order.
 
     `hashes` are n values of 16 bytes: an array of `V16`, or of shape (n, 2) and dtype uint64. The first
     halves are sorted, which is most of the time: two to three seconds for 10 million.
@@ -115,7 +115,7 @@ def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDA
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(order)])
     if len(starts) == len(order):
         return np.ones(len(order), dtype=np.bool_)
-    # The sort need not be stable: within a run of equal halves the lowest index is looked up.
+    # The sort need not be stable: within a run of equal halves, the lowest index is used.
     earliest = np.minimum.reduceat(order, starts)
     keep = np.zeros(len(order), dtype=np.bool_)
     keep[earliest] = True
@@ -127,6 +127,6 @@ def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDA
 
 
 def _mark_firsts_of_run(seconds: NDArray[np.uint64], run: NDArray[np.intp], keep: NDArray[np.bool_]) -> None:
-    """Decide, in `keep`, a run of hashes that share their first half but not all their second."""
+    """Mark first occurrences in `keep` for a run of hashes with equal first halves and different second halves."""
     _, earliest = np.unique(seconds[run], return_index=True)
     keep[run[earliest]] = True

@@ -1,11 +1,11 @@
-"""What a kind of dataset is: one class with its fields, what it declares, and what is asked of it.
+"""The base class of dataset kinds: one class with a kind's fields, declarations and hooks.
 
-What belongs here: the base class of all kinds, and the option groups that a dataset may have. What does not: any one
-kind; each is a module of its own, listed in `formats/__init__.py`.
+What belongs here: the base class, and the option groups that a dataset may have. What does not: any one kind; each has
+its own module, listed in `formats/__init__.py`.
 
-A kind is added in one file and one line of that list. It declares its row kind, the option groups that it reads and
-the options in them that it does not, and it has two hooks: one reads a record into a row, one builds examples of rows
-for kinds that make their tokens themselves.
+To add a kind, write one module and one line of that list. It declares its row kind, the option groups that it reads and
+the options in them that it does not read. It has two hooks: one reads a record into a row, the other builds examples
+from rows, for kinds that build their tokens themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ OPTION_GROUPS: dict[str, type[Config]] = {
 ALL_GROUPS = frozenset(OPTION_GROUPS)
 
 PAIR_SIDES = frozenset({"prompt", "response"})
-"""What `loss.mask` names in pairs; in conversations it names roles."""
+"""The names that `loss.mask` uses for pairs; for conversations it uses roles."""
 
 
 class DatasetOptions(RowOptions, Protocol):
@@ -73,27 +73,27 @@ class RowReader(Protocol):
 
     @property
     def unread_preferences(self) -> frozenset[str]:
-        """Columns of preference data that the dataset's options leave unread."""
+        """Columns of preference data that the dataset's options do not read."""
         ...
 
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
-        """Return what becomes of one record: at least one row or reject.
+        """Return a record's outcomes: at least one row or reject.
 
-        With `arrow`, the record comes from a table that gave every mapping the keys of all the others.
+        With `arrow`, the record comes from Arrow, which gives every mapping the union of all keys.
         """
         ...
 
 
 TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | None]
-"""Builds `ids`, `loss_mask` as long, and `domain` if there is one, of one record; None: it is left out on purpose."""
+"""Builds `ids`, `loss_mask` of equal length and optionally `domain` from a record; None skips the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """What a kind's own fields say of the tokens of its rows; a kind without such a field has the default."""
+    """A kind's options for the tokens of its rows; a kind without such a field uses the default."""
 
     assistant_roles: frozenset[str] = frozenset({"assistant"})
-    """The roles that the model itself speaks."""
+    """Roles of the model's messages."""
     separate_with: str | int | None = None
     """Text, or one token id, between a pair's prompt and response."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -103,7 +103,7 @@ class TokenOptions:
 
 
 class CompletedOptions(NamedTuple):
-    """A kind's own options, with what is filled in when the recipe is read."""
+    """A kind's options, completed when the recipe is loaded."""
 
     options: dict[str, Any]
     groups: frozenset[str]
@@ -111,34 +111,34 @@ class CompletedOptions(NamedTuple):
 
 
 class DatasetKind(Config):
-    """The base of all kinds: a subclass has a field `kind` with its name and overrides what differs."""
+    """Base class of all kinds: a subclass has a field `kind` with its name and overrides what differs."""
 
     ROW_KIND: ClassVar[RowKind]
-    """What most of its rows are; it decides how examples are packed."""
+    """The kind of most of its rows, which decides how examples are packed."""
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS
-    """The option groups that it reads; another group in such a dataset is an error."""
+    """Option groups that it reads; any other group in such a dataset is an error."""
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {}
-    """Options of those groups that it does not read; given in such a dataset they are an error."""
+    """Options of those groups that it does not read; setting one in such a dataset is an error."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    """Other names of its fields."""
+    """Aliases of its fields."""
     KIND_ALIASES: ClassVar[tuple[str, ...]] = ()
-    """Other names of the kind."""
+    """Aliases of the kind."""
     FILLED_IN: ClassVar[tuple[str, ...]] = ()
-    """Fields that are computed when the recipe is read and cannot be written in it."""
+    """Fields that are computed when the recipe is loaded and cannot be set in it."""
     NEEDS_TEMPLATE: ClassVar[bool] = True
-    """Whether a kind with the group `template` must have a chat template; a user's class may make no conversation."""
+    """Whether a kind with the group `template` needs a chat template; a user's class may make no conversations."""
     IS_TABLE: ClassVar[bool] = False
-    """Whether all its rows are read by one table contract and an example joins several of them."""
+    """Whether all its rows follow one table contract, and an example joins several of them."""
 
     @classmethod
     def get_name(cls) -> str:
-        """Return what `format.kind` calls this kind."""
+        """Return the kind's name in `format.kind`."""
         (name,) = get_args(cls.model_fields["kind"].annotation)
         return name
 
     @classmethod
     def list_fields(cls) -> set[str]:
-        """Return the names of its fields, aliases among them."""
+        """Return the names of its fields, including aliases."""
         return set(cls.model_fields) | set(cls.ALIASES)
 
     @classmethod
@@ -148,9 +148,9 @@ class DatasetKind(Config):
         base: Path,
         where: str,
     ) -> CompletedOptions:
-        """Fill in what is not written in the recipe, and return it with the groups that such a dataset reads.
+        """Complete the options, and return them with the groups that such a dataset reads.
 
-        `base` is the project's folder, `where` the place of the options in the recipe, for errors.
+        `base` is the project's folder, `where` the path of the options in the recipe, for errors.
         """
         return CompletedOptions(dict(options), cls.GROUPS)
 
@@ -160,65 +160,65 @@ class DatasetKind(Config):
         options: Mapping[str, Any],
         groups: Mapping[str, Any],
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Return the defaults of groups that are this kind's own, given its options and its groups as written."""
+        """Return the kind's own defaults for groups, given its options and the groups as written."""
         return {}
 
     def check_options(self, options: DatasetOptions) -> None:
-        """Refuse combinations of the dataset's groups that this kind cannot have.
+        """Refuse combinations of options that this kind does not support.
 
         Raises
         ------
         ValueError
-            With a message that begins with the option's place in the dataset.
+            With a message that starts with the option's path in the dataset.
 
         """
         if options.splits.is_exact:
             raise ValueError(
-                f"splits: a number of rows, method: exact and max_rows are for records; a {self.get_name()} dataset "
-                "takes shares by hash; write a share such as 0.05"
+                f"splits: a number of rows, method: exact and max_rows are for records; a {self.get_name()} dataset is "
+                "split by hash; set a share such as 0.05"
             )
 
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
-        """Return the option that limits an example's tokens, and its value; None is the recipe's `seq_len`."""
+        """Return the option that limits an example's tokens, and its value; None means the recipe's `seq_len`."""
         return "truncation.max_length", options.truncation.max_length
 
     def has_groups(self, options: DatasetOptions) -> bool:
-        """Tell whether rows belong to groups that no split may cut."""
+        """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
 
     def get_token_options(self) -> TokenOptions:
-        """Return what the kind's fields say of the tokens of its rows."""
+        """Return the kind's options for the tokens of its rows."""
         return TokenOptions()
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
-        """Return the columns that hold answers and what leads to them; None: the kind knows no answers."""
+        """Return the columns of answers and their prompts; None if the kind has no such columns."""
         return None
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
-        """Return what reads the kind's columns of one record into a row.
+        """Return the function that reads one record's columns into a row.
 
         Raises
         ------
         ConfigError
-            If the kind reads no single records.
+            If the kind does not read single records.
 
         """
         raise ConfigError(
-            f"format.kind: a {self.get_name()} dataset makes its rows itself; a kind that reads columns is needed "
-            "here; name such a kind"
+            f"format.kind: a {self.get_name()} dataset makes its rows itself; expected a kind that reads columns; "
+            "choose such a kind"
         )
 
     def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
-        """Return what reads the dataset's records; a kind that makes one row of a record leaves this as it is.
+        """Return the reader of the dataset's records; the default suits kinds that make one row of a record.
 
         `base` is the project's folder.
         """
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
     def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
-        """Return what builds the tokens of a row that is a record; None: all its rows are tokenized by their row kind.
+        """Return the builder of tokens from a record; None if rows are tokenized according to their row kind.
 
-        A kind that builds tokens itself has rows of kind `record`, each with the record as it came. `base` is the
+        A kind that builds tokens itself has rows of kind `record`, each with the original record. `base` is the
         project's folder.
         """
         return None
@@ -228,15 +228,16 @@ class DatasetKind(Config):
         return None
 
     def require_table(self) -> "Records":
-        """Return the options of a table, where `IS_TABLE` was asked before."""
+        """Return the options of a table; the caller has checked `IS_TABLE`."""
         table = self.as_table()
         assert table is not None
         return table
 
 
 def refuse_mask_names(kind: str, wrong: frozenset[str] | set[str], allowed: str) -> None:
-    """Refuse a mask that names sides in a conversation or roles in a pair: it would silently do nothing."""
+    """Refuse a mask that names sides in a conversation or roles in a pair: it would have no effect."""
     if wrong:
         raise ValueError(
-            f"loss.mask: {min(wrong)!r} is not in the rows of a {kind} dataset; allowed are {allowed}; name one of them"
+            f"loss.mask: {min(wrong)!r} does not occur in the rows of a {kind} dataset; allowed are {allowed}; name "
+            "one of them"
         )

@@ -1,10 +1,10 @@
-r"""Placeholders: text such as `<image>` that stands for media which the record keeps in a column of its own.
+r"""Placeholders: text such as `<image>` that refers to media in a separate column of the record.
 
 What belongs here: which column belongs to which placeholder. What does not: typed media parts (`messages.py`).
 
     {"messages": [{"role": "user", "content": "<image>\nWhat is it?"}, …], "images": ["cat.jpg"]}   →   rejected
 
-Without such a column the placeholder is text that somebody wrote, and stays.
+Without such a column, the placeholder is ordinary text and is kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ PLACEHOLDERS = {
     "audios": "<audio>",
     "audio": "<audio>",
 }
-"""Media column → its placeholder in text."""
+"""Placeholder in text, by media column."""
 _MEDIA_COLUMNS = frozenset(PLACEHOLDERS)
 
 
@@ -37,7 +37,7 @@ def reject_placeholders(row: Row, record: Mapping[str, Json]) -> Rejected | None
 
 
 def _has_media(value: Json) -> bool:
-    """Tell whether a column holds anything; a list of nulls, blank texts and empty mappings does not."""
+    """Return whether a column holds media; a list of nulls, blank texts and empty mappings does not."""
     if is_list(value):
         return any(_has_media(one) for one in value)
     return bool(value.strip() if isinstance(value, str) else value)

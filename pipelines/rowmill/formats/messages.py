@@ -1,7 +1,7 @@
-"""Reading one message as its source wrote it: content in text or typed parts, flags, and a row's own kwargs.
+"""Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs.
 
-What belongs here: what a message says and whether it is trained. What does not: calls in it (`tool_calls.py`),
-reasoning in it (`reasoning.py`); parts of those kinds are only sorted out here.
+What belongs here: a message's content and its training flags. What does not: calls (`tool_calls.py`) and reasoning
+(`reasoning.py`); parts of those kinds are only sorted here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,13 +28,13 @@ MEDIA_PARTS = (
 )
 MIN_WEIGHT = 2.0**-126
 MAX_WEIGHT = (2 - 2.0**-23) * 2.0**127
-"""What a float32 holds in full: beyond it a trained message would weigh 0 or infinitely much."""
+"""Range of normal float32 values: outside it, a weight would become 0, imprecise or infinite."""
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
 @dataclass(slots=True)
 class ContentParts:
-    """Typed content, sorted: its text, the reasoning in it, the calls in it."""
+    """Typed content, sorted into text, reasoning and calls."""
 
     text: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
@@ -42,7 +42,7 @@ class ContentParts:
 
 
 def read_parts(content: Json, *, speaks: bool) -> ContentParts | Rejected:
-    """Sort a list of typed parts; only who `speaks` for the model may reason and call in parts."""
+    """Sort a list of typed parts; reasoning and call parts are allowed only if the model `speaks`."""
     if not is_list(content):
         return Rejected("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
     parts = ContentParts()
@@ -89,8 +89,8 @@ def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
 def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dict[str, Json] | Rejected:
     """Turn a message's flags into `train` and, if a number was given, `weight`.
 
-    A boolean says whether the message trains, a number how much. `weighted`: numbers other than 0 and 1
-    are allowed (the recipe's `loss.weights`).
+    A boolean decides whether the message is trained, a number its weight. With `weighted` (the recipe's
+    `loss.weights`), numbers other than 0 and 1 are allowed.
     """
     train: bool | None = None
     weight: float | None = None
@@ -104,12 +104,12 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
             if not (value in (0, 1) or (weighted and MIN_WEIGHT <= value <= MAX_WEIGHT)):
                 return Rejected("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
-                return Rejected("flag_conflict", f"{name} is {value}, another flag says {weight}")
+                return Rejected("flag_conflict", f"{name} is {value}, but another flag is {weight}")
             weight, trains = float(value), value > 0
         else:
             return Rejected("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
         if train not in (None, trains):
-            return Rejected("flag_conflict", f"{name} is {value}, another flag says otherwise")
+            return Rejected("flag_conflict", f"{name} is {value}, but another flag contradicts it")
         train = trains
     if train is None:
         return {}
@@ -117,7 +117,7 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
 
 
 def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
-    """Return a row's own template variables, and whether an `add_generation_prompt` among them was ignored."""
+    """Return a row's template variables, and whether an `add_generation_prompt` among them was ignored."""
     if type(value) is str:
         if not value or value.isspace():
             return {}, False
@@ -131,7 +131,7 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
         return Rejected("bad_template_kwargs", f"{describe_type(value)}, expected a mapping")
     for name in value:
         if name in FORBIDDEN_KWARGS or name.startswith("return_"):
-            return Rejected("bad_template_kwargs", f"{name} is not a row's to set")
+            return Rejected("bad_template_kwargs", f"a row cannot set {name}")
     if "add_generation_prompt" not in value:
         return value, False
     return {name: one for name, one in value.items() if name != "add_generation_prompt"}, True

@@ -1,6 +1,6 @@
-"""Rows by a class of one's own.
+"""The kind `python`: rows or tokens made by a user's class.
 
-What belongs here: the kind's configuration. What does not: the class and where it is found (`custom.py`).
+What belongs here: the kind's configuration. What does not: finding and loading the class (`custom.py`).
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from rowmill.formats.supervised import refuse_joined_separator
 from rowmill.schema.rows import RowKind
 
 _ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})
-"""Groups that say what becomes of rows; a class that builds tokens itself has none."""
+"""Option groups that apply to rows; a class that builds tokens does not read them."""
 
 
 class Python(DatasetKind):
-    """Each record is what a class of yours makes of it: rows, or tokens with their mask."""
+    """A class of yours turns each record into rows, or into tokens with their mask."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -34,29 +34,29 @@ class Python(DatasetKind):
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos", "class": "class_name"}
 
     kind: Literal["python"] = "python"
-    """A class of your own; a registered name says the same."""
+    """A class of your own; its registered name is an alias."""
     class_name: str = Field(alias="class")
-    """`module:Name` of a RowFormat; a module of the project, which is the folder of `configs/`, or an installed one."""
+    """`module:Name` of a RowFormat, in a module of the project's folder (that of `configs/`) or an installed one."""
     options: dict[str, Any] = Field(default={})
-    """Arguments of the class."""
+    """Arguments of the class's constructor."""
     source_digest: str = ""
-    """The content of the class's file, filled in when the recipe is read: another source makes other rows."""
+    """Digest of the class's source file, computed when the recipe is loaded: changed code makes other rows."""
     role_map: dict[str, str] = Field(default={})
     """Role of the class's messages → role of the template; adds to the built-in names (human, gpt, observation, …)."""
     unknown_roles: Literal["warn", "reject"] = "warn"
-    """What becomes of a role that no template is known to print: kept and listed, or the row is rejected."""
+    """How to treat a role that no template is known to print: keep and list it, or reject the row."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
-    """The roles that the model itself speaks."""
+    """Roles of the model's messages."""
     message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
-    """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
+    """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
     domain_key: str | None = None
-    """Column that names the row's domain, where the class does not; without a text there it is `__default__`."""
+    """Column that names the row's domain, if the class does not set it; without text there, it is `__default__`."""
     separate_with: str | int | None = None
     """Text, or one token id, between a pair's prompt and response; it belongs to the prompt."""
     add_bos: Literal["auto"] | bool = "auto"
-    """Whether the beginning-of-text token starts a pair or text; what `build` returns is left as it is."""
+    """Whether the beginning-of-text token starts a pair or text; tokens from `build` are not changed."""
     add_eos: Literal["auto"] | bool = "auto"
-    """Whether the end-of-text token ends a pair or text; what `build` returns is left as it is."""
+    """Whether the end-of-text token ends a pair or text; tokens from `build` are not changed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -65,10 +65,10 @@ class Python(DatasetKind):
 
     @classmethod
     def complete_options(cls, options: Mapping[str, Any], base: Path, where: str) -> CompletedOptions:
-        """Find the class before any data is read, and fill in the digest of its file."""
+        """Import the class before any data is read, and add the digest of its file."""
         if "source_digest" in options:
             raise ConfigError(
-                f"{where}.class: source_digest is read from the class's file; it cannot be set; delete it"
+                f"{where}.class: source_digest is computed from the class's file and cannot be set; delete it"
             )
         path = options.get("class")
         if not isinstance(path, str):
@@ -78,12 +78,12 @@ class Python(DatasetKind):
         return CompletedOptions(completed, cls.GROUPS - _ROW_ONLY_GROUPS if builds else cls.GROUPS)
 
     def check_options(self, options: DatasetOptions) -> None:
-        """Refuse what no row of the class can be encoded with; which roles and sides its rows have is not known."""
+        """Refuse invalid separators; the roles and sides of the class's rows are not known here."""
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
 
     def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
-        """Read records by the class, which may make several rows of one."""
+        """Read records with the class, which may make several rows of one record."""
         chat = Chat(
             dataset_schema="messages",
             role_map=self.role_map,
@@ -95,7 +95,7 @@ class Python(DatasetKind):
         return CustomRowReader(open_row_format(self.class_name, self.options, base), chat, options)
 
     def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
-        """Build tokens by the class, if it does not make rows."""
+        """Build tokens with the class, if it does not make rows."""
         row_format = open_row_format(self.class_name, self.options, base)
         if get_format_method(type(row_format)) != "build":
             return None

@@ -1,12 +1,12 @@
-r"""Reasoning in one place: `reasoning_content`, whether it came under another key, in tags, in parts or as a message.
+r"""Moves reasoning to `reasoning_content`, from other keys, tags, typed parts or separate messages.
 
-What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does
-not: whether it trains (`masking/`), or what a template prints of it.
+What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does not: whether
+it is trained (`masking/`), or which of it a template prints.
 
     "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
 
-`think_mode: inline` leaves the row's reasoning where it is: truncation must still be able to shorten it.
-`inlined` puts it into the content, just before the template prints it.
+`think_mode: inline` keeps reasoning separate in the row, so that truncation can still shorten it.
+`inline_reasoning` moves it into the content just before rendering.
 """
 
 import re
@@ -22,37 +22,37 @@ from rowmill.schema.rows import Message
 REASONING_KEY = "reasoning_content"
 """The one key under which a canonical message keeps its reasoning."""
 INLINE_KEY = "inline_reasoning"
-"""Characters at the head of an inlined message's content that are its reasoning with its tags."""
+"""Number of characters at the start of an inlined message's content that are reasoning with its tags."""
 REASONING_SEPARATOR = "\n\n"
 
 
 class Reasoning(Config):
-    """How reasoning is found, and how much of it stays."""
+    """How reasoning is found, and how much of it is kept."""
 
     reasoning_keys: list[str] = Field(default=["reasoning", "reasoning_content", "thinking", "reason"])
-    """Keys of a message that may hold reasoning; the first that is not blank wins."""
+    """Keys of a message that may hold reasoning; the first that is not blank is used."""
     extract_think_tags: bool = True
-    """Whether tagged reasoning inside an assistant's content is taken out of it."""
+    """Whether tagged reasoning is extracted from an assistant's content."""
     think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[["<think>", "</think>"]])
-    """Pairs of opening and closing tags; the first pair is the one that `inline` writes."""
+    """Pairs of opening and closing tags; `inline` writes the first pair."""
     think_mode: Literal["keep", "drop", "inline"] = "keep"
-    """keep: reasoning is handed to the template; drop: it is removed; inline: tagged, it leads the content."""
+    """keep: the template receives reasoning; drop: it is removed; inline: it is put, tagged, before the content."""
     think_max_tokens: Annotated[int, Field(ge=0)] | None = 0
-    """Tokens of each message's reasoning that stay, from its start; 0 and null: all."""
+    """Tokens to keep of each message's reasoning, from its start; 0 and null: all."""
     think_role: str | None = "think"
-    """Role of messages that are themselves reasoning and join the next assistant's; null: there is none."""
+    """Role of messages that are only reasoning, which joins the next assistant message's; null: no such role."""
 
     @field_validator("think_tags")
     @classmethod
     def _check_tags(cls, pairs: list[list[str]]) -> list[list[str]]:
         tags = [tag for pair in pairs for tag in pair]
         if not pairs or "" in tags or len(set(tags)) < len(tags):
-            raise ValueError("think_tags are not told apart; give one or more pairs of different, non-empty tags")
+            raise ValueError("think_tags are ambiguous; expected one or more pairs of different, non-empty tags")
         return pairs
 
 
 class ExtractedReasoning(NamedTuple):
-    """Content without its reasoning blocks, the blocks (stripped, empty ones too), tags left as text."""
+    """Content without reasoning blocks, the blocks (stripped, also empty ones), the number of tags kept as text."""
 
     content: str
     blocks: list[str]
@@ -77,25 +77,25 @@ _EMPHASIS = frozenset("*_~|")
 
 
 class ThinkTagReader:
-    """Takes tagged reasoning out of content, left to right, outside code fences."""
+    """Extracts tagged reasoning from content, left to right, outside code fences."""
 
     def __init__(self, pairs: Sequence[Sequence[str]]) -> None:
         self._pairs: list[tuple[str, str]] = [(pair[0], pair[1]) for pair in pairs]
         self._tags: dict[str, tuple[int, bool]] = {}
         for index, (opening, closing) in enumerate(self._pairs):
             self._tags |= {opening: (index, True), closing: (index, False)}
-        # Longer tags first: of two tags that start alike, the longer one is meant.
+        # Longer tags first: of two tags with the same start, the longer one matches.
         words = [re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True)]
-        # Bare alternatives, no groups and no anchor: the engine then skips to their first letters.
+        # Plain alternatives without groups or anchors let the regex engine skip to their first characters.
         self._marks: re.Pattern[str] = re.compile("|".join([*words, *_FENCES]))
         self._hints: tuple[str, ...] = tuple({_find_common_ending(*pair) for pair in self._pairs})
 
     def may_contain_tag(self, content: str) -> bool:
-        """Tell cheaply whether content could hold a tag at all."""
+        """Return whether content could hold a tag; a cheap test."""
         return any(hint in content for hint in self._hints)
 
     def extract(self, content: str) -> ExtractedReasoning | None:
-        """Split content into what is said and thought; null: a block is never closed, the text was cut off."""
+        """Split content into answer and reasoning; None if a block is never closed, as in truncated text."""
         kept: list[str] = []
         blocks: list[str] = []
         endless: set[int] = set()
@@ -118,10 +118,10 @@ class ThinkTagReader:
         return ExtractedReasoning("".join([*kept, content[position:]]).lstrip(), blocks, literal)
 
     def _ends_reasoning(self, content: str, tag: _ThinkTag) -> bool:
-        """Tell whether a closing tag without an opening one ends reasoning, rather than being mentioned in prose.
+        """Return whether a closing tag without an opening one ends reasoning, rather than being mentioned in prose.
 
-        It does at the end of a line. Before text it does as R1 writes it, `reasoning</think>answer`: directly
-        between the two, unquoted, outside code spans, in content without an opening tag.
+        It does at the end of a line. Before text, it does in R1's form, `reasoning</think>answer`: directly between the
+        two, unquoted, outside code spans, in content without an opening tag.
         """
         if _AFTER_LONE_CLOSE.match(content, tag.end):
             return True
@@ -129,10 +129,10 @@ class ThinkTagReader:
         return opening not in content and not _is_set_off(content, tag) and not _is_in_code_span(content, tag.start)
 
     def _find_close(self, content: str, tag: _ThinkTag, endless: set[int]) -> _ThinkTag | None:
-        """Find the end of a block: outside the fences of what is thought, or, if only those hide it, anywhere.
+        """Find the end of a block outside code fences, or anywhere if all ends are inside fences.
 
-        Reasoning often breaks off inside a fence; the fence it opened must not swallow the answer.
-        `endless` remembers pairs that close nowhere, so that many open tags cost one search.
+        Reasoning often stops inside a code fence, and that fence must not swallow the answer. `endless` holds pairs
+        without a closing tag, so that many open tags cost one search.
         """
         if not tag.opens or tag.pair in endless:
             return None
@@ -146,7 +146,7 @@ class ThinkTagReader:
         )
 
     def _find_next_tag(self, content: str, position: int, only: str | None = None) -> _ThinkTag | None:
-        """Return the next tag after a position that stands outside every code fence."""
+        """Return the next tag after a position, outside every code fence."""
         while (mark := self._marks.search(content, position)) is not None:
             word = mark[0]
             if word in _FENCES:
@@ -164,7 +164,7 @@ def _skip_space(content: str, position: int) -> int:
 
 
 def _is_set_off(content: str, tag: _ThinkTag) -> bool:
-    """Tell whether a tag is set off from the text around it: by space, quotes, brackets or emphasis."""
+    """Return whether a tag is set off from its context by space, quotes, brackets or emphasis."""
     if content[tag.end].isspace():
         return True
     if tag.start == 0:
@@ -176,7 +176,7 @@ def _is_set_off(content: str, tag: _ThinkTag) -> bool:
 
 
 def _is_in_code_span(content: str, position: int) -> bool:
-    """Tell whether a position is in an inline code span: between two equally long runs of backticks of a paragraph."""
+    """Return whether a position is in an inline code span: between two equally long runs of backticks."""
     begin = max((found.end() for found in _BLANK_LINE.finditer(content, 0, position)), default=0)
     blank_line = _BLANK_LINE.search(content, position)
     end = len(content) if blank_line is None else blank_line.start()
@@ -203,7 +203,7 @@ def _find_next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | Non
 
 
 def _skip_fence(content: str, start: int) -> int:
-    """Return where a code fence ends; one that is never closed runs to the end of the text, as Markdown has it."""
+    """Return the end of a code fence; an unclosed one ends with the text, as in Markdown."""
     sign = content[start]
     end = start
     while end < len(content) and content[end] == sign:
@@ -221,7 +221,7 @@ def _skip_fence(content: str, start: int) -> int:
 
 
 def _find_common_ending(opening: str, closing: str) -> str:
-    """Return the longest ending of the closing tag that the opening tag holds, so that one search finds both."""
+    """Return the longest suffix of the closing tag that the opening tag contains, so that one search finds both."""
     for start in range(len(closing)):
         if closing[start:] in opening:
             return closing[start:]
@@ -229,7 +229,7 @@ def _find_common_ending(opening: str, closing: str) -> str:
 
 
 class MovedReasoning(NamedTuple):
-    """Reasoning found under a message's keys, the message's other keys, and how often what happened."""
+    """Reasoning found under a message's keys, the message's other keys, and counts for the report."""
 
     text: str
     extras: Message
@@ -241,32 +241,32 @@ _NO_REASONING_MOVED = MovedReasoning("", {}, 0, 0)
 
 
 def move_reasoning_keys(extras: Message, keys: Sequence[str]) -> MovedReasoning:
-    """Take the first reasoning that is not blank; blank ones go, others stay as extras.
+    """Take the first reasoning that is not blank; blank ones are removed, others stay as extras.
 
-    If another one already stands in `reasoning_content`, it takes the place of the one that moved there.
+    If `reasoning_content` already holds other reasoning, that moves to the key of the chosen one.
     """
     if not extras:
         return _NO_REASONING_MOVED
     found = [key for key in keys if type(extras.get(key)) is str]
-    spoken = [key for key in found if not _is_blank(extras[key])]
-    if not spoken:
+    filled = [key for key in found if not _is_blank(extras[key])]
+    if not filled:
         return MovedReasoning("", remove_keys(extras, found), 0, 0)
-    winner, text = spoken[0], extras[spoken[0]]
-    rest = remove_keys(extras, [key for key in found if key == winner or key not in spoken])
+    winner, text = filled[0], extras[filled[0]]
+    rest = remove_keys(extras, [key for key in found if key == winner or key not in filled])
     displaced = rest.pop(REASONING_KEY, None)
     if displaced is not None and displaced != text:
         rest[winner] = displaced
-    return MovedReasoning(text, rest, int(winner != REASONING_KEY), len(spoken) - 1)
+    return MovedReasoning(text, rest, int(winner != REASONING_KEY), len(filled) - 1)
 
 
 def remove_keys(message: Mapping[str, Json], keys: Iterable[str]) -> Message:
-    """Return a message less some keys."""
+    """Return a message without some keys."""
     gone = set(keys)
     return {key: value for key, value in message.items() if key not in gone}
 
 
 def join_reasoning(texts: Iterable[str]) -> str:
-    """Join pieces of reasoning, blank ones left out, equal ones once."""
+    """Join pieces of reasoning, without blank and repeated ones."""
     seen: dict[str, str] = {}
     for text in texts:
         if not _is_blank(text):
@@ -281,14 +281,14 @@ def _is_blank(text: str) -> bool:
 def limit_reasoning(
     messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]
 ) -> tuple[Message, ...]:
-    """Keep the first `limit` tokens of every reasoning (0, null: all); `cut` knows the tokenizer."""
+    """Keep the first `limit` tokens of every message's reasoning (0, None: all); `cut` truncates text by tokens."""
     if not limit:
         return tuple(messages)
     return tuple({**m, REASONING_KEY: cut(m[REASONING_KEY], limit)} if m.get(REASONING_KEY) else m for m in messages)
 
 
 def inline_reasoning(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
-    """Put each message's reasoning, tagged, at the head of its content; `inline_reasoning` is its length."""
+    """Put each message's reasoning, tagged, at the start of its content; `INLINE_KEY` holds its length."""
     return tuple(_inline_message(message, tags) if message.get(REASONING_KEY) else message for message in messages)
 
 

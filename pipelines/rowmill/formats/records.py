@@ -1,8 +1,7 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series.
 
-What belongs here: the kind's configuration, and the one function that says which mode it asks for. What does not:
-the text of a record (`serialization/`), how columns get their types (`inference.py`), how examples are put together
-(`assembly/`).
+What belongs here: the kind's configuration, and its mode. What does not: the text of a record (`serialization/`), how
+columns get their types (`inference.py`), how examples are assembled (`assembly/`).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,19 +21,19 @@ from rowmill.tabular.serialization import Codec
 from rowmill.tabular.table_contract import TableContract
 
 DEFAULT_CAP = 10
-"""Records (or groups) per example where `max_sequences_per_example` is `auto`."""
+"""Records (or groups) per example if `max_sequences_per_example` is `auto`."""
 DP_CAP = 1
-"""The same under differential privacy: a unit of privacy stands in one example only."""
+"""The same under differential privacy: a privacy unit is in one example only."""
 DEFAULT_SAMPLE_SIZE = 25_000
-"""Records shown where `num_input_records_to_sample` is `auto`."""
+"""Records shown if `num_input_records_to_sample` is `auto`."""
 
 
 def _require_value(allowed: str, accepts: Callable[[Json], bool]) -> BeforeValidator:
-    """Return a check whose complaint names all that is allowed: unions would complain once per member."""
+    """Return a validator whose error names everything that is allowed: a union would report one error per member."""
 
     def check(value: Json) -> Json:
         if not accepts(value):
-            raise ValueError(f"must be {allowed}; got {value!r}; write one of these")
+            raise ValueError(f"expected {allowed}; got {value!r}; correct it")
         return value
 
     return BeforeValidator(check)
@@ -59,7 +58,7 @@ class FileGroups(Config):
     """Groups by source file."""
 
     file: bool
-    """Whether each file of the source is a group; false says that the rows of all files go on as one series."""
+    """Whether each file of the source is a group; false: the rows of all files form one series."""
 
 
 def _is_grouping(value: Json) -> bool:
@@ -95,82 +94,83 @@ TimestampChoice = Annotated[
 
 
 class RecordData(Config):
-    """Which columns group and order the records, and how many stand in an example."""
+    """Which columns group and order the records, and how many records are in an example."""
 
     group_training_examples_by: GroupChoice = None
     """Column, or columns, whose equal values make a group; a group stays together. `{file: true}`: each file of the
-    source is a group, or a series; `{file: false}`: a series goes on from file to file, in their order."""
+    source is a group, or a series; `{file: false}`: a series continues from file to file, in their order."""
     order_training_examples_by: OptionalColumnName = None
     """Column that orders the records of a group; needs a group or `is_timeseries`."""
     max_sequences_per_example: AutoCountChoice = "auto"
-    """The cap: records (grouped: groups) per example at most; `auto`: 10, under differential privacy 1; null: none."""
+    """Maximum records (grouped: groups) per example; `auto`: 10, under differential privacy 1; null: no maximum."""
 
     @field_validator("group_training_examples_by")
     @classmethod
     def _check_group_columns(cls, names: GroupChoice) -> GroupChoice:
         if isinstance(names, list) and len(set(names)) < len(names):
-            raise ValueError(f"{names} names a column twice; each may stand once; delete one")
+            raise ValueError(f"{names} names a column twice; columns must be unique; delete one")
         return names
 
 
 class Privacy(Config):
-    """Whether training is to be differentially private, which limits how often a unit may be shown."""
+    """Whether training is differentially private, which limits how often a unit is shown."""
 
     dp_enabled: bool = False
-    """One unit (a group when grouped, else a record) per example, one example per sequence, each shown once at most."""
+    """One privacy unit (a group if grouped, else a record) per example, one example per sequence, each shown at most
+    once."""
 
 
 class RecordTraining(Config):
     """How many records are shown."""
 
     num_input_records_to_sample: AutoCountChoice = None
-    """Train records to show, by passes over them; `auto`: 25,000; null: each once."""
+    """Training records to show, by repeated passes over them; `auto`: 25,000; null: each once."""
 
 
 class TimeSeries(Config):
-    """Whether records are time series, and how time is told."""
+    """Whether records are time series, and how their times are read."""
 
     is_timeseries: bool = False
     """Whether each group is a series: one group per example, in order."""
     timestamp_column: OptionalColumnName = None
-    """Another name of `data.order_training_examples_by`."""
+    """Alias of `data.order_training_examples_by`."""
     timestamp_interval_seconds: Annotated[
         int | float | None,
         _require_value("null or a number > 0", lambda value: value is None or (_is_number(value) and value > 0)),
     ] = None
-    """Seconds between two records of a series; null: the data's, if it is constant."""
+    """Seconds between two records of a series; null: the data's interval, if it is constant."""
     timestamp_format: ColumnName = "auto"
     """`auto` (the one known format that reads every value), `iso8601`, `elapsed_seconds`, or strptime text."""
     start_timestamp: TimestampChoice = None
-    """Where generated series begin; null: where each group begins."""
+    """Start time of generated series; null: the start of each group."""
     stop_timestamp: TimestampChoice = None
-    """Where generated series end; null: where each group ends."""
+    """End time of generated series; null: the end of each group."""
 
 
 class Assembly(Config):
     """How long an example of records may be."""
 
     max_seq_length: OptionalCount = None
-    """Tokens that an example may have; null: the recipe's `seq_len`, which is the most allowed."""
+    """Maximum tokens of an example; null: the recipe's `seq_len`, which is the upper limit."""
     on_overflow: Literal["error", "reject", "split"] = "error"
-    """What happens to a record or group that no example can hold: stop before anything is written, reject it, or
-    (grouped only) cut the group between records."""
+    """What happens to a record or group that does not fit into any example: stop before anything is written, reject it,
+    or (grouped only) cut the group between records."""
 
 
 class Prompt(Config):
-    """What stands before the records of an example."""
+    """The text before the records of an example."""
 
     style: Literal["keys", "names", "reference"] = "keys"
-    """`keys`: a sentence with the quoted column names; `names`: the names; `reference`: as Safe Synthesizer asks."""
+    """`keys`: a sentence with the quoted column names; `names`: the names; `reference`: Safe Synthesizer's wording."""
     template: Annotated[
         str | None,
         _require_value(
             "text with {schema}, or null", lambda value: value is None or (_is_text(value) and "{schema}" in value)
         ),
     ] = None
-    """A prompt of your own; `{schema}` is where the columns go, written as `style` writes them."""
+    """A custom prompt; `{schema}` is replaced by the columns, written according to `style`."""
     add_bos: Literal["auto"] | bool = "auto"
-    """Whether the tokenizer's BOS begins the prompt; auto: if the tokenizer puts it there itself."""
+    """Whether the tokenizer's BOS starts the prompt; auto: if the tokenizer adds it itself."""
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the tokenizer's EOS ends the prompt; auto: no."""
 
@@ -179,16 +179,16 @@ class Delimiters(Config):
     """The tokens around every unit of records."""
 
     bos: TokenChoice = "auto"
-    """Token before a unit, its text or id; auto: `<|im_start|>`, else the tokenizer's BOS."""
+    """Token before a unit, as text or id; auto: `<|im_start|>`, else the tokenizer's BOS."""
     eos: TokenChoice = "auto"
-    """Token after a unit, its text or id; auto: `<|im_end|>`, else the tokenizer's EOS."""
+    """Token after a unit, as text or id; auto: `<|im_end|>`, else the tokenizer's EOS."""
 
 
 _SERIES_OPTIONS = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
 
 
 class Records(DatasetKind):
-    """Each record is a row of a table; its columns are found in the data."""
+    """Each record is a row of a table; its columns are inferred from the data."""
 
     ROW_KIND: ClassVar[RowKind] = "record"
     GROUPS: ClassVar[frozenset[str]] = frozenset({"filters", "splits", "packing"})
@@ -200,12 +200,13 @@ class Records(DatasetKind):
     IS_TABLE: ClassVar[bool] = True
 
     kind: Literal["records"] = "records"
-    """Rows of tables: tabular, grouped or sequential, which is computed from the options."""
+    """Rows of tables, in tabular, grouped or sequential mode; the mode follows from the options."""
     data: RecordData = RecordData()
     """Groups, order, records per example."""
     table: TableContract | None = None
-    """The table contract: columns, types, words for no value, signs. Null: that of `<recipe>/<dataset>.table.yaml`
-    beside the recipe, if the file exists; else the first build's, which later builds are held against."""
+    """The table contract: columns, types, texts for missing values, signs. Null: the contract in
+    `<recipe>/<dataset>.table.yaml` next to the recipe, if the file exists; otherwise the first build's contract, which
+    later builds are checked against."""
     privacy: Privacy = Privacy()
     """Differential privacy."""
     training: RecordTraining = RecordTraining()
@@ -221,13 +222,13 @@ class Records(DatasetKind):
     tokens: Delimiters = Delimiters()
     """The tokens around the records."""
     generation: Generation | None = None
-    """How a trained model is asked for records, and how its texts are parsed; null: it is not."""
+    """How records are generated with a trained model, and how its texts are parsed; null: not at all."""
     domain_key: OptionalColumnName = None
-    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    """Column that names the row's domain; a row without text there is in `__default__`."""
 
     @property
     def mode(self) -> Mode:
-        """How examples are put together; computed, never set."""
+        """How examples are assembled; computed from the options."""
         return choose_mode(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
 
     @property
@@ -256,20 +257,20 @@ class Records(DatasetKind):
 
     @property
     def leading_columns(self) -> tuple[str, ...]:
-        """The columns whose keys stand first in a record's text: of a series the group's, then the order's."""
+        """The columns that come first in a record's text: for a series, the group's, then the order's."""
         if self.mode != "sequential":
             return ()
         return (*self.group_columns, *([self.order_column] if self.order_column is not None else []))
 
     @property
     def cap(self) -> int | None:
-        """Records, or groups, per example at most."""
+        """Maximum records, or groups, per example."""
         given = self.data.max_sequences_per_example
         return (DP_CAP if self.privacy.dp_enabled else DEFAULT_CAP) if given == "auto" else given
 
     @property
     def wanted(self) -> int | None:
-        """Train records to show; None: each once."""
+        """Training records to show; None: each once."""
         given = self.training.num_input_records_to_sample
         return DEFAULT_SAMPLE_SIZE if given == "auto" else given
 
@@ -277,7 +278,7 @@ class Records(DatasetKind):
     def select_group_defaults(
         cls, options: Mapping[str, Any], groups: Mapping[str, Any]
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Keep equal rows, which are two observations and no copy, and hold out a test split.
+        """Keep equal rows, which are separate observations, and hold out a test split.
 
         Splits in time have no shares, and private examples are not packed.
         """
@@ -291,12 +292,12 @@ class Records(DatasetKind):
         return own
 
     def check_options(self, options: DatasetOptions) -> None:
-        """Hold the splits of records to their groups, and private examples to sequences of their own."""
+        """Require splits that respect groups, and one sequence per private example."""
         self._check_splits(options.splits)
         if self.privacy.dp_enabled and options.packing.pack is not False:
             raise ValueError(
                 f"packing.pack: {str(options.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
-                "sequence is allowed, so that a sequence holds one unit of privacy; set it to false, or delete it"
+                "sequence is allowed, so that a sequence holds one privacy unit; set it to false, or delete it"
             )
 
     def _check_splits(self, splits: Splits) -> None:
@@ -305,17 +306,19 @@ class Records(DatasetKind):
         if self.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
             raise ValueError(
                 f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {self.mode} mode a split takes "
-                f"whole groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
+                f"complete groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
             )
         if splits.is_exact and splits.time_key is not None:
-            raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
+            raise ValueError(
+                "splits.time_key with a number of rows or method: exact; only one can decide; delete one of them"
+            )
 
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
-        """Return the limit of examples that join records."""
+        """Return the option that limits an example of records, and its value."""
         return "format.assembly.max_seq_length", self.assembly.max_seq_length
 
     def has_groups(self, options: DatasetOptions) -> bool:
-        """Tell whether the records have groups, of the splits' or of their own."""
+        """Return whether the records have groups, by `splits` or by `data`."""
         return super().has_groups(options) or self.is_grouped
 
     def as_table(self) -> "Records":
@@ -329,8 +332,7 @@ class Records(DatasetKind):
         if order is not None and alias is not None and order != alias:
             raise ValueError(
                 f"data.order_training_examples_by is {order!r} and time_series.timestamp_column {alias!r}; they are "
-                "one "
-                "option; keep one of them"
+                "the same option; keep one of them"
             )
         if self.order_column is not None and self.mode == "tabular":
             raise ValueError(
@@ -345,7 +347,7 @@ class Records(DatasetKind):
 
     @model_validator(mode="after")
     def _check_table_roles(self) -> "Records":
-        """Refuse a contract that was written for other groups or another order, or that leaves such columns out."""
+        """Refuse a contract for other groups or another order, or without their columns."""
         table = self.table
         if table is None:
             return self
@@ -356,8 +358,8 @@ class Records(DatasetKind):
             if own is not None and own != wanted:
                 option = "group_training_examples_by" if name == "group" else "order_training_examples_by"
                 raise ValueError(
-                    f"table.{name}: {own!r}, but data.{option} is {wanted!r}; a contract is for the columns that it "
-                    "was written for; correct one of them"
+                    f"table.{name}: {own!r}, but data.{option} is {wanted!r}; a contract holds only for its group and "
+                    "order; correct one of them"
                 )
         for column in (*self.group_columns, *([self.order_column] if self.order_column is not None else [])):
             if column not in table.used:
@@ -374,7 +376,7 @@ class Records(DatasetKind):
             given = [name for name in _SERIES_OPTIONS if getattr(times, name) is not None]
             if given:
                 raise ValueError(
-                    f"time_series.{given[0]} without is_timeseries; it tells how series are timed; set is_timeseries: "
+                    f"time_series.{given[0]} without is_timeseries; it sets the times of series; set is_timeseries: "
                     "true, or delete it"
                 )
             return self
@@ -404,17 +406,18 @@ class Records(DatasetKind):
         if cap not in ("auto", DP_CAP):
             raise ValueError(
                 f"data.max_sequences_per_example: {'null' if cap is None else cap} under privacy.dp_enabled; a unit of "
-                'privacy has an example of its own, so "auto" or 1 is allowed; delete it'
+                'privacy has its own example, so only "auto" or 1 is allowed; delete it'
             )
         if self.assembly.on_overflow == "split":
             raise ValueError(
-                "assembly.on_overflow: split under privacy.dp_enabled; a group may enter once; choose error or reject"
+                "assembly.on_overflow: split under privacy.dp_enabled; a group may be used only once; choose error or "
+                "reject"
             )
         return self
 
     @model_validator(mode="after")
     def _check_private_generation(self) -> "Records":
-        """Refuse what would publish rows of the training data; beginnings and ends of series are such, too."""
+        """Refuse options that would publish training data, which includes the start and end times of series."""
         if self.generation is None or not self.privacy.dp_enabled:
             return self
         if self.generation.prefill == "records":
@@ -425,6 +428,7 @@ class Records(DatasetKind):
         for name in ("start_timestamp", "stop_timestamp") if self.mode == "sequential" and self.order_column else ():
             if getattr(self.time_series, name) is None:
                 raise ValueError(
-                    f"time_series.{name}: null under privacy.dp_enabled; each group's own would be used; set it"
+                    f"time_series.{name}: null under privacy.dp_enabled; each group's own time would be published; "
+                    "set it"
                 )
         return self

@@ -1,14 +1,14 @@
-"""Decide which split a row belongs to, from its group, its content or its time, and from nothing else.
+"""Decides the split of a row from its group, its content or its time, and nothing else.
 
-What belongs here: the options of splitting, and the decision for one row. What does not: finding a row's
-group or time in its columns (`formats/`), or proving that nothing leaked (`leakage.py`).
+What belongs here: the options of splitting, and the decision for one row. What does not: reading a row's group or time
+from its columns (`formats/`), or detecting leaks (`leakage.py`).
 
     u = key(seed, "split", group)      0 ── validation ──┬────── train ──────┬── test ── 2^64
                                                      v · 2^64           (1 - t) · 2^64
 
-A split is an interval of a hash: adding rows moves none, raising a held-out share only takes rows from train,
-and any number of workers decide alike without talking. Rejected: shuffling and cutting, where one new row
-moves others from train to test.
+A split is an interval of a hash: adding rows moves no other row, raising a held-out share only moves rows out of train,
+and any number of workers decide alike without communicating. Rejected: shuffling and cutting, where one new row moves
+others from train to test.
 """
 
 import re
@@ -43,7 +43,7 @@ _SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def is_row_count(value: float | str) -> bool:
-    """Tell a number of rows from a share."""
+    """Return whether a value is a number of rows rather than a share."""
     return isinstance(value, int) and value >= 1
 
 
@@ -51,35 +51,35 @@ def _check_share(value: float | str) -> float | str:
     if is_row_count(value):
         return value
     if not _DECIMAL_PATTERN.fullmatch(str(value)):
-        raise ValueError(f"{value!r} is no share; a decimal from 0 to below 1 is; write one such as 0.05")
+        raise ValueError(f"expected a share, a decimal from 0 to below 1, got {value!r}; write, for example, 0.05")
     if Fraction(str(value)) >= 1:
         raise ValueError(
-            f"{value} leaves nothing for train; a share below 1 is allowed, or of records a whole number of rows; "
-            "write one such as 0.05"
+            f"{value} leaves nothing for train; expected a share below 1, or for records a whole number of rows; "
+            "write, for example, 0.05"
         )
     return value
 
 
 def _check_duration(value: float | str) -> float | str:
     if not _DURATION_PATTERN.fullmatch(str(value)):
-        raise ValueError(f"{value!r} is no duration; a number, alone or with s, m, h, d or w, is; write one")
+        raise ValueError(f"expected a duration, a number alone or with s, m, h, d or w, got {value!r}; correct it")
     return value
 
 
 Share = Annotated[float | int | str, AfterValidator(_check_share)]
-"""A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour; of records
-also an integer from 1, a number of rows."""
+"""A decimal in [0, 1), read as the written fraction: 0.1 is a tenth, not its nearest binary number; for records, also
+an integer from 1, a number of rows."""
 
 
 class Boundaries(Config):
-    """Where in time held-out splits begin: train < boundary ≤ validation < boundary ≤ test."""
+    """Start times of the held-out splits: train < boundary ≤ validation < boundary ≤ test."""
 
     validation: Timestamp | None = None
-    """First instant of validation: ISO 8601 (UTC unless it says otherwise), or a number in the unit of
-    `time_key`; null for no validation."""
+    """First instant of validation: ISO 8601 (UTC without an offset), or a number in the unit of `time_key`; null: no
+    validation."""
 
     test: Timestamp | None = None
-    """First instant of test, in the same form; null for no test."""
+    """First instant of test, in the same form; null: no test."""
 
     @property
     def are_numbers(self) -> bool:
@@ -90,19 +90,17 @@ class Boundaries(Config):
     def _check_order(self) -> "Boundaries":
         given = [value for value in (self.validation, self.test) if value is not None]
         if not given:
-            raise ValueError("no boundary is set; validation, test or both are needed; write one")
+            raise ValueError("no boundary is set; expected validation, test or both; set one")
         instants: list[Fraction] = []
         for value in given:
             instant = _parse_instant(value, are_numbers=self.are_numbers)
             if instant is None:
                 raise ValueError(
-                    f"{value!r} is no instant; both are numbers, or both ISO 8601; write such as 2024-06-30"
+                    f"expected an instant, got {value!r}; both must be numbers, or both ISO 8601, such as 2024-06-30"
                 )
             instants.append(instant)
         if instants != sorted(set(instants)):
-            raise ValueError(
-                "validation does not begin before test; train, validation, test is the order; exchange them"
-            )
+            raise ValueError("validation must start before test; the order is train, validation, test; exchange them")
         return self
 
 
@@ -110,51 +108,52 @@ class Splits(Config):
     """Which rows of a dataset are held out."""
 
     validation: Share = _DEFAULT_VALIDATION
-    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in validation. Where the source has
-    rows for validation of its own, those are validation, and no share of the others is."""
+    """Share of rows in validation (of groups with `group_key`, of the latest rows with `time_key`). If the source has
+    its own rows for validation, those are the validation split, and no others are."""
 
     test: Share = _DEFAULT_TEST
-    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in test."""
+    """Share of rows in test (of groups with `group_key`, of the latest rows with `time_key`)."""
 
     group_key: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
-    """Field, or fields, whose equal values keep rows in one split; null: equal rows stay together."""
+    """Field, or fields, whose equal values keep rows in one split; null: rows with equal content stay together."""
 
     time_key: str | None = None
-    """Field with a row's time: splits are then cut in time, the latest rows being held out."""
+    """Field with a row's time: rows are then split by time, and the latest rows are held out."""
 
     boundaries: Boundaries | None = None
-    """Where validation and test begin, with `time_key`; null: where the shares of the latest rows begin, which is
+    """Start times of validation and test, with `time_key`; null: computed from the shares of the latest rows, and
     recorded."""
 
     gap: Annotated[int | float | str, AfterValidator(_check_duration)] = 0
-    """Time before each boundary whose rows are rejected: seconds (numbers: the field's own unit), or such as
+    """Time before each boundary whose rows are rejected: seconds (for numbers, the field's unit), or a duration such as
     `12h` or `7d`."""
 
     straddle: Literal["later", "reject"] = "later"
-    """Whether a group on both sides of a boundary goes whole to the later split, or is rejected."""
+    """Whether a group with rows on both sides of a boundary goes completely to the later split, or is rejected."""
 
     method: Literal["hash", "exact"] = "hash"
-    """`hash`: a unit's own hash decides, so that new rows move none; `exact` (records only): whole units in the
-    order of their hashes until the rows are nearest to what is wanted; a number of rows or `max_rows` implies it."""
+    """`hash`: a unit's own hash decides, so that new rows move no others; `exact` (records only): complete units in the
+    order of their hashes, until the rows come nearest to the wanted number; a number of rows or `max_rows` implies
+    it."""
 
     max_rows: Annotated[int, Field(ge=1)] | None = None
-    """Rows that each held-out split of records may have; null: any number."""
+    """Maximum rows of each held-out split of records; null: no limit."""
 
     seed: int = 0
-    """Seed of the hash, apart from the recipe's: reshuffling training moves no row to another split."""
+    """Seed of the hash, separate from the recipe's seed: reshuffling training moves no row to another split."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether splits are cut by number of rows, which takes all rows to decide."""
+        """Whether splits are cut by number of rows, which requires all rows."""
         return self.method == "exact" or self.max_rows is not None or self.has_counts
 
     @property
     def has_counts(self) -> bool:
-        """Whether a split is wanted as a number of rows."""
+        """Whether the size of a split is set as a number of rows."""
         return is_row_count(self.validation) or is_row_count(self.test)
 
     def wanted_rows(self, split: Split, rows: int) -> Fraction:
-        """Return how many of so many rows a held-out split is to have."""
+        """Return the wanted number of rows of a held-out split, out of `rows`."""
         value = self.validation if split == "validation" else self.test
         wanted = Fraction(value) if is_row_count(value) else Fraction(str(value)) * rows
         return wanted if self.max_rows is None else min(wanted, Fraction(self.max_rows))
@@ -163,8 +162,9 @@ class Splits(Config):
     def _check_shares(self) -> "Splits":
         if not self.has_counts and Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
             raise ValueError(
-                f"validation {self.validation} and test {self.test} leave nothing for train; their sum is "
-                "below 1; lower one"
+                f"validation {self.validation} and test {self.test} leave nothing for train; their sum must be below "
+                "1; "
+                "lower one"
             )
         if self.time_key is None:
             self._check_without_time()
@@ -180,35 +180,38 @@ class Splits(Config):
         }.items():
             if is_set:
                 raise ValueError(
-                    f"{option} without time_key; it says how to cut in time; set time_key or delete {option}"
+                    f"{option} without time_key; it applies only to splits by time; set time_key or delete {option}"
                 )
 
     def _check_with_time(self) -> None:
         if self.straddle != "later" and self.group_key is None:
             raise ValueError(
-                f"straddle: {self.straddle} without group_key; only a group can stand on both sides of a boundary; set "
+                f"straddle: {self.straddle} without group_key; only a group can have rows on both sides of a "
+                "boundary; set "
                 "group_key or delete straddle"
             )
         if self.boundaries is None:
             return
         if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
-            raise ValueError("boundaries and shares both say how much is held out; one may; delete validation and test")
+            raise ValueError(
+                "boundaries and shares both decide what is held out; only one is allowed; delete validation and test"
+            )
         if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS_PER_UNIT:
             raise ValueError(
-                f"gap {self.gap} with boundaries that are numbers; it is in the field's unit; write a number"
+                f"gap {self.gap} with boundaries that are numbers; a gap is then in the field's unit; write a number"
             )
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether a row's split depends on others: on the times of all, or on those of its group."""
+        """Whether a row's split depends on other rows: on the times of all, or on those of its group."""
         return self.time_key is not None and (self.boundaries is None or self.group_key is not None)
 
 
 class Splitter:
-    """`Splits` made ready to decide row by row; decisions depend on no other row."""
+    """Decides the split of one row after another by `Splits`; a decision depends on no other row."""
 
     def __init__(self, splits: Splits, *, by_group: bool = False) -> None:
-        """Prepare the decision; `by_group` where rows have groups by other options than `group_key`."""
+        """Prepare the decision; `by_group` if options other than `group_key` define groups."""
         # Exact splits are cut when all rows are known; until then every row is in train.
         validation, test = (Fraction(0 if splits.is_exact else str(v)) for v in (splits.validation, splits.test))
         # u is an integer, so u < x exactly when u < ceil(x), and u >= x exactly when u >= ceil(x).
@@ -223,7 +226,7 @@ class Splitter:
             self._gap = _compute_gap(splits)
 
     def __call__(self, group_key: str | None, order_key: str | None, content_hash: bytes) -> Split | Rejected:
-        """Decide by time, group or content, whichever the options say; Rejected where the key is missing."""
+        """Decide by time, group or content, according to the options; Rejected if the key is missing."""
         if self._by_time:
             return self.assign_by_time(order_key)
         if self._grouped and group_key is None:
@@ -231,7 +234,7 @@ class Splitter:
         return self._assign_by_hash(self.hash_unit(group_key, content_hash))
 
     def hash_unit(self, group_key: str | None, content_hash: bytes) -> int:
-        """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
+        """Return u, the number below 2^64 that decides: from a row's group, as JSON text, else from its content."""
         if self._grouped and group_key is not None:
             return self.place(group_key.encode("utf-8", "surrogatepass"))
         return self.place(b'"' + content_hash.hex().encode() + b'"')
@@ -251,7 +254,7 @@ class Splitter:
     def assign_by_time(self, value: Timestamp | None) -> Split | Rejected:
         """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.
 
-        Without boundaries every row with a time is train: where shares of time end is known when all rows are.
+        Without boundaries, every row with a time is train for now: shares of time are computed from all rows.
         """
         if value is None:
             return Rejected("order_missing")
@@ -269,8 +272,8 @@ class Splitter:
         return split
 
     def place(self, key_json: bytes) -> int:
-        """Return where a unit stands among all, 0 … 2^64: `permutation.key` of its canonical JSON."""
-        # The part of its labels that never changes is encoded once.
+        """Return a unit's position in the hash range, 0 … 2^64: `permutation.key` of its canonical JSON."""
+        # The constant part of the key's labels is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
     def assign_by_contents(self, content_hashes: Sequence[bytes]) -> NDArray[np.int8]:
@@ -300,10 +303,10 @@ def assign_split(
     order_key: str | None,
     content_hash: bytes,
 ) -> Split | Rejected:
-    """Decide the split of a row of any kind, or why it has none.
+    """Return the split of a row of any kind, or the reject if it has none.
 
-    `source` is what its file is for, where the dataset has files of its own for validation: their rows are
-    validation, and of the other rows no share is taken for it.
+    `source` is the split hint of the row's file, if the dataset has separate validation files: their rows are
+    validation, and no other rows are.
     """
     if source == "validation":
         return "validation"
@@ -324,9 +327,10 @@ def assign_content_splits(
 def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
     """Cut units into splits by number of rows; return 0 for train, 1 for validation, 2 for test.
 
-    `places[u]` and `rows[u]` are a unit's place and how many rows it has. Units are taken whole in the order of
-    their places, validation from the first on and test from the last back, until the rows are nearest to what is
-    wanted (a tie: fewer); every wanted split gets a unit, and so does train, which comes first if units are few.
+    `places[u]` and `rows[u]` are a unit's hash position and its number of rows. Units are taken completely in the order
+    of their positions, validation from the first on and test from the last back, until the rows are nearest to the
+    wanted number (a tie: fewer). Every wanted split gets a unit, and so does train, which takes precedence if units are
+    few.
     """
     decided = np.zeros(len(places), np.int8)
     order = np.argsort(places, kind="stable")
@@ -344,7 +348,7 @@ def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArra
 
 
 def _count_nearest_units(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
-    """Return how many units, one at least, bring the rows nearest to what is wanted, and not above the cap."""
+    """Return how many units, at least one, bring the rows nearest to the wanted number, without exceeding the cap."""
     above = int(np.searchsorted(ends, ceil(wanted)))
     count = min(above + 1, len(ends))
     if above and (above == len(ends) or wanted - int(ends[above - 1]) <= int(ends[above]) - wanted):
@@ -375,22 +379,23 @@ def _compute_gap(splits: Splits) -> Fraction:
 
 
 def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:
-    """Turn shares into boundaries: the latest rows are test, those before them validation, never more than asked for.
+    """Turn shares into boundaries: the latest rows are test, those before them validation, never more than the shares.
 
-    `times` are the rows' times as written with how many rows have each. They are numbers if all are, else dates.
-    Rows of one time stay together. None where the shares come to no row.
+    `times` are the rows' times as written, each with its number of rows. They are numbers if all are, else dates. Rows
+    with equal times stay together. None if the shares amount to no row.
 
     Raises
     ------
     ConfigError
-        Where `gap` has a unit and the times are numbers.
+        If `gap` has a unit and the times are numbers.
 
     """
     counted = list(times)
     are_numbers = all(_parse_instant(value, are_numbers=True) is not None for value, _ in counted)
     if are_numbers and counted and str(splits.gap)[-1] in _SECONDS_PER_UNIT:
         raise ConfigError(
-            f"splits.gap: {splits.gap}, but the times of splits.time_key are numbers; it is in their unit; write one"
+            f"splits.gap: {splits.gap}, but the times of splits.time_key are numbers; a gap is then in their unit; "
+            "write a number"
         )
     read = ((_parse_instant(value, are_numbers=are_numbers), value, count) for value, count in counted)
     # Whole instants as integers, which sort ten times as fast as fractions.
@@ -416,7 +421,7 @@ def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boun
 
 
 def _parse_instant(value: Timestamp, *, are_numbers: bool) -> Fraction | None:
-    """Read a time as a number: microseconds since 1970, or the number itself; None where it is neither."""
+    """Read a time as a number: microseconds since 1970, or the number itself; None if it is neither."""
     if are_numbers:
         try:
             return Fraction(str(value))

@@ -1,7 +1,7 @@
-"""Pairs: a prompt that is read and a response that trains, joined without a chat template.
+"""The kind `supervised`: a prompt and a trained response, joined without a chat template.
 
-What belongs here: the kind's configuration and reading its two columns, Alpaca's `instruction` and `input`
-as one prompt. What does not: separators and special tokens, which are ids (`tokenizer.py`).
+What belongs here: the kind's configuration and reading its two columns, Alpaca's `instruction` and `input` as one
+prompt. What does not: separators and special tokens, which are ids (`tokenizer.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ class Supervised(DatasetKind):
     }
 
     kind: Literal["supervised"] = "supervised"
-    """Pairs, joined without a template."""
+    """Pairs of prompt and response, joined without a chat template."""
     input_field: str = "prompt"
-    """Column with the prompt. `instruction` joins Alpaca's `input` to it; without the column, an Alpaca record
-    (`instruction`, `output`) is read as one."""
+    """Column with the prompt. For `instruction`, Alpaca's `input` is joined to it; if the column is absent, an Alpaca
+    record (`instruction`, `output`) is read as such."""
     output_field: str = "response"
     """Column with the response."""
     separate_with: str | Annotated[int, Field(ge=0)] | None = None
     """Text, or one token id, between prompt and response; it belongs to the prompt."""
     domain_key: str | None = None
-    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
     """Whether the beginning-of-text token starts a pair; auto: if the tokenizer adds it itself."""
     add_eos: Literal["auto"] | bool = "auto"
@@ -72,7 +72,7 @@ class Supervised(DatasetKind):
         refuse_joined_separator(self.separate_with, options)
 
     def get_token_options(self) -> TokenOptions:
-        """Return the edges of a pair, and what is between its sides."""
+        """Return BOS, EOS and separator of a pair."""
         return TokenOptions(separate_with=self.separate_with, add_bos=self.add_bos, add_eos=self.add_eos)
 
     def list_answer_columns(self) -> Sequence[str | None]:
@@ -94,8 +94,9 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
     """Refuse a token id between two sides that are encoded as one text."""
     if options.loss.boundary == "whole" and isinstance(separator, int):
         raise ValueError(
-            "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; whole goes "
-            "with a text or null; write the separator's text, or split"
+            "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; expected a "
+            "text "
+            "or null; write the separator's text, or set loss.boundary: split"
         )
 
 

@@ -1,7 +1,7 @@
-"""Documents: one column of text, all of which trains.
+"""The kind `text`: documents, one column of text, all of which is trained.
 
-What belongs here: the kind's configuration and reading its column. What does not: limits on a document's
-length (`filters.py`).
+What belongs here: the kind's configuration and reading its column. What does not: limits on a document's length
+(`filters.py`).
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ class Text(DatasetKind):
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
 
     kind: Literal["text"] = "text"
-    """Documents, without a template and without a prompt."""
+    """Documents, without a chat template and without a prompt."""
     text_key: str = "text"
     """Column with the document."""
     domain_key: str | None = None
-    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
     """Whether the beginning-of-text token starts a document; auto: if the tokenizer has one."""
     add_eos: Literal["auto"] | bool = "auto"
@@ -43,7 +43,7 @@ class Text(DatasetKind):
         return apply_eos_alias(values)
 
     def get_token_options(self) -> TokenOptions:
-        """Return the edges of a document."""
+        """Return BOS and EOS of a document."""
         return TokenOptions(add_bos=self.add_bos, add_eos=self.add_eos)
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
@@ -52,7 +52,7 @@ class Text(DatasetKind):
 
 
 def make_document_reader(column: str, filters: Filters) -> RecordReader:
-    """Return what reads a column into a row of text, if its length is allowed."""
+    """Return a function that reads a column into a row of text, and rejects lengths outside the limits."""
     report = make_plain_report("text")
 
     def read(record: Mapping[str, Json]) -> Row | Rejected:
@@ -65,7 +65,7 @@ def make_document_reader(column: str, filters: Filters) -> RecordReader:
 
 
 def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
-    """Return a column's text; an absent, blank or other value is a reject."""
+    """Return a column's text, or the reject of a missing, blank or other value."""
     value = record.get(column)
     if type(value) is not str:
         if value is None:

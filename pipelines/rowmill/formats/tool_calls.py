@@ -1,14 +1,14 @@
-"""Tools and calls in one shape, whatever library wrote them.
+"""Reads tools and calls into one shape, whatever library wrote them.
 
-What belongs here: the list of tools a row offers, the calls in a message, their ids and the ids of their
-results. What does not: how a template wants them (`rendering/` adapts: strings, nine-letter ids, null or []).
+What belongs here: a row's list of tools, the calls of a message, their ids and the ids of their results. What does not:
+the form that a template needs (`rendering/` adapts it: strings, nine-character ids, null or []).
 
     tools    [{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}]
     calls    [{"id": "call_0", "type": "function", "function": {"name": …, "arguments": {…}}}]
 
-`arguments` are an object in the source's key order. Where they came as text, the message also keeps that
-text in `arguments_source` (one per call, null where there was none): a template that prints strings gets
-the source's own, spaces and all.
+`arguments` are an object in the source's key order. If they came as text, the message also keeps that text in
+`arguments_source` (one per call, null if there was none), so that a template which prints strings gets the source's
+text, including its spaces.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,18 +27,18 @@ ARGUMENT_KEYS = ("arguments", "parameters", "input")
 
 
 class Tools(Config):
-    """How tools and calls are read and handed to the template."""
+    """How tools and calls are read and passed to the template."""
 
     tools_fields: list[str] = Field(default=["tools", "tool_schemas", "functions", "function_schemas"])
-    """Columns that may hold the row's tools; the first with a value that is neither null nor blank wins."""
+    """Columns that may hold the row's tools; the first with a value that is neither null nor blank is used."""
     arguments: Literal["auto", "object", "string"] = "auto"
-    """The form in which the template is given a call's arguments; auto: the one that it prints correctly."""
+    """Form in which the template receives a call's arguments; auto: the form that it prints correctly."""
     tool_ids: Literal["auto", "keep"] = "auto"
-    """Whether call ids may be rewritten (nine letters and digits) for a template that asks for it."""
+    """Whether call ids may be rewritten (to nine letters and digits) for a template that requires it."""
 
 
 class OfferedTools(NamedTuple):
-    """The tools of a row; `present`: a column had a value; `from_text`: it was JSON text."""
+    """A row's tools; `present`: a column had a value; `from_text`: the value was JSON text."""
 
     tools: tuple[Json, ...] | None = None
     present: bool = False
@@ -49,7 +49,7 @@ NO_TOOLS_OFFERED = OfferedTools()
 
 
 def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools | Rejected:
-    """Return the tools of the first column that has any."""
+    """Return the tools of the first column that holds any."""
     for name in fields:
         value = record.get(name)
         if not value or (type(value) is str and value.isspace()):
@@ -88,14 +88,14 @@ def _read_tool_list(value: Json) -> list[Json] | Rejected:
 
 
 def _name_schema(name: str, schema: Json) -> Json:
-    """Give a schema that stands under its name that name."""
+    """Insert the key of a schema as its name."""
     if not is_mapping(schema) or is_mapping(schema.get("function")) or "name" in schema:
         return schema
     return {"name": name, **schema}
 
 
 def _wrap_schema(value: Json) -> Json:
-    """Wrap a bare schema; null for what has no name."""
+    """Wrap a bare schema; None if it has no name."""
     if type(value) is str:
         try:
             value = from_json(value)
@@ -117,17 +117,17 @@ def _is_name(value: Json) -> TypeGuard[str]:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """The calls of one message, and the text of each one's arguments where it was text."""
+    """The calls of one message, and the source text of each call's arguments, if it was text."""
 
     calls: list[Json]
     sources: list[str | None]
 
 
 def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | Rejected:
-    """Bring calls into one shape; each value is a call, a list of calls, or the JSON text of either.
+    """Read calls into one shape; each value is a call, a list of calls, or the JSON text of either.
 
-    With `arguments: object` text that is no object is a reject; otherwise it is kept as it is and the
-    renderer decides, who knows whether the template prints strings.
+    With `arguments: object`, text that is not an object is rejected; otherwise it is kept, and the renderer decides,
+    which knows whether the template prints strings.
     """
     calls: list[Json] = []
     sources: list[str | None] = []
@@ -176,7 +176,7 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     arguments = _parse_arguments(given)
     if arguments is None:
         if form == "object" or type(given) is not str:
-            return Rejected("bad_tool_arguments", f"{name}: arguments are no JSON object")
+            return Rejected("bad_tool_arguments", f"{name}: arguments are not a JSON object")
         arguments = given
     call_id = value.get("id")
     call = {
@@ -188,7 +188,7 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
 
 
 def _parse_arguments(value: Json) -> dict[str, Json] | None:
-    """Read arguments that may be text, or text of text; null if they are no object in the end, or repeat a key."""
+    """Read arguments that may be JSON text, or text of text; None if the result is not an object, or repeats a key."""
     for _ in range(2):
         if type(value) is not str:
             break
@@ -204,9 +204,9 @@ def _parse_arguments(value: Json) -> dict[str, Json] | None:
 
 
 def link_calls(messages: list[Message]) -> None:
-    """Give calls without an id a number, in place, and results without one the calls still open, in order.
+    """Assign ids in place: a new one to each call without an id, and to each result the next open call's.
 
-    A user's message closes what is open: a result after it answers nothing before it.
+    A user message closes open calls: a result after it cannot answer a call before it.
     """
     taken = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     names = (name for name in map("call_{}".format, count()) if name not in taken)
@@ -223,7 +223,7 @@ def link_calls(messages: list[Message]) -> None:
 
 
 def _link_result(result: Message, waiting: list[str]) -> Message:
-    """Take the call that a result answers off the list, and name it in the result if it did not."""
+    """Remove the call that a result answers from the open calls, and add its id to the result if missing."""
     answered = result.get("tool_call_id")
     if _is_name(answered):
         if answered in waiting:

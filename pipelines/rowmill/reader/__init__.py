@@ -44,7 +44,7 @@ from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 __all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
 
 STATE_VERSION = 1
-"""The version of `state_dict()`; raise it when an older one can no longer be read."""
+"""The version of `state_dict()`; increase it when an older one can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)

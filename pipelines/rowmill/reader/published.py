@@ -3,7 +3,7 @@
 What belongs here: opening a published build, its steps, and refusing files that are missing, changed, or made for
 another order or tokenizer. What does not: tokens (`sequences.py`), the order of delivery (`__init__.py`).
 
-    <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is whole
+    <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is complete
       ranks ─► files ─► footer: rows, size, identity card
 
 The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that
@@ -55,10 +55,10 @@ class DatasetShards:
 class PublishedBuild:
     """A build that trainers may read.
 
-    `order` is the digest of the order, `content` that of the packed shards in it. Place p of the order lies
-    in stored rank `p mod world_size` at row `p // world_size`. Step s is the places
-    `[step_offsets[s], step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without
-    steps (`has_steps`) the offsets are those of the whole order.
+    `order` is the digest of the order, `content` that of the packed shards in it. Place p of the order is in stored
+    rank `p mod world_size` at row `p // world_size`. Step s is the places `[step_offsets[s], step_offsets[s + 1])`, and
+    `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false), the offsets are the start
+    and the end of the whole order.
     """
 
     store: Store
@@ -142,7 +142,8 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
         found = _parse_published(store, where, raw)
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
-            f"{where}: {type(error).__name__} {error}; it must be as this version writes it; build {recipe!r} again"
+            f"{where}: {type(error).__name__} {error}; expected the form that this version writes; build {recipe!r} "
+            "again"
         ) from error
     rows = [sum(shard.rows for shard in shards) for shards in found.ranks.values()]
     if len(rows) != found.world_size or any(count * found.world_size != found.places for count in rows):
@@ -220,7 +221,7 @@ def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> N
         return
     raise ConfigError(
         f"{published.where}: rank {rank} has no sequence: the order has {published.places} places; every rank needs "
-        "one at least; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
+        "at least one; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
         "to read only held-out sets"
     )
 

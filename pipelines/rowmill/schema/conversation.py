@@ -1,6 +1,6 @@
-"""A conversation as rendering takes it: messages, tools, and the template's further arguments.
+"""The input of rendering: messages, tools, and further arguments of the template.
 
-What belongs here: the value. What does not: how it is rendered or masked (`conversation/`).
+What belongs here: the data type. What does not: rendering and masking (`conversation/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from rowmill.schema.rows import Message
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is given: canonical messages, tools, the row's own kwargs, and the row's hash."""
+    """The input of a template: canonical messages, tools, the row's kwargs, and the row's hash."""
 
     messages: Sequence[Message]
     tools: Sequence[Json] | None = None
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
     row_hash: bytes = b""
-    """At least 8 bytes; decides whether the row is in the share that is rendered a second time."""
+    """At least 8 bytes; decides whether the row is in the sample that is rendered twice for verification."""

@@ -1,14 +1,14 @@
-"""The tokenized example: ids, which of them are trained, what each of them is, and where it came from.
+"""The tokenized example: ids, loss mask, span kinds, and source rows.
 
-What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What
-does not: how text becomes ids (`tokenizer.py`) or which characters train (`masking/`).
+What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What does not:
+encoding text (`tokenizer.py`) and deciding which characters are trained (`masking/`).
 
     input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
     spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘
 
-`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. Where messages may weigh
-other than 0 and 1 (`loss.weights`), a column of weights stands beside it: positive where the mask is true, else 0.
+`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. If messages may have weights other
+than 0 and 1 (`loss.weights`), there is a column of weights as well: positive where the mask is true, else 0.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
-"""What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
+"""Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
 
 TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
 """The stages of structured truncation, in the order in which they act."""
@@ -52,12 +52,12 @@ EXAMPLE_SCHEMA = pa.schema(
 )
 """A part of `tokenized_examples`.
 
-Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end);
-`span_messages` is the message index or −1; `span_kinds` indexes `SPAN_KINDS`. `exchanges_removed`,
-`reasoning_removed` and `tokens_cut` are tokens removed at each stage, `messages_removed` counts
-messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`. `trained_removed`
-are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
-what each stage took of them; a stage that changes what the template prints of the rest may add some.
+Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end); `span_messages` is
+the message index or −1; `span_kinds` indexes `SPAN_KINDS`. `exchanges_removed`, `reasoning_removed` and `tokens_cut`
+are tokens removed at each stage, `messages_removed` counts messages; `original_tokens == tokens + exchanges_removed +
+reasoning_removed + tokens_cut`. `trained_removed` are trained tokens that were removed or lost their loss, and
+`exchanges_trained`, `reasoning_trained` and `cut_trained` are each stage's share; a stage that changes what the
+template prints for the remaining messages may add some.
 """
 
 
@@ -80,11 +80,11 @@ WEIGHT_FIELD = pa.field(WEIGHT_COLUMN, pa.list_(pa.float32()), nullable=False)
 
 
 def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
-    """Count trained tokens by their loss weight, ascending; weights as a person writes them."""
+    """Count trained tokens by loss weight, ascending; weights are formatted as short decimals."""
     counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
     return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 
 
 def make_example_schema(*, weighted: bool) -> pa.Schema:
-    """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights, too."""
+    """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights as well."""
     return EXAMPLE_SCHEMA.append(WEIGHT_FIELD) if weighted else EXAMPLE_SCHEMA

@@ -1,7 +1,7 @@
 """The ledger: every source record and every token ends in exactly one named state.
 
-What belongs here: the states, the closed list of reasons, adding up and checking sums. What does not:
-deciding a row's fate; each step does that and names its reason.
+What belongs here: the states, the closed list of reasons, summing and checking counts. What does not: deciding a row's
+state; each step does that and gives its reason.
 
     records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
     tokens    trained | context | template | truncated | dropped | padding
@@ -16,7 +16,7 @@ KEPT = "kept"
 REJECTED = "rejected"
 NOT_TAKEN = "not_taken"
 UNUSED_STATES = (NOT_TAKEN, "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
-"""States of records that are fine but not used, each named after the option that left them out."""
+"""States of valid records that are not used, named after the cause."""
 
 RECORD_STATES = (KEPT, REJECTED, *UNUSED_STATES)
 TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padding")
@@ -46,7 +46,7 @@ REJECT_REASONS = frozenset(
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
 INTENDED_REASONS = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
-"""Reasons that the recipe asked for: nothing is wrong with these records, and no check counts them as lost."""
+"""Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
 
 LEDGER_SCHEMA = pa.schema(
     [
@@ -60,7 +60,7 @@ LEDGER_SCHEMA = pa.schema(
 
 
 def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Add counts over parts; keys come out sorted, so that equal counts give equal bytes."""
+    """Sum counts over parts; keys are sorted, so that equal counts give equal bytes."""
     total: Counter[str] = Counter()
     for counts in parts:
         total.update(counts)
@@ -68,7 +68,7 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def count_unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
-    """Return how many records the ledger's lines do not place (or place twice); zero is required."""
+    """Return how many records the ledger's lines miss, or count twice; must be zero."""
     return abs(records_in - sum(count for _, _, count in lines))
 
 

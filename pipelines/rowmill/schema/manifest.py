@@ -1,12 +1,11 @@
-"""What a stage wrote: the manifest, the only door through which another stage reads it.
+"""The manifest of a stage's output, through which every other stage reads it.
 
-What belongs here: the manifest's shape, its way to disk and back, the pointer to the current one. What
-does not: how fingerprints are computed (`build/prepare.py`), what the facts mean (`catalog.py`).
+What belongs here: the manifest's fields, storing and loading it, the pointer to the current one. What does not:
+computing fingerprints (`build/prepare.py`), the meaning of facts (`catalog.py`).
 
-The manifest is written last, by one atomic rename: if it is there, every file it names is whole. It is
-found by *fingerprint* (what went in: memoisation) and by *version* (what came out: Dagster's data
-version). Two fingerprints may lead to one version; that is how an upstream rebuild that changed nothing
-stops there.
+The manifest is written last, by one atomic rename: if it exists, every file it names is complete. It is found by
+*fingerprint* (of the inputs: memoization) and by *version* (of the output: Dagster's data version). Two fingerprints
+may lead to one version; that is how an upstream rebuild that changed nothing stops there.
 """
 
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ StageKey: TypeAlias = tuple[str, ...]
 
 
 NOT_APPLICABLE = "not_applicable"
-"""A fact of output about which a check has nothing to ask, such as the chat template of a table.
+"""The value of a fact that does not apply to the data, such as one about a table's chat template.
 
-No number says that: 0 would claim that something was measured and found in order.
+No number can express this: 0 would claim a successful measurement.
 """
 
 
@@ -60,9 +59,9 @@ class Histogram:
 class Manifest:
     """One stage's output.
 
-    `facts` holds the number of every check of the stage (`catalog.py`) and the counts shown on its page;
-    `ledger` lines are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples`
-    are row ids per check, ten at most, for whoever has to look.
+    `facts` holds the value of every check of the stage (`catalog.py`) and the counts shown on its page; `ledger` lines
+    are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples` are at most ten row ids per
+    check, for inspection.
     """
 
     key: StageKey
@@ -82,13 +81,13 @@ class Manifest:
     card: dict[str, Any] = field(default_factory=dict[str, Any])
     waivers: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What only the next stages read: scans of source files, offsets, plan shapes."""
+    """Data for later stages only: scans of source files, offsets, plan shapes."""
     built_at: str = ""
     run_id: str = ""
     seconds: float = 0.0
 
     def content_digest(self) -> str:
-        """Return the version: a digest of what was written, free of times, runs and fingerprints."""
+        """Return the version: a digest of the output, independent of times, runs and fingerprints."""
         files = [[[name, f.digest] for name, f in sorted(part.files.items())] for part in self.parts]
         return digest_json(self.stage, files, self.ledger, self.token_ledger, self.facts, self.card, self.waivers)
 
@@ -98,7 +97,7 @@ class Manifest:
 
 
 def get_stage_name(key: StageKey) -> str:
-    """Return the stage that a key belongs to: its last word, but of `(recipe, exports, name)` the second."""
+    """Return the stage of a key: its last part, or the second of `(recipe, exports, name)`."""
     return EXPORTS if key[1] == EXPORTS else key[-1]
 
 
@@ -110,24 +109,24 @@ def get_stage_folder(key: StageKey) -> str:
 def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     """Write a manifest under its fingerprint and its version, then point `pointer.json` at it.
 
-    All files that it names are on the disk before it is. Returns the manifest with `version` filled in.
+    All files that it names are synced to disk first. Returns the manifest with `version` set.
     """
-    whole = replace(manifest, version=manifest.content_digest())
-    store.sync(file.path for part in whole.parts for file in part.files.values())
-    content = asdict(whole)
-    written = [f"versions/{whole.version}.json", f"manifests/{whole.fingerprint}.json"]
+    complete = replace(manifest, version=manifest.content_digest())
+    store.sync(file.path for part in complete.parts for file in part.files.values())
+    content = asdict(complete)
+    written = [f"versions/{complete.version}.json", f"manifests/{complete.fingerprint}.json"]
     for name in written:
-        store.write_sealed(f"{get_stage_folder(whole.key)}/{name}", content)
-    store.sync(f"{get_stage_folder(whole.key)}/{name}" for name in written)
-    _write_pointer(store, whole)
-    return whole
+        store.write_sealed(f"{get_stage_folder(complete.key)}/{name}", content)
+    store.sync(f"{get_stage_folder(complete.key)}/{name}" for name in written)
+    _write_pointer(store, complete)
+    return complete
 
 
 def make_current(store: Store, manifest: Manifest) -> None:
-    """Make a kept version the one that readers without a version of their own get."""
+    """Make a kept version the current one, which readers get by default."""
     path = f"{get_stage_folder(manifest.key)}/versions/{manifest.version}.json"
     if store.read_sealed(path) is None:
-        # It was damaged, while the same under its fingerprint is whole.
+        # It was damaged, but the copy under its fingerprint is intact.
         store.write_sealed(path, asdict(manifest))
     _write_pointer(store, manifest)
 
@@ -138,7 +137,7 @@ def _write_pointer(store: Store, manifest: Manifest) -> None:
 
 
 def remove_version(store: Store, manifest: Manifest) -> None:
-    """Remove a version, the notes that its parts are whole, and what names it as current; files stay for `gc`."""
+    """Remove a version, its parts' completion records and its pointers; the files are left for `gc`."""
     at = get_stage_folder(manifest.key)
     pointer = store.read_sealed(f"{at}/pointer.json")
     if pointer is None or pointer["version"] == manifest.version:
@@ -154,7 +153,7 @@ def remove_version(store: Store, manifest: Manifest) -> None:
 
 
 def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manifest | None:
-    """Return the manifest of an earlier build from the same inputs, if all its files are still there."""
+    """Return the manifest of an earlier build with the same fingerprint, if all its files still exist."""
     manifest = read_manifest(store, f"{get_stage_folder(key)}/manifests/{fingerprint}.json")
     if manifest is None:
         return None
@@ -167,22 +166,20 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
     Raises
     ------
     IntegrityError
-        If the version is unknown or was collected.
+        If the version is unknown or was removed by gc.
 
     """
     path = f"{get_stage_folder(key)}/versions/{version}.json"
     found = None if version is None else read_manifest(store, path)
     if found is None and version is not None and store.exists(path):
-        # It is damaged; the same is kept under its fingerprint.
+        # It is damaged; a copy is kept under its fingerprint.
         names = store.list(f"{get_stage_folder(key)}/manifests")
         kept = (read_manifest(store, f"{get_stage_folder(key)}/manifests/{name}") for name in names)
         found = next((one for one in kept if one is not None and one.version == version), None)
     if found is None:
         known = f"version {version} is not kept" if version else "it was never built"
         known = f"{store.path(path)} is damaged or was edited" if version and store.exists(path) else known
-        raise IntegrityError(
-            f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions"
-        )
+        raise IntegrityError(f"{'/'.join(key)}: {known}; expected a kept version; build it, or choose another version")
     return found
 
 
@@ -192,12 +189,12 @@ def parse_stage_key(name: str) -> StageKey:
 
 
 def load_inputs(store: Store, made: Manifest) -> dict[StageKey, Manifest]:
-    """Return what an output was made of, at the versions that it names.
+    """Return the inputs of an output, at the versions that its manifest names.
 
     Raises
     ------
     IntegrityError
-        If one of them is not kept.
+        If one of them is no longer kept.
 
     """
     named = ((parse_stage_key(name), version) for name, version in made.inputs.items())
@@ -211,9 +208,9 @@ def load_current(store: Store, key: StageKey) -> Manifest | None:
 
 
 def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:
-    """Return the current manifest for what only saves work or says more; None also if it was damaged or collected.
+    """Return the current manifest for optional use, such as reuse; None also if it is damaged or was removed by gc.
 
-    Who makes an output anew must not be stopped by the one that it replaces.
+    Rebuilding an output must not fail because of the output that it replaces.
     """
     try:
         return load_current(store, key)
@@ -222,7 +219,7 @@ def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:
 
 
 def list_versions(store: Store, key: StageKey) -> list[Manifest]:
-    """Return all kept versions that are whole, oldest first."""
+    """Return all kept versions with an intact manifest, oldest first."""
     names = store.list(f"{get_stage_folder(key)}/versions")
     loaded = (
         read_manifest(store, f"{get_stage_folder(key)}/versions/{name}") for name in names if name.endswith(".json")
@@ -239,7 +236,7 @@ def verify_files(store: Store, manifest: Manifest) -> None:
 
 
 def read_manifest(store: Store, path: str) -> Manifest | None:
-    """Return a manifest that is as it was written; None if it is absent, damaged or edited."""
+    """Return a manifest; None if it is missing, damaged or edited."""
     raw = store.read_sealed(path)
     return None if raw is None else parse_manifest(raw)
 

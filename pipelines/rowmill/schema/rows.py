@@ -1,13 +1,12 @@
-"""The canonical row: one conversation, pair, text or record, in one shape whatever its source looked like.
+"""The canonical row: one conversation, pair, text or record, in one shape for all sources.
 
-What belongs here: the dataclasses that packages hand to each other before tokens exist, and the Arrow
-schema in which they are stored. What does not: how a source's columns become a row (`formats/`), or
-what is done to a row afterwards.
+What belongs here: the dataclasses that packages exchange before tokenization, and the Arrow schema in which they are
+stored. What does not: turning a source's columns into a row (`formats/`), or processing a row afterwards.
 
     raw record ──formats──► Row | Rejected ──rendering──► Rendered ──tokenization──► Example
 
-`messages`, `tools` and `template_kwargs` are stored as JSON *text*: Arrow would give every message
-the union of all keys and fill the gaps with nulls, and templates print those nulls.
+`messages`, `tools` and `template_kwargs` are stored as JSON *text*: Arrow would give every message the union of all
+keys with nulls for absent ones, and templates print those nulls.
 """
 
 import re
@@ -27,15 +26,15 @@ RowKind = Literal["conversation", "pair", "text", "record"]
 
 
 Message: TypeAlias = dict[str, Json]
-"""A canonical message: `role` and `content` (str) always; `reasoning_content` (str), `tool_calls`
-(`[{"id", "type": "function", "function": {"name", "arguments"}}]`, arguments an object unless it
-could not be parsed), `name`, `tool_call_id`, `train` (bool), `weight` (float) where they apply; other
-keys of the source stay as they were, because a template may read them."""
+"""A canonical message: always `role` and `content` (str); if present, `reasoning_content` (str), `tool_calls`
+(`[{"id", "type": "function", "function": {"name", "arguments"}}]`, arguments an object unless it could not be parsed),
+`name`, `tool_call_id`, `train` (bool), `weight` (float); other keys of the source are kept, because a template may read
+them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParseReport:
-    """What canonicalisation noticed about one record; stored as columns beside the row."""
+    """What canonicalization noted about one record; stored as columns of the row."""
 
     schema: str = ""
     extracted_think_from_content: int = 0
@@ -45,18 +44,18 @@ class ParseReport:
     tools_parsed_from_string: bool = False
     unknown_roles: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Counted oddities that are no reject: `ignored_add_generation_prompt`, `literal_think`, …"""
+    """Counted irregularities that do not reject the row: `ignored_add_generation_prompt`, `literal_think`, …"""
 
 
 @cache
 def make_plain_report(schema: str) -> ParseReport:
-    """Return the report of a row about which there is nothing to say; rows of one schema share it."""
+    """Return the report of a row without anything to note; rows of one schema share it."""
     return ParseReport(schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One canonical row, before it is given an id.
+    """One canonical row, before it has an id.
 
     conversation: `messages` (and `tools`, `template_kwargs`); pair: `messages` empty, `text` the
     prompt and `output` the response; text: `text`; record: `record`.
@@ -77,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that cannot go on: why, in a word of the closed list, and in detail for a reader."""
+    """A record that is not processed further: a reason from the closed list, and a detail for the user."""
 
     reason: str
     detail: str = ""
@@ -94,9 +93,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ContentSpan:
-    """Characters `[start, end)` of a rendered text that come from the row itself, and what they are.
+    """Characters `[start, end)` of a rendered text that come from the row, with their kind.
 
-    `kind` is one of the span kinds of `examples.KINDS`, without `template`.
+    `kind` is one of `examples.SPAN_KINDS`, without `template`.
     """
 
     start: int
@@ -113,8 +112,8 @@ class RenderedText:
     spans     └───────── message 0 ──────────┘└───────────── message 1 ──────────────┘
     trained                                                          └─────────────┘
 
-    `spans` ascend and do not overlap; a message may own several. Text in no span is the template's
-    own (preamble, tail).
+    `spans` ascend and do not overlap; a message may have several. Text outside the spans belongs to the template
+    (preamble, tail).
     """
 
     text: str
@@ -125,10 +124,10 @@ class RenderedText:
 class MaskedConversation:
     """A rendered conversation with its verified loss spans.
 
-    `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 where everything
-    trains); an appended end of turn is its last message's. `pieces` locate the row's own text for token classes;
-    `dropped` counts own text that the template did not print, by kind. `weights` are loss weights by the message of
-    a trained span; one that is not there weighs 1.
+    `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 if everything is
+    trained); an appended end of turn belongs to the last message. `pieces` locate the row's own text for token classes;
+    `dropped` counts own text that the template did not print, by kind. `weights` are loss weights by the message of a
+    trained span; a missing one is 1.
     """
 
     text: str
@@ -168,7 +167,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("notes", pa.list_(pa.string()), nullable=False),
     ]
 )
-"""A part of `canonical_rows`; row order is source order. `dedupe_key` is set where it is not `content_hash`."""
+"""A part of `canonical_rows`; row order is source order. `dedupe_key` is set if it differs from `content_hash`."""
 
 
 NORMALIZATION_COLUMNS = (
@@ -178,17 +177,17 @@ NORMALIZATION_COLUMNS = (
     "tools_present",
     "tools_parsed_from_string",
 )
-"""Columns of `ROW_SCHEMA` that count what was noticed in a row; `rowmill stats` shows their sums."""
+"""Columns of `ROW_SCHEMA` that count what canonicalization noted; `rowmill stats` shows their sums."""
 
 
 MESSAGE_CONTENT_COUNTS = ("reasoning_messages", "tool_call_messages", "tool_calls")
-"""What `count_messages` counts beside roles."""
+"""What `count_messages` counts in addition to roles."""
 
 
 def count_messages(conversations: Iterable[Sequence[Message]]) -> dict[str, dict[str, int]]:
     """Count messages by role, those that hold reasoning or calls, and the calls."""
     messages = list(chain.from_iterable(conversations))
-    # Most messages are a role and a content, so all others are looked into, and they are few.
+    # Most messages have only role and content, so only the few others are examined.
     others = [one for one in messages if len(one) > 2]
     calls = [len(one["tool_calls"]) for one in others if one.get("tool_calls")]
     reasons = sum(bool(one.get("reasoning_content")) for one in others)
@@ -199,10 +198,10 @@ def count_messages(conversations: Iterable[Sequence[Message]]) -> dict[str, dict
 
 
 def subtract_messages(
-    counts: Mapping[str, Mapping[str, int]], gone: Iterable[Sequence[Message]]
+    counts: Mapping[str, Mapping[str, int]], removed: Iterable[Sequence[Message]]
 ) -> dict[str, dict[str, int]]:
-    """Take the messages of some rows out of the `count_messages` of all; a role that nobody has left is not named."""
-    roles, others = count_messages(gone).values()
+    """Subtract the messages of some rows from the `count_messages` of all; roles with a count of zero are dropped."""
+    roles, others = count_messages(removed).values()
     left = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
     return {
         "messages_by_role": {role: count for role, count in left.items() if count},
@@ -219,21 +218,21 @@ REJECT_SCHEMA = pa.schema(
         pa.field("raw", pa.binary(), nullable=False),
     ]
 )
-"""Rejected records with their raw bytes, as the source had them (or the canonical JSON after it)."""
+"""Rejected records with the source's raw bytes, or canonical JSON after canonicalization."""
 
 
 _ROW_ID_PATTERN = re.compile(r".+:\d+(\.\d+)?")
 
 
 def is_row_id(row_id: str) -> bool:
-    """Tell whether a text is a row's id."""
+    """Return whether a text is a row id."""
     return _ROW_ID_PATTERN.fullmatch(row_id) is not None
 
 
 def parse_row_id(row_id: str) -> tuple[str, int]:
-    """Return part and record number of a row's id.
+    """Return the part id and record number of a row id.
 
-    `<part>:12` is record 12's row; `<part>:12.1` is the next one that a format of one's own made of it.
+    `<part>:12` is record 12's row; `<part>:12.1` is the next row that a custom format made of it.
     """
     part, _, number = row_id.rpartition(":")
     return part, int(number.partition(".")[0])

@@ -72,7 +72,7 @@ def test_get_chat_template_returns_a_tokenizer_with_it_and_leaves_the_old_one(as
 
 
 def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'qwen4' is no bundled template.*did you mean qwen3"):
+    with pytest.raises(ConfigError, match=r"'qwen4' is not a bundled template.*did you mean qwen3"):
         get_chat_template(Tokenizer(), chat_template="qwen4")
 
 

@@ -395,7 +395,7 @@ TOO_DEEP = {
 @pytest.mark.parametrize("name", TOO_DEEP)
 def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
     """Chains among them: the fast engine descends them by calling itself and ends the process."""
-    with pytest.raises(ConfigError, match=r"nested in more than 100 levels; at most 100 are allowed, .*; join texts"):
+    with pytest.raises(ConfigError, match=r"nested more than 100 levels deep; at most 100 are allowed, .*; join texts"):
         Renderer(RendererSpec(TOO_DEEP[name] + PRINT))
 
 
@@ -409,7 +409,7 @@ def test_template_as_deep_as_allowed_is_compiled() -> None:
     ("text", "words"),
     [
         ("x" * 131_073, r"has 131,073 characters; at most 131,072 are allowed"),
-        ("{{ " + "9" * 5000 + " }}", r"it cannot be read \(Exceeds the limit"),
+        ("{{ " + "9" * 5000 + " }}", r"the template cannot be parsed \(Exceeds the limit"),
     ],
 )
 def test_template_out_of_bounds_is_a_config_error(text: str, words: str) -> None:

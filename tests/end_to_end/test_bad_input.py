@@ -435,7 +435,7 @@ def test_tokenizer_folder_without_its_file_is_one_error(road: Road) -> None:
     [
         ({"tokenizer": "./nowhere"}, r"^road: tokenizer: no folder './nowhere' \(looked .*; correct the path$"),
         ({"tokenizer": "bare"}, ("^road: datasets.rows: template.chat_template: the tokenizer has no chat template "
-                                "'default'; it has none; name a bundled one ")),
+                                "'default'; it has none; give the name of a bundled one ")),
     ],
     ids=["no-folder", "no-template"],
 )  # fmt: skip
@@ -503,7 +503,7 @@ def test_template_without_end_is_one_error_within_seconds(road: Road, name: str)
 
     with (
         bounded_memory(300 << 20),
-        pytest.raises(ConfigError, match=r"^template\.chat_template: .* name another template"),
+        pytest.raises(ConfigError, match=r"^template\.chat_template: .* choose another template"),
     ):
         road.build()
 

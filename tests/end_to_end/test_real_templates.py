@@ -44,10 +44,10 @@ llamacpp__openai-gpt-oss-120b trl__cohere_training trl__deepseekv3_training trl_
 trl__gemma_training trl__glm4moe_training trl__gptoss_training trl__llama3_training trl__phi3_training
 trl__qwen2_5_training trl__qwen3_training vllm__template_alpaca vllm__template_chatml
 vllm__tool_chat_template_hermes vllm__tool_chat_template_mistral""".split()
-SLOW = {"llamacpp__CohereForAI-c4ai-command-r-plus-tool_use": "it uses the filter indent"}
-"""Templates that take the reference way, and why."""
+SLOW = {"llamacpp__CohereForAI-c4ai-command-r-plus-tool_use": "the template uses the filter indent"}
+"""Templates that take the reference path, and why."""
 REASONS = {"template_error", "content_dropped"}
-"""What the templates' own limits make of these chats; any other reason is a fault of ours."""
+"""Reasons that follow from the templates' own limits; any other reason is a defect."""
 
 
 @dataclass(frozen=True)

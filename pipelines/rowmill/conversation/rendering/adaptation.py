@@ -1,7 +1,7 @@
-"""How a template wants its messages: arguments as object or text, ids, reasoning's name, content's form.
+"""Adapt canonical messages to one template: arguments as object or text, call ids, reasoning key, form of content.
 
-What belongs here: changing canonical messages into what one template reads, by settings that probes found.
-What does not: the probes (`probes.py`), or what the canonical form is (`rows.py`).
+What belongs here: applying the settings that probes found. What does not: the probes (`probes.py`), or the canonical
+form (`schema/rows.py`).
 """
 
 import json
@@ -15,17 +15,17 @@ from rowmill.schema.rows import Message
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _INTERNAL_KEYS = ("train", "weight", "inline_reasoning", "arguments_source")
-"""Keys that canonical messages carry for us; no template may see them."""
+"""Keys of canonical messages that are not passed to the template."""
 _ADAPTED_KEYS = frozenset((*_INTERNAL_KEYS, "tool_calls", "tool_call_id", "reasoning_content"))
 
 
 class BadArgumentsError(ValueError):
-    """A call's arguments are text and the template prints only objects."""
+    """A call's arguments are unparsed text, and the template prints only objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What to change in the messages for one template."""
+    """The form of messages that one template reads."""
 
     arguments: Literal["object", "string"] = "object"
     tool_ids: Literal["any", "nine_alphanumeric"] = "any"
@@ -33,16 +33,16 @@ class Adaptation:
     reasoning_keys: tuple[str, ...] = ("thinking", "reasoning_content")
     no_tools: Literal["null", "[]"] = "null"
     takes_text: bool = True
-    """Whether arguments that are text, because they could not be parsed, are printed as they are."""
+    """Whether arguments that could not be parsed are passed as text."""
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages as the template reads them; untouched ones are the same objects."""
+        """Return the messages as the template reads them; unchanged messages are the same objects."""
         if self.content_form == "parts":
             return [self._adapt_message(message) for message in messages]
         return [m if _ADAPTED_KEYS.isdisjoint(m) else self._adapt_message(m) for m in messages]
 
     def tools(self, tools: Sequence[Json] | None) -> Sequence[Json] | None:
-        """Return the tools, or what the template expects where there are none."""
+        """Return the tools, or the value that the template expects without tools."""
         if tools:
             return tools
         return None if self.no_tools == "null" else []
@@ -66,7 +66,7 @@ class Adaptation:
         return adapted
 
     def _rename_reasoning(self, message: Message, reasoning: Json) -> Message:
-        """Put reasoning under the keys that the template reads, where it stood."""
+        """Move reasoning to the keys that the template reads, keeping the order of keys."""
         renamed: Message = {}
         for key, value in message.items():
             if key == "reasoning_content":
@@ -82,16 +82,18 @@ class Adaptation:
             text = source if source is not None else json.dumps(arguments, ensure_ascii=False)
             call = {**call, "function": {**function, "arguments": text}}
         elif isinstance(arguments, str) and not self.takes_text:
-            raise BadArgumentsError(f"{function.get('name')}: arguments are no JSON object, and the template needs one")
+            raise BadArgumentsError(
+                f"{function.get('name')}: the arguments are not a JSON object, which the template needs"
+            )
         if self.tool_ids != "any" and isinstance(call.get("id"), str):
             call = {**call, "id": make_nine_character_id(call["id"])}
         return call
 
 
 def make_nine_character_id(identifier: str) -> str:
-    """Return the id itself if it is nine alphanumerics, else nine that its hash chooses.
+    """Return the id if it has nine ASCII alphanumeric characters, else nine derived from its hash.
 
-    A call and its result have the same id, so they stay a pair.
+    Equal ids stay equal, so a call and its result stay paired.
     """
     if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
         return identifier

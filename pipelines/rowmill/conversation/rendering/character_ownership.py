@@ -1,22 +1,22 @@
-r"""Whose every character of a render is: the row's texts are printed once more as private code points.
+r"""Prove which message every character of a render belongs to, by rendering the row's texts as private code points.
 
-What belongs here: the copy of a conversation whose own texts are private code points, one for each character,
-and the way back from its render to the own texts that it prints. What does not: the choice of the engine that
-renders (`Renderer`), or what trains (`masking/`).
+What belongs here: the copy of a conversation whose own text is covered, each character by a private code point, and
+mapping its render back to the own texts. What does not: the choice of the engine that renders (`renderer.py`), or what
+trains (`masking/`).
 
-    own texts    Hi           Hello            each character gets a code point that nothing else has
+    own texts    Hi           Hello            each character gets a unique code point
     covered      ①②          ③④⑤⑥⑦
     render       <user>①②<end><assistant>③④⑤⑥⑦<end>
     mapped back  <user>Hi<end><assistant>Hello<end>      equal to the plain render: ownership is proven
 
-A template cannot print a private code point by itself, so wherever one stands, that character of that text was
-printed. White space, quotes and backslashes stay what they are, because templates trim and escape them, and so
-do texts that the template compares with: a character that stays belongs to the text whose characters stand on
-both sides of it. If the mapped-back text differs from the plain render, the template looked at a text that was
-hidden from it; the next attempt hides less, and after the last one nothing is claimed.
+A template cannot print a private code point by itself, so each one in the render shows where that character of that
+text was printed. White space, quotes and backslashes are not covered, because templates trim and escape them; neither
+are literals with which the template compares. An uncovered character belongs to the text whose characters surround it.
+If the mapped-back text differs from the plain render, the template inspected covered text; the next attempt covers
+less, and after the last one nothing is proven.
 
-Rejected: searching the render for the row's texts. A short text, or one that the template repeats, is found at
-the wrong place; a code point cannot be.
+Rejected: searching the render for the row's texts. The search finds a short or repeated text at the wrong position;
+a code point occurs only where its character was printed.
 """
 
 import json
@@ -35,11 +35,11 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 _PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
-"""The private planes, without the non-characters at their ends."""
+"""The private-use planes of Unicode, without the non-characters at their ends."""
 _PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
 _FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
 _COVERED_EDGE_CHARS = 256
-"""Characters at each end of a text that are covered where a row has more characters than there are code points."""
+"""Characters covered at each end of a text if the row has more characters than there are private code points."""
 
 
 def _make_kept_table() -> "NDArray[np.bool_]":
@@ -50,7 +50,7 @@ def _make_kept_table() -> "NDArray[np.bool_]":
     for code in range(0x3001):
         if chr(code).isspace():
             table[code] = True
-    # Halves of surrogate pairs cannot be encoded beside other characters.
+    # A surrogate cannot be encoded next to other characters.
     table[0xD800:0xE000] = True
     return table
 
@@ -59,7 +59,7 @@ _KEPT_CHARACTERS = _make_kept_table()
 
 
 class _OwnTextSource(NamedTuple):
-    """One own text and where it stands in the conversation."""
+    """One own text and its position in the conversation."""
 
     message: int
     part: OwnTextPart
@@ -69,20 +69,20 @@ class _OwnTextSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoverAttempt:
-    """How much of a row is covered.
-
-    `alike`: equal texts get equal code points, for templates that compare messages. `literals`: which texts of
-    the template stay readable. `keys`: whether names of arguments are covered. `deep`: whether texts inside lists
-    and mappings are, which a template may write as Python does, with code points escaped. `others`: whether
-    messages that the model did not write are. `whole`: whether a text of quotes alone is.
-    """
+    """Which text of a row is covered."""
 
     alike: bool = False
+    """Give equal contents equal code points, for templates that compare messages."""
     literals: Literal["tags", "all"] = "tags"
+    """Literals of the template that stay uncovered inside own text."""
     keys: bool = True
+    """Cover the names of arguments."""
     deep: bool = True
+    """Cover text inside lists and mappings, which a template may print as Python's `repr`, with code points escaped."""
     others: bool = True
+    """Cover messages of other roles than the model's."""
     whole: bool = False
+    """Cover texts that consist of quotes, backslashes and control characters only."""
 
 
 COVER_ATTEMPTS = (
@@ -96,7 +96,7 @@ COVER_ATTEMPTS = (
 
 
 def list_compared_literals(tree: nodes.Template) -> tuple[str, ...]:
-    """Return the constant texts with which a template compares, splits or replaces, longest first."""
+    """Return the string constants with which a template compares, splits or replaces, longest first."""
     found: set[str] = set()
     for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
         found |= {one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)}
@@ -104,17 +104,17 @@ def list_compared_literals(tree: nodes.Template) -> tuple[str, ...]:
 
 
 class TemplateLiterals:
-    """The texts of a template that must stay readable inside own texts."""
+    """The literals of a template that must stay uncovered inside own text."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self.sorts = any(one.name in ("dictsort", "sort") for one in tree.find_all(nodes.Filter))
-        """Whether the template sorts something, which may be the arguments of a call."""
+        """Whether the template sorts something, possibly the arguments of a call."""
         every = list_compared_literals(tree)
         tags = [one for one in every if not one.isalnum()]
         self._patterns = {"tags": _compile_alternatives(tags), "all": _compile_alternatives(every)}
 
     def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of a text that hold such a literal."""
+        """Yield the ranges of a text at which such a literal occurs."""
         pattern = self._patterns[which]
         if pattern is not None:
             for found in pattern.finditer(text):
@@ -129,7 +129,11 @@ def _compile_alternatives(texts: Sequence[str]) -> "re.Pattern[str] | None":
 
 
 class CoveredConversation:
-    """One conversation with its own texts as private code points, and the way back."""
+    """One conversation with its own text covered by private code points, and the proof from its render.
+
+    More than 250 lines, because covering, rewriting the messages and mapping back share the numbering of texts and
+    characters.
+    """
 
     def __init__(
         self,
@@ -141,10 +145,10 @@ class CoveredConversation:
         inline_reasoning: Mapping[int, int],
         text: str,
     ) -> None:
-        """Cover adapted messages; `roles` are the model's, `reasoning_keys` where reasoning stands.
+        """Cover adapted messages; `roles` are the model's roles, `reasoning_keys` the keys that hold reasoning.
 
-        `heads` says how many characters at the head of a message's content are reasoning with its tags. `text` is
-        the plain render, whose characters are not used.
+        `inline_reasoning`: by message, how many characters at the start of its content are reasoning with its tags.
+        `text`: the plain render; private code points that it contains are not used.
         """
         self._inline_reasoning = inline_reasoning
         self._attempt = attempt
@@ -193,7 +197,7 @@ class CoveredConversation:
                 self.sources.append(_OwnTextSource(index, part, call, text))
 
     def _iterate_message_texts(self, index: int, message: Message) -> Iterator[tuple[OwnTextPart, int, str]]:
-        """Yield a message's own texts in the order in which `_rewrite` asks for them."""
+        """Yield a message's own texts in the order in which `_rewrite_message` takes them."""
         seen_reasoning = False
         for key, value in message.items():
             if key == "content":
@@ -216,9 +220,9 @@ class CoveredConversation:
             yield "content", -1, text
 
     def _number_distinct_texts(self) -> list[str]:
-        """Return the texts that get code points of their own, and note which one each source has.
+        """Return the texts that get separate code points, and store the number of each source's text.
 
-        Only contents are ever alike: two calls of one name must be told apart.
+        Only contents share code points: two calls of the same function must stay distinguishable.
         """
         texts: list[str] = []
         known: dict[tuple[str, OwnTextPart], int] = {}
@@ -233,9 +237,9 @@ class CoveredConversation:
         return texts
 
     def _order_covered(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
-        """Return covered places in the order in which they get code points: keys of arguments first, sorted.
+        """Return the covered positions in the order in which they get code points: keys of arguments first, sorted.
 
-        A template that sorts arguments by their keys sorts the covered keys alike.
+        Then a template that sorts arguments by key puts the covered keys in the same order.
         """
         keys = [i for i, source in enumerate(self.sources) if source.part == "call_key"]
         if len(keys) < 2:
@@ -247,7 +251,7 @@ class CoveredConversation:
         return covered[np.argsort(rank[texts], kind="stable")]
 
     def _cover_punctuation_texts(self, kept: "NDArray[np.bool_]") -> None:
-        """Cover texts of nothing but quotes, backslashes and control characters; no template escapes most of them."""
+        """Cover texts of only quotes, backslashes and control characters; few templates escape those."""
         held = np.concatenate((np.zeros(1, np.int64), np.cumsum(~kept)))
         counts = np.diff(held[self._starts])
         for i in np.flatnonzero(counts == 0).tolist():
@@ -257,7 +261,7 @@ class CoveredConversation:
                 kept[start:end] = [character.isspace() for character in text]
 
     def _keep_numbers(self, texts: Sequence[str], kept: "NDArray[np.bool_]") -> None:
-        """Leave texts without a letter readable: a template may try to read them as numbers."""
+        """Leave texts without a letter uncovered: a template may parse them as numbers."""
         for i, text in enumerate(texts):
             if not any(map(str.isalpha, text)):
                 kept[self._starts[i] : self._starts[i + 1]] = True
@@ -268,7 +272,7 @@ class CoveredConversation:
                 kept[start + _COVERED_EDGE_CHARS : end - _COVERED_EDGE_CHARS] = True
 
     def _take_next_text(self, _: str) -> str:
-        """Return the next source's text as private code points; texts are asked for in the order of `sources`."""
+        """Return the next source's covered text; texts are taken in the order of `sources`."""
         number = self._numbers[self._next]
         self._next += 1
         return self._new[number]
@@ -304,10 +308,10 @@ class CoveredConversation:
             ]
         return value
 
-    # ── the way back ──
+    # ── mapping back ──
 
     def prove(self, covered: str, plain: str) -> CharacterOwnership | None:
-        """Return where own texts stand in the plain render; None if the mapped-back render differs from it."""
+        """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
         codes, wanted = _encode_code_points(covered), _encode_code_points(plain)
         if len(codes) != len(wanted):
             return None
@@ -332,7 +336,7 @@ class CoveredConversation:
         if len(places):
             texts, steps = owners[origins], np.diff(origins)
             is_break = (np.diff(texts) != 0) | (steps <= 0)
-            # Where more or less is printed between two characters than the text has there.
+            # The render has more or fewer characters between two own characters than the text has.
             is_gap = (np.diff(places) != steps) & ~is_break
             gaps = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_gap)))
             firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_break) + 1))
@@ -357,7 +361,7 @@ class CoveredConversation:
         return self._assign_places(printed, counts)
 
     def _is_escaped(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> bool:
-        """Tell whether nothing but escapes of its own characters stands between the characters of a text."""
+        """Return whether only the text itself, plain or escaped, is printed between its covered characters."""
         gaps = np.flatnonzero(np.diff(places) != np.diff(origins))
         rows = zip(
             places[gaps].tolist(), places[gaps + 1].tolist(), origins[gaps].tolist(), origins[gaps + 1].tolist(),
@@ -402,12 +406,12 @@ def _encode_code_points(text: str) -> "NDArray[np.uint32]":
 
 @lru_cache(maxsize=4096)
 def _is_printed_form(rendered: str, own: str) -> bool:
-    """Tell whether a template printed a text as it is or JSON-escaped."""
+    """Return whether `rendered` is a text as it is or JSON-escaped."""
     return rendered in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
 
 
 def _extend_match(text: str, plain: str, position: int, *, backwards: bool) -> int | None:
-    """Return how far uncovered characters at the end of a text reach in the print; None if they are not there."""
+    """Return how far the uncovered characters at an end of a text reach in the render; None if it lacks them."""
     if not text:
         return position
     trimmed = text.lstrip() if backwards else text.rstrip()
@@ -435,7 +439,7 @@ def _iterate_contents(value: Json) -> Iterator[str]:
 
 
 def _iterate_call_texts(call: Json, attempt: CoverAttempt) -> Iterator[tuple[OwnTextPart, str]]:
-    """Yield the own texts of a call in the order in which `_rewrite_call` asks for them."""
+    """Yield the own texts of a call in the order in which `_rewrite_call` takes them."""
     function = call.get("function") or {}
     if isinstance(function.get("name"), str):
         yield "call_name", function["name"]

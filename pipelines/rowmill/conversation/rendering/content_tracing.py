@@ -1,17 +1,16 @@
-r"""Rendering with contents that the template may print but not read: proof that only their place matters.
+r"""Render strings that record every operation on them: proof that a template prints contents without reading them.
 
-What belongs here: strings that note what is asked of them, the screen that says for which templates their
-notes are complete, and one render. What does not: what follows for masks (`turn_layouts.py`).
+What belongs here: the recording strings, the check for which templates their record is complete, and one render. What
+does not: the masks that follow from the proof (`turn_layouts.py`).
 
-    asked     '</think>' in content        content.strip('\n')        content | tojson
-    noted     literal '</think>'           edge '\n'                  no proof: rows go one by one
-    law       a content without these literals and edges is printed by the same steps, at the same place
+    operation   '</think>' in content        content.strip('\n')        content | tojson
+    recorded    literal '</think>'           edge '\n'                  no proof: rows are rendered one by one
+    invariant   a content without these literals and edges is printed by the same steps, at the same position
 
 A template is a deterministic program. If every operation on a content either prints it as it is, or asks a
-question whose answer is noted here and is the same for all contents that keep the notes, then two rows with
-equal roles whose contents keep them run through the same steps. So what is printed around contents needs to
-be learned once per sequence of roles, not once per row. Operations that are neither stop the proof, and the
-rows are printed one by one as ever.
+question whose answer is recorded and is the same for all contents that satisfy the record, then two rows with
+equal roles and such contents run through the same steps. So the template text around contents can be learned once per
+sequence of roles instead of once per row. Any other operation stops the proof, and rows are rendered one by one.
 """
 
 import json
@@ -32,7 +31,7 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 _PLACEHOLDER_FORMAT = "Zq{0}\"\\'<&>{{{{%s}}}}\té漢  \n{0}qZ"
-"""Every character that some way of escaping or changing text would change; found again, the text was only printed."""
+"""Contains characters that every kind of escaping changes, so a placeholder found in a render was printed as it is."""
 
 _ALLOWED_FILTERS = frozenset(
     "trim length count tojson default d selectattr rejectattr select reject map list first last reverse items string "
@@ -45,28 +44,29 @@ _ALLOWED_FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", 
 
 
 class ContentReadError(BaseException):
-    """The template did something with a content that is more than printing it."""
+    """The template did more with a content than print it or ask a recorded question."""
 
 
 @dataclass(slots=True)
 class ContentNotes:
-    """What a template asked about contents: texts they must not hold, and characters they must not begin or end with.
+    """The conditions on contents that a render recorded.
 
-    `edges` maps a message's index to such characters; None stands for all white space.
+    `literals`: texts that no content may contain. `edges`: by message, characters with which its content must not begin
+    or end; None means all white space.
     """
 
     literals: set[str] = field(default_factory=set[str])
     edges: dict[int, set[str | None]] = field(default_factory=dict[int, "set[str | None]"])
 
     def note_absence(self, literal: object) -> None:
-        """Note a text whose absence decided a step."""
+        """Record a text on whose absence a step depends."""
         if type(literal) is not str or not literal:
-            raise ContentReadError("a content is compared with something that is no constant text")
+            raise ContentReadError("a content is compared with a value other than a constant string")
         self.literals.add(literal)
 
 
 class PrintableText(str):  # noqa: SLOT000  (`TracedContent` has attributes)
-    """Text that may be joined and printed; everything else that a string can do is refused."""
+    """A string that may be joined and printed; all other operations of `str` raise `ContentReadError`."""
 
     def __bool__(self) -> bool:
         return True
@@ -82,7 +82,7 @@ class PrintableText(str):  # noqa: SLOT000  (`TracedContent` has attributes)
 
 
 class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below)
-    """The content of one message; answers the questions whose answers can be noted."""
+    """The content of one message; also allows operations whose answer can be recorded."""
 
     message: int
     notes: ContentNotes
@@ -101,35 +101,35 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
         return not self == other
 
     def startswith(self, literal: object, *limits: object) -> bool:
-        """Note the text with which no content may begin."""
+        """Record a text that no content may contain, and answer False."""
         return self._note_absent_edge(literal, limits)
 
     def endswith(self, literal: object, *limits: object) -> bool:
-        """Note the text with which no content may end."""
+        """Record a text that no content may contain, and answer False."""
         return self._note_absent_edge(literal, limits)
 
     def _note_absent_edge(self, literal: object, limits: Sequence[object]) -> bool:
         if limits:
-            raise ContentReadError("a content is looked at in part")
+            raise ContentReadError("a part of a content is inspected")
         self.notes.note_absence(literal)
         return False
 
     def split(self, literal: object = None, *_: object) -> "list[str]":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Split at a text that is not there."""
+        """Record the separator as absent, and return the unsplit content."""
         self.notes.note_absence(literal)
         return [self]
 
     rsplit = split  # pyright: ignore[reportAssignmentType]
 
     def replace(self, literal: object, *_: object) -> "TracedContent":
-        """Replace a text that is not there."""
+        """Record the replaced text as absent, and return the unchanged content."""
         self.notes.note_absence(literal)
         return self
 
     def strip(self, characters: object = None) -> "TracedContent":
-        """Take characters from both ends, where none of them stands."""
+        """Record the characters as absent from both ends, and return the unchanged content."""
         if characters is not None and type(characters) is not str:
-            raise ContentReadError("a content is stripped of what is no constant text")
+            raise ContentReadError("a content is stripped of characters that are not a constant string")
         self.notes.edges.setdefault(self.message, set()).add(characters)
         return self
 
@@ -139,13 +139,13 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
 
 def _get_raw_text(value: object) -> str:
     if not isinstance(value, str):
-        raise ContentReadError("a content is joined to what is no text")
+        raise ContentReadError("a content is joined to a value other than a string")
     return str.__str__(value)
 
 
 def _make_refusal(name: str) -> Any:
     def refused(*_: object, **__: object) -> NoReturn:
-        raise ContentReadError(f"a content's {name} is asked for")
+        raise ContentReadError(f"the template uses {name} of a content")
 
     return refused
 
@@ -161,38 +161,44 @@ setattr(TracedContent, "__hash__", PrintableText.__hash__)  # noqa: B010  (defin
 
 
 def make_content_placeholder(index: int) -> str:
-    """Return the content that stands for any content of message `index`."""
+    """Return the placeholder for the content of message `index`."""
     return _PLACEHOLDER_FORMAT.format(index)
 
 
 def find_tracing_obstacle(tree: nodes.Template) -> str:
-    """Say why notes about contents could be incomplete for a template, or return the empty string.
+    """Return why the record of operations on contents could be incomplete for a template; empty if it is complete.
 
-    Notes are taken by methods of the content. What Jinja or Python do with text behind their back must not
-    occur: blocks that capture print, text joined and then read, methods of constants applied to contents.
+    Operations are recorded by methods of the content. A template must not read text in ways that bypass them: blocks
+    that capture output, text joined and then read, methods of constants applied to contents.
     """
     blocks = (nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Include, nodes.Import,
               nodes.FromImport, nodes.Extends, nodes.Block)  # fmt: skip
     if contains_node(tree, *blocks, nodes.Mul, nodes.Pow):
-        return "it captures, includes or multiplies text"
+        return "the template captures, includes or multiplies text"
     macros = frozenset(macro.name for macro in tree.find_all(nodes.Macro))
     printed = _find_printed_nodes(tree, macros)
     checks = (
-        ("it uses another filter", all(map(_is_safe_filter, tree.find_all(nodes.Filter)))),
-        ("it uses another test", all(one.name in _ALLOWED_TESTS for one in tree.find_all(nodes.Test))),
+        ("the template uses a filter that may read text", all(map(_is_safe_filter, tree.find_all(nodes.Filter)))),
         (
-            "it calls with values of the row",
+            "the template uses a test that may read text",
+            all(one.name in _ALLOWED_TESTS for one in tree.find_all(nodes.Test)),
+        ),
+        (
+            "the template passes values of the row to a function",
             all(_is_safe_traced_call(one, macros, printed) for one in tree.find_all(nodes.Call)),
         ),
-        ("it looks for a value of the row in a text", all(map(_is_safe_compare, tree.find_all(nodes.Compare)))),
-        ("it formats text", all(isinstance(one.right, nodes.Const) for one in tree.find_all(nodes.Mod))),
-        ("it joins text and keeps it", all(id(one) in printed for one in tree.find_all(nodes.Concat))),
+        (
+            "the template searches a text for a value of the row",
+            all(map(_is_safe_compare, tree.find_all(nodes.Compare))),
+        ),
+        ("the template formats text", all(isinstance(one.right, nodes.Const) for one in tree.find_all(nodes.Mod))),
+        ("the template joins text and stores it", all(id(one) in printed for one in tree.find_all(nodes.Concat))),
     )
     return next((why for why, holds_true in checks if not holds_true), "")
 
 
 def _is_safe_filter(one: nodes.Filter) -> bool:
-    """Tell whether a filter, and the test or filter that it may be given by name, is a known one."""
+    """Return whether a filter is allowed, and the test or filter that it is given by name as well."""
     given = {"select": (0, _ALLOWED_TESTS), "reject": (0, _ALLOWED_TESTS), "selectattr": (1, _ALLOWED_TESTS),
              "rejectattr": (1, _ALLOWED_TESTS),
              "map": (0, _ALLOWED_FILTERS)}  # fmt: skip
@@ -203,7 +209,7 @@ def _is_safe_filter(one: nodes.Filter) -> bool:
 
 def _is_safe_traced_call(call: nodes.Call, macros: frozenset[str], printed: set[int]) -> bool:
     if isinstance(call.node, nodes.Name):
-        # What a macro prints comes back as plain text, whose contents nobody would notice being read.
+        # A macro returns plain text, and reading the contents in it would not be recorded.
         return call.node.name in _ALLOWED_FUNCTIONS or (call.node.name in macros and id(call) in printed)
     arguments = [*call.args, *(one.value for one in call.kwargs), call.dyn_args, call.dyn_kwargs]
     constant = all(one is None or isinstance(one, nodes.Const) for one in arguments)
@@ -221,12 +227,12 @@ def _is_safe_compare(compare: nodes.Compare) -> bool:
 
 
 def contains_only_constants(items: nodes.List | nodes.Tuple) -> bool:
-    """Tell whether a list or tuple of a template is written out."""
+    """Return whether all items of a list or tuple are constants."""
     return all(isinstance(one, nodes.Const) for one in items.items)
 
 
 def _find_printed_nodes(tree: nodes.Template, macros: frozenset[str]) -> set[int]:
-    """Return the joins (`~`) and calls of macros whose text goes straight into the print."""
+    """Return the ids of joins (`~`) and macro calls whose text is printed directly."""
     found: set[int] = set()
     waiting = [child for output in tree.find_all(nodes.Output) for child in output.nodes]
     while waiting:
@@ -242,7 +248,7 @@ def _find_printed_nodes(tree: nodes.Template, macros: frozenset[str]) -> set[int
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` as what it prints: which characters it marks is the masks' business."""
+    """Parses `{% generation %}` as its body; which characters it marks does not matter for the text."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
 
@@ -252,10 +258,10 @@ class _GenerationTag(Extension):
 
 
 class TracingRenderer:
-    """One template, compiled to be run with contents that it may only print; `reason` says why it may not."""
+    """One template, compiled to render recording strings; `reason` says why it cannot be used, else empty."""
 
     def __init__(self, source: str, now: datetime, values: Mapping[str, Json]) -> None:
-        """Screen and compile; whoever renders has rendered the same messages within the budget before."""
+        """Check and compile; without budget, so the caller must have rendered the same messages within one before."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -263,12 +269,12 @@ class TracingRenderer:
         known: dict[str, Any] = environment.globals
         known["raise_exception"], known["strftime_now"] = raise_exception, make_clock(now)
         self.reason = find_tracing_obstacle(environment.parse(source))
-        # Only then: compiling works out what is constant, such as a gigabyte of x, and no budget is charged for it.
+        # Compiled only after the check, because compiling evaluates constants, such as a gigabyte of x, without budget.
         self._template = None if self.reason else environment.from_string(source)
         self._values = values
 
     def render(self, roles: Sequence[str]) -> PlaceholderRendering | None:
-        """Print one placeholder per role; null if the print depends on more than their place."""
+        """Render one placeholder per role; None if the text depends on more than their positions."""
         if self._template is None:
             return None
         notes = ContentNotes()
@@ -295,7 +301,7 @@ def _convert_to_json(value: Json, **_: object) -> str:
 
 
 def _require_untraced(value: Json) -> Json:
-    """Return a value whose texts may be read; a content among them stops the proof."""
+    """Return a value that may be read; raise if it contains a traced content."""
     if isinstance(value, PrintableText):
         raise ContentReadError("a content is written as JSON")
     if isinstance(value, Mapping):
@@ -308,7 +314,7 @@ def _convert_to_string(value: Json) -> str:
 
 
 def _join_values(values: Iterable[Json], separator: str = "", *_: object, **named: object) -> str:
-    """Join as Jinja does; text with a content in it may still only be joined and printed."""
+    """Join as Jinja does; the result is a `PrintableText` if any part is."""
     if named:
         raise ContentReadError("attributes of messages are joined")
     parts = [_convert_to_string(one) for one in values]

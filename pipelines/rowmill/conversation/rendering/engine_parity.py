@@ -1,8 +1,8 @@
-"""Conversations on which the fast engine must agree with the reference before a template may use it.
+"""Conversations on which the fast engine must agree with the reference engine before a template may use it.
 
-What belongs here: conversations that between them use everything templates look at: every role, calls with
-every kind of argument, reasoning, tags in content, tools, empty texts, scripts of all kinds. What does not:
-rendering them (`renderer.py`), or the probes of a template's behavior (`probes.py`), whose texts are sentinels.
+What belongs here: conversations that together cover everything that templates read: every role, calls with
+every kind of argument, reasoning, tags in content, tools, empty texts, many scripts. What does not: rendering them
+(`renderer.py`), or the probes of a template's behavior (`probes.py`), whose texts are sentinels.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ _SAMPLE_TEXTS = (
 
 
 WHOLE_FLOATS = "whole floats"
-"""Prefix of the names of probes whose arguments hold floats such as 1.0, which the fast engine may print as 1."""
+"""Prefix of the names of probes whose arguments contain floats such as 1.0, which the fast engine may print as 1."""
 
 
 def make_parity_probes() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[str, Json]]]:
-    """Yield conversations that between them use everything templates look at."""
+    """Yield (name, messages, tools, template values) of every probe."""
     for name, messages, tools in _make_parity_conversations():
         for suffix, kwargs in (
             ("", {}),
@@ -175,7 +175,7 @@ def _make_rich_tool() -> Json:
 
 
 def describe_difference(fast: RenderedConversation, reference: RenderedConversation | Rejected) -> str:
-    """Return how two renders of a probe differ, empty if they do not."""
+    """Return how two renders of a probe differ; empty if they are equal."""
     if isinstance(reference, Rejected):
         return f"the reference refuses it ({reference.detail}), the fast engine does not"
     if fast.text != reference.text:

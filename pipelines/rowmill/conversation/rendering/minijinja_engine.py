@@ -1,18 +1,18 @@
-"""The fast way to the same marks: written into the template's text, for an engine that is not Python.
+"""The fast path: write the marks into the template's text and render it with minijinja, an engine in Rust.
 
-What belongs here: the change to the template's text, the screen that says which templates may use this
-engine at all, and one render. What does not: the decision to trust it, which `Renderer` takes on probes.
+What belongs here: the change to the template's text, the check which templates may use this engine, and one render.
+What does not: the decision to trust it, which `Renderer` bases on probes.
 
     {% for m in messages -%}  →  {% for m in messages -%}{% if m["K"] is defined %}C7.{{ m["K"] }}C{% endif -%}
     {%- endfor %}             →  {%- endfor %}{% if true %}C7C{% endif %}
 
-Every message carries its index under a private key `K`; for anything else the inserted block prints
+Every message carries its index under a private key `K`; for any other value the inserted block prints
 nothing. A template that compares messages would see the key, so its rows with equal messages take the reference
-way. The block is written with the tag's own white-space sign copied to its end, so that `trim_blocks` and `-%}` act
-on the text after it as before.
+path. The inserted block ends with the white-space sign of its tag, so that `trim_blocks` and `-%}` act on the text
+after it as before.
 
-minijinja's own limits (fuel, recursion, range) end loops, but not growth by doubling, so templates whose
-variables could double are screened out here; they take the reference way, which counts characters.
+minijinja's limits (fuel, recursion, range) end loops, but not growth by doubling, so templates whose variables could
+double are refused here; they take the reference path, which counts characters.
 """
 
 import re
@@ -31,11 +31,11 @@ from rowmill.schema.rows import Message
 
 FAST_PATH_MARK = "\ufdd0"
 INDEX_KEY = "\ufdd1"
-"""The mark of the fast lane and the private key of a message's index; a row with either takes the other lane."""
+"""The mark of the fast path, and the private key of a message's index; a row with either takes the reference path."""
 
 BASE_FUEL = 8_000
 FUEL_PER_MESSAGE = 1_500
-"""Instructions of one render; a real template takes about a hundred per message."""
+"""Instructions that one render may take; real templates take about a hundred per message."""
 
 _TAG_PATTERN = re.compile(
     r"""\{\#.*?\#\}
@@ -61,29 +61,29 @@ _GROWING_NODES = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
 
 
 def find_engine_obstacle(tree: nodes.Template) -> str:
-    """Say why a template may not use the fast engine, or return the empty string.
+    """Return why a template may not use the fast engine; empty if it may.
 
-    Allowed is what cannot grow faster than its loops run: a variable that is built from another built
-    variable must use it once (`text = text + part`), never twice (`text = text + text`).
+    Text may grow only in proportion to the loops: an assignment may use a variable that itself grows once
+    (`text = text + part`), not twice (`text = text + text`).
     """
     if contains_node(tree, nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport):
-        return "it captures or includes template text"
+        return "the template captures or includes template text"
     if contains_node(tree, nodes.Mul, nodes.Pow):
-        return "it multiplies"
+        return "the template multiplies"
     if any(one.attr.startswith("_") for one in tree.find_all(nodes.Getattr)):
-        return "it reads a private attribute"
+        return "the template reads a private attribute"
     macros = {macro.name for macro in tree.find_all(nodes.Macro)}
     for call in tree.find_all(nodes.Call):
         if not _is_safe_engine_call(call, macros):
-            return "it calls a method outside the known safe ones"
+            return "the template calls a method that is not on the list of safe ones"
     for one in tree.find_all(nodes.Filter):
         if one.name not in _SAFE_FILTERS:
-            return f"it uses the filter {one.name}"
+            return f"the template uses the filter {one.name}"
     return _find_growth_obstacle(tree, macros)
 
 
 def compares_messages(tree: nodes.Template) -> bool:
-    """Tell whether a template may compare two messages, which the private index key would make unequal."""
+    """Return whether a template may compare two messages, which the private index key would make unequal."""
     for compare in tree.find_all(nodes.Compare):
         sides = [compare.expr, *(one.expr for one in compare.ops)]
         if sum(not isinstance(side, nodes.Const | nodes.List | nodes.Tuple) for side in sides) > 1:
@@ -94,7 +94,7 @@ def compares_messages(tree: nodes.Template) -> bool:
 
 
 def has_equal_messages(messages: Sequence[Message]) -> bool:
-    """Tell whether two messages of a row are equal."""
+    """Return whether two messages of a row are equal."""
     known: dict[tuple[str, str], list[Message]] = {}
     for message in messages:
         content = message.get("content")
@@ -111,12 +111,12 @@ def _is_safe_engine_call(call: nodes.Call, macros: set[str]) -> bool:
         return target.name in macros or target.name in _SAFE_CALLS or target.name == "loop"
     if isinstance(target, nodes.Getattr):
         return target.attr in _SAFE_METHODS or _is_shrinking_replace(call)
-    # Our own charges and the generation tag.
+    # Calls of `MarkRecorder`: charges and the generation tag.
     return isinstance(target, nodes.ExtensionAttribute)
 
 
 def _is_shrinking_replace(call: nodes.Call) -> bool:
-    """Tell whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
+    """Return whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
     if not isinstance(call.node, nodes.Getattr) or call.node.attr != "replace" or len(call.args) < 2:
         return False
     values = [one.value for one in call.args[:2] if isinstance(one, nodes.Const)]
@@ -129,18 +129,18 @@ def _find_growth_obstacle(tree: nodes.Template, macros: set[str]) -> str:
     for macro in tree.find_all(nodes.Macro):
         for one in macro.find_all(nodes.Assign):
             if _calls_macro(one.node, macros) and _count_uses(macro, _get_target_name(one)) > 1:
-                return "a macro prints twice what a macro printed"
+                return "a macro prints the output of a macro twice"
     for one in assigned:
         references = [ref for ref in _list_references(one.node) if ref in grown]
         if len(references) > 1 and _can_grow_text(one.node, macros):
-            return f"{_get_target_name(one)} may double"
+            return f"the variable {_get_target_name(one)} may double"
         if references and _calls_macro(one.node, macros):
-            return f"{_get_target_name(one)} is built by a macro from built text"
+            return f"a macro builds the variable {_get_target_name(one)} from text that grows"
     return ""
 
 
 def _count_uses(macro: nodes.Macro, name: str) -> int:
-    """Count where a macro prints or passes on a variable; a test of it makes no text."""
+    """Count how often a macro prints a variable or assigns from it; tests of it do not count."""
     makers = [*macro.find_all(nodes.Output), *macro.find_all(nodes.Assign)]
     return sum(_list_references(maker).count(name) for maker in makers) - sum(
         _get_target_name(one) == name for one in macro.find_all(nodes.Assign)
@@ -179,12 +179,12 @@ def _list_references(expression: nodes.Node) -> list[str]:
 
 
 def insert_text_marks(source: str, silent: frozenset[int] = frozenset()) -> str:
-    """Write marks into a template's text, but not into the loops that print nothing.
+    """Insert marks into a template's text, except for the loops numbered in `silent`, which print nothing.
 
     Raises
     ------
     ValueError
-        If the template has a loop that this reading of its text does not understand.
+        If a `for` tag cannot be parsed.
 
     """
     pieces: list[str] = []
@@ -234,7 +234,7 @@ def _make_item_mark(rest: str, right: str, loops: Sequence[tuple[int, list[str],
 
 
 def _replace_generation_tag(word: str, left: str, right: str) -> str:
-    # `with` has the scope that the block has in the reference engine.
+    # `with` gives the block the same scope as in the reference engine.
     if word == "generation":
         return f"{{%{left} with %}}{{% if true %}}{FAST_PATH_MARK}{{{FAST_PATH_MARK}{{% endif {right}%}}"
     return f"{{%{left} if true %}}{FAST_PATH_MARK}}}{FAST_PATH_MARK}{{% endif %}}{{% endwith {right}%}}"
@@ -251,7 +251,7 @@ class MinijinjaEngine:
         values: Mapping[str, Json],
         silent: frozenset[int] = frozenset(),
     ) -> None:
-        """Compile; `values` are what every render is given unless its row says otherwise."""
+        """Compile; `values` are passed to every render, and a row's values override them."""
         self._environment = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -261,7 +261,7 @@ class MinijinjaEngine:
             filters={"tojson": tojson},
             globals={**values, "raise_exception": raise_exception, "strftime_now": make_clock(now)},
         )
-        # Jinja drops one newline at the end of a source and reads every line end as \n; so must this.
+        # Jinja reads every line end as \n.
         text = re.sub(r"\r\n|\r", "\n", source)
         self._environment.add_template("chat", insert_text_marks(text, silent))
 
@@ -278,7 +278,7 @@ class MinijinjaEngine:
         Raises
         ------
         Exception
-            Whatever the engine or the template complains of; the caller renders the reference way then.
+            Any error of the engine or the template; the caller then takes the reference path.
 
         """
         self._environment.fuel = fuel
@@ -293,12 +293,12 @@ class MinijinjaEngine:
         *,
         fuel: int,
     ) -> str:
-        """Render messages that carry no index and drop the marks that loops print all the same.
+        """Render messages without the index key, and remove the marks that loops print even then.
 
         Raises
         ------
         Exception
-            Whatever the engine or the template complains of.
+            Any error of the engine or the template.
 
         """
         self._environment.fuel = fuel

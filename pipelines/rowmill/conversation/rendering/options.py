@@ -1,6 +1,6 @@
-"""Options of rendering, and the template that they name.
+"""The option group `template`, and the template that it names.
 
-What belongs here: the option group `template`, finding the template's text, and the plain values that make a renderer.
+What belongs here: the options, resolving them to a template's text, and the plain values that make a renderer.
 What does not: rendering (`renderer.py`), the bundled templates (`template_registry.py`).
 """
 
@@ -40,20 +40,20 @@ class TemplateChoice(Config):
     """One way to name a chat template; exactly one field is given."""
 
     name: str | None = None
-    """A bundled or registered template."""
+    """Name of a bundled or registered template."""
     text: str | None = None
-    """The template itself."""
+    """Text of the template."""
     file: str | None = None
-    """A file that holds the template."""
+    """File with the template."""
     tokenizer: str | None = None
-    """A named template of the tokenizer, such as `tool_use`."""
+    """Name of one of the tokenizer's templates, such as `tool_use`."""
 
     @model_validator(mode="after")
     def _require_one_field(self) -> "TemplateChoice":
         given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"names {len(given)} templates; give exactly one of name, text, file or tokenizer; delete the others"
+                f"has {len(given)} of the fields name, text, file and tokenizer; exactly one is allowed; keep one"
             )
         return self
 
@@ -62,49 +62,50 @@ class Template(Config):
     """The options of the group `template`: which chat template renders the rows, and how strictly it is checked."""
 
     chat_template: str | TemplateChoice | None = None
-    """Null: the tokenizer's template. Text with `{{` or `{%` is a template; other text names a bundled or registered
-    one: alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
+    """A template (text with `{{` or `{%`), or the name of a bundled or registered one: alpaca, chatml, gemma3, glm4,
+    llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr; null: the tokenizer's template."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values passed to the template in every render; a row's values override them."""
     chat_template_kwargs: str | None = "chat_template_kwargs"
-    """Column with a row's template variables, a mapping or its JSON text, which override template_kwargs; null: no
-    column is read."""
+    """Column with a row's template values, a mapping or its JSON text, which override template_kwargs; null: none."""
     template_now: str = "2025-01-01T00:00:00"
-    """ISO time of the template's clock, so that a recipe renders the same text on any day."""
+    """ISO time that the template's clock shows, so that a recipe renders the same text on any day."""
     enable_thinking: bool | None = None
-    """Null: not passed; else passed in every render."""
+    """Template value `enable_thinking` of every render; null: not passed."""
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"
     """One example per conversation, per exchange, or per supervised message; auto: per message for rows in which the
-    template changes a turn once other turns follow."""
+    template renders a turn differently once other turns follow."""
     spans: Literal["auto", "marks", "generation"] = "auto"
     """Where loss spans come from; auto: `{% generation %}` blocks if the template has them, else marks."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
-    """What happens to control-token strings inside a row's text."""
+    """How to encode control-token strings inside a row's text: as ordinary text, as control tokens, or reject the
+    row."""
     on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
         default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
     )
-    """What happens to a row's text that the template does not print, per kind; default: reject, reasoning: count."""
+    """Per kind of a row's text that the template does not print: count it, do not train the affected answers, or reject
+    the row; default: reject, for reasoning count."""
     verify_render: float = 0.02
-    """Share of rows, 0–1, rendered a second time without marks and compared."""
+    """Share of rows, 0–1, that are rendered a second time without marks and compared."""
 
     @model_validator(mode="after")
     def _check_values(self) -> "Template":
         if not 0 <= self.verify_render <= 1:
             raise ValueError(
-                f"verify_render is {self.verify_render}; it is a share from 0 to 1; write for example 0.02"
+                f"verify_render is {self.verify_render}; expected a share from 0 to 1; write for example 0.02"
             )
         try:
             datetime.fromisoformat(self.template_now)
         except ValueError:
             raise ValueError(
-                f"template_now is {self.template_now!r}; it is an ISO time; write for example 2025-01-01T00:00:00"
+                f"template_now is {self.template_now!r}; expected an ISO time; write for example 2025-01-01T00:00:00"
             ) from None
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A chat template: its text, its name, and the special tokens it may print."""
+    """A chat template: its text, its name, and the special tokens that it may print."""
 
     text: str
     name: str
@@ -117,10 +118,10 @@ def resolve_template(
     tokenizer_chat_template: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
 ) -> TemplateSource:
-    """Find the template that the options name.
+    """Resolve the options to a template.
 
-    `tokenizer_chat_template` is the tokenizer's: one text, or several by name, of which `default` is used
-    unless the options name another.
+    `tokenizer_chat_template`: the tokenizer's template, or several by name, of which `default` is used unless the
+    options name another.
 
     Raises
     ------
@@ -143,7 +144,7 @@ def resolve_template(
         has = f"it has {join_choices(sorted(named))}" if named else "it has none"
         raise ConfigError(
             f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
-            f"name a bundled one ({join_choices(list_known_templates())}), a file or the text"
+            f"give the name of a bundled one ({join_choices(list_known_templates())}), a file or the text"
         )
     return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
 
@@ -158,11 +159,11 @@ def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
 
 @dataclass(frozen=True, slots=True)
 class RendererSpec:
-    """All that decides a renderer's output: plain values, so that it can be sent to workers."""
+    """Everything that determines a renderer's output, as plain values that can be sent to workers."""
 
     text: str
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
+    """By name (`bos_token`, `eos_token`, …); absent ones print an empty string."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
     now: datetime = datetime(2025, 1, 1)  # noqa: DTZ001  (a template's clock has no zone)
     control_tokens: tuple[str, ...] = ()
@@ -171,7 +172,7 @@ class RendererSpec:
     """Whether the tokenizer adds a BOS itself."""
     arguments: Literal["auto", "object", "string"] = "auto"
     tool_ids: Literal["auto", "keep"] = "auto"
-    """As in the group `tools`; auto: the form that the template wants, found by probes."""
+    """`arguments` and `tool_ids` as in the group `tools`; auto: the form that probes show the template to read."""
     render_path: Literal["auto", "reference"] = "auto"
 
 

@@ -1,8 +1,8 @@
-"""Render probe conversations, whose texts are sentinels, to find the form of messages that a template wants.
+"""Render probe conversations, whose texts are sentinels, to find the form of messages that a template reads.
 
-What belongs here: the probe conversations, the adaptation they lead to, and the generation prompt. What does not:
-rendering (`Renderer` passes a function), what else a template does (`template_observation.py`), applying an adaptation
-(`adaptation.py`).
+What belongs here: the probe conversations, the adaptation that follows from them, and the generation prompt. What does
+not: rendering (passed in as `ProbeRenderer`), the template's other properties (`template_observation.py`), applying an
+adaptation (`adaptation.py`).
 """
 
 import os
@@ -29,7 +29,7 @@ class ProbeRenderer(Protocol):
         *,
         adaptation: Adaptation | None = None,
     ) -> RenderedConversation | Rejected:
-        """Render the probe, with the adaptation found so far or with the given one."""
+        """Render the probe with the given adaptation; None: the one found so far."""
         ...
 
 
@@ -102,7 +102,7 @@ REASONING_PROBE = (
 
 
 def find_reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
-    """Return the keys under which reasoning is passed: the two that `apply_chat_template` fills, and those read."""
+    """Return the keys under which reasoning is passed, from the names that occur in the template."""
     read = {one.attr for one in tree.find_all(nodes.Getattr)}
     read |= {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
     keys = ["thinking", "reasoning_content"]
@@ -115,7 +115,7 @@ def find_reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
 
 
 def probe_adaptation(observe: ProbeRenderer, base: Adaptation) -> Adaptation:
-    """Find how the template wants contents, tools, ids and arguments."""
+    """Find the form of contents, tools, ids and arguments that the template reads."""
     found = base
     if not shows_text(observe(PLAIN_PROBE, adaptation=found), "Qzuone"):
         parts = replace(found, content_form="parts")
@@ -132,7 +132,7 @@ def probe_adaptation(observe: ProbeRenderer, base: Adaptation) -> Adaptation:
 
 
 def _probe_reasoning_key(observe: ProbeRenderer, base: Adaptation) -> tuple[str, ...]:
-    """Return the one key that the template reads, or all that it may read if no probe shows reasoning."""
+    """Return the key that the template reads, or all candidates if no probe shows reasoning."""
     calling: list[Message] = [
         make_user_message("Qzuone"),
         make_assistant_message("", tool_calls=_TOOL_CALLS, reasoning_content="Qzrtwo"),
@@ -173,7 +173,7 @@ def _probe_id_form(observe: ProbeRenderer, base: Adaptation) -> Literal["any", "
 def probe_argument_forms(
     observe: ProbeRenderer, base: Adaptation
 ) -> Literal["object", "string", "either", "dropped", "refused"]:
-    """Find in which form call arguments are printed unchanged."""
+    """Find the form in which the template prints call arguments unchanged."""
     printed = {form: _probe_arguments(observe, replace(base, arguments=form)) for form in ("object", "string")}
     if printed["object"] == "yes":
         return "either" if printed["string"] == "yes" else "object"
@@ -192,7 +192,7 @@ def _probe_arguments(observe: ProbeRenderer, adaptation: Adaptation) -> Literal[
     rendered = observe([*conversation, make_assistant_message("Qzaone")], [SENTINEL_TOOL], adaptation=adaptation)
     if isinstance(rendered, Rejected):
         return "refused"
-    # The `repr` of a dict, or text escaped twice, does not count as printed arguments.
+    # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
     twice = r"\"qzkey\"" in rendered.text or r"Qz\\\"value" in rendered.text
     python = "'qzkey': " in rendered.text
     once = 'Qz\\"value' in rendered.text or 'Qz"value' in rendered.text
@@ -200,7 +200,7 @@ def _probe_arguments(observe: ProbeRenderer, adaptation: Adaptation) -> Literal[
 
 
 def shows_text(rendered: RenderedConversation | Rejected, text: str) -> bool:
-    """Return whether a probe was rendered and its render holds a text."""
+    """Return whether a probe was rendered and its render contains a text."""
     return isinstance(rendered, RenderedConversation) and text in rendered.text
 
 
@@ -225,9 +225,9 @@ ENDING_PROBES: dict[str, tuple[Sequence[Message], ...]] = {
 
 
 def probe_generation_prompt(observe: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-    """Return what is printed after the last message loop to prompt the assistant after that role.
+    """Return the generation prompt after a message of that role.
 
-    Empty if the template prints nothing there, or refuses every probe that ends with the role.
+    Empty if the template prints none, or refuses every probe that ends with the role.
     """
     tools = [SENTINEL_TOOL] if has_tools else None
     for probe in ENDING_PROBES.get(role, ([make_user_message("Qzuone"), {"role": role, "content": "Qzother"}],)):

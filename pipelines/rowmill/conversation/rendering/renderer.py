@@ -1,18 +1,19 @@
 """Render a conversation by its chat template: the text, and which characters belong to which message.
 
-What belongs here: `Renderer`, which runs one template. What does not: options and finding a template (`options.py`),
-which characters train (`conversation/masking/`), ids (`rowmill.tokenization`).
+What belongs here: `Renderer`, which runs one template. What does not: options and resolving a template (`options.py`),
+which characters train (`conversation/masking/`), token ids (`tokenization/`).
 
 Two paths give the same result. The reference path changes the template's syntax tree (`span_markers.py`) and runs it
 in Jinja's sandbox. The fast path writes the marks into the template's text for another engine (`minijinja_engine.py`);
 a template takes it only if text and spans are equal on every probe (`engine_parity.py`), and a row that the fast engine
 refuses takes the reference path.
 
-    options             which template, with which values      sandbox              Jinja's sandbox and its budget
-    template_registry   templates that have a name             span_markers         marks in the syntax tree → spans
-    adaptation          messages in the template's form        minijinja_engine     marks in the template's text
-    probes              probe conversations                    engine_parity        probes on which both must agree
-    template_observation  what a template does with them     character_ownership  owners of all characters, proven
+    options               which template, which values       sandbox              Jinja's sandbox and its budget
+    template_registry     templates by name                  span_markers         marks in the syntax tree → spans
+    adaptation            messages in the template's form    minijinja_engine     marks in the template's text
+    probes                probe conversations                engine_parity        probes on which both must agree
+    template_observation  behavior observed on the probes    character_ownership  proof of every character's owner
+    content_tracing       proof that contents are only printed
 """
 
 import re
@@ -60,11 +61,15 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
 RENDERING_VERSION = 3
-"""Raise it when any conversation may be printed otherwise, or other characters be a message's."""
+"""Increment it when the text or the spans of any render may change."""
 
 
 class Renderer:
-    """One template, compiled both ways and probed; heavy, so built once per worker."""
+    """One template, compiled for both paths and probed; expensive, so built once per worker.
+
+    More than 250 lines, because both paths, the probes and the proofs share the compiled template, its values and its
+    budget.
+    """
 
     def __init__(self, spec: RendererSpec) -> None:
         self.spec = spec
@@ -100,12 +105,12 @@ class Renderer:
 
     @property
     def render_path(self) -> Literal["fast", "reference"]:
-        """Which way rows go: fast only if every probe gave equal text and spans."""
+        """The path that rows take; fast only if text and spans are equal on every probe."""
         return "reference" if self._fast is None else "fast"
 
     @property
     def identity(self) -> str:
-        """A digest of all that decides what is printed."""
+        """A digest of everything that determines the rendered text."""
         if not self._identity:
             self._identity = sha256(
                 encode_for_search(asdict(self.spec) | {"now": self.spec.now.isoformat()})
@@ -114,7 +119,7 @@ class Renderer:
 
     @property
     def contract(self) -> TemplateBehavior:
-        """What the template does, observed on probes the first time it is asked for."""
+        """The template's behavior, observed on probes at the first access."""
         if self._contract is None:
             self._contract = self._observe_behavior()
         return self._contract
@@ -142,9 +147,9 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
-        """Print a conversation and say which characters are whose.
+        """Render a conversation, with the span of every message.
 
-        Law: the text equals `plain` of the same conversation, whichever way was taken.
+        Invariant: on either path the text equals `plain` of the same conversation.
         """
         if self._fast is not None:
             printed = self._render_fast(messages, tools, kwargs)
@@ -155,7 +160,7 @@ class Renderer:
     def render_by_reference(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
-        """Print as `render` does, always the reference way."""
+        """Render on the reference path."""
         try:
             adapted = self.adaptation.messages(messages)
         except BadArgumentsError as error:
@@ -165,7 +170,7 @@ class Renderer:
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | Rejected:
-        """Print without marks, as `apply_chat_template(…, tokenize=False)` does."""
+        """Render without marks, as `apply_chat_template(…, tokenize=False)` does."""
         try:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
@@ -182,9 +187,9 @@ class Renderer:
         text: str,
         roles: frozenset[str],
     ) -> CharacterOwnership | None:
-        """Prove whose the characters of `text`, the plain render, are; `roles` are the model's.
+        """Prove which characters of `text`, the plain render, are own text; `roles` are the model's roles.
 
-        None if the template looks at texts that it only sees as private code points, however few are hidden.
+        None if the template inspects text, so that its render changes in every attempt to cover it.
         """
         if self._literals is None:
             self._literals = TemplateLiterals(self._tree)
@@ -207,7 +212,7 @@ class Renderer:
     def _render_covered(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | None:
-        """Print adapted messages without marks, the fast way where there is one."""
+        """Render adapted messages without marks, on the fast path if the template has one."""
         if self._fast is not None:
             self._sandbox.budget.refill(0)
             try:
@@ -215,7 +220,7 @@ class Renderer:
                     len(messages) + len(tools or ())
                 )
                 return self._fast.plain(messages, tools, kwargs, fuel=fuel)
-            except Exception:  # noqa: BLE001, S110  (the reference way says what is wrong, or renders it)
+            except Exception:  # noqa: BLE001, S110  (the reference path renders it, or reports the error)
                 pass
         size = sum(len(str(message)) for message in messages)
         self._recorder.watch((), "")
@@ -223,7 +228,7 @@ class Renderer:
         return None if isinstance(text, Rejected) else text
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-        """Return what the template prints after a message of that role to prompt the assistant."""
+        """Return the generation prompt after a message of that role."""
         key = (role, has_tools, encode_for_search(kwargs))
         known = self._prompts.get(key)
         if known is None:
@@ -233,7 +238,7 @@ class Renderer:
         return known
 
     def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
-        """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
+        """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
         if self._tracer is None:
             self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
         if self._tracer.reason:
@@ -242,13 +247,13 @@ class Renderer:
             {"role": role, "content": content_tracing.make_content_placeholder(index)}
             for index, role in enumerate(roles)
         ]
-        # The plain render comes first: it has a budget, the other has none.
+        # The plain render comes first, because it has a budget and the traced render has none.
         text = self.plain(messages, None, {})
         printed = None if isinstance(text, Rejected) else self._tracer.render(roles)
         return printed if printed is not None and printed.text == text else None
 
     def _apply_spec_choices(self, found: Adaptation) -> Adaptation:
-        """Let the recipe's choice win over what probes found."""
+        """Override the adaptation found by probes with the recipe's choices."""
         if self.spec.arguments != "auto":
             found = replace(found, arguments=self.spec.arguments, takes_text=True)
         return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
@@ -259,14 +264,15 @@ class Renderer:
             return self._sandbox.parse(self.spec.text)
         except TemplateSyntaxError as error:
             raise ConfigError(
-                f"template.chat_template: line {error.lineno}: {error.message}; a Jinja chat template is needed; "
+                f"template.chat_template: line {error.lineno}: {error.message}; expected a Jinja chat template; "
                 "correct that line"
             ) from error
         except RecursionError as error:
             raise make_too_deep_error() from error
         except ValueError as error:
             raise ConfigError(
-                f"template.chat_template: it cannot be read ({error}); a Jinja chat template is needed; correct it"
+                f"template.chat_template: the template cannot be parsed ({error}); expected a Jinja chat template; "
+                "correct it"
             ) from error
 
     def _compile(self, tree: nodes.Template) -> Any:
@@ -274,7 +280,8 @@ class Renderer:
             return self._sandbox.from_string(tree)
         except (TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(
-                f"template.chat_template: it cannot be compiled ({error}); correct the template"
+                f"template.chat_template: the template cannot be compiled ({error}); expected a Jinja chat template; "
+                "correct it"
             ) from error
 
     def _list_control_tokens(self) -> tuple[str, ...]:
@@ -289,7 +296,7 @@ class Renderer:
         calls = self._tree.find_all(nodes.CallBlock)
         return any(isinstance(call.call.node, nodes.ExtensionAttribute) for call in calls)
 
-    # ── the reference way ──
+    # ── the reference path ──
 
     def _render_reference(
         self,
@@ -302,7 +309,7 @@ class Renderer:
             adapted = [dict(message) for message in adapted]
         size, mark = size_and_mark or self._choose_mark(adapted, tools, kwargs)
         if not mark:
-            return Rejected("template_error", "the row holds every character that could serve as a mark")
+            return Rejected("template_error", "the row contains every character that could serve as a mark")
         self._recorder.watch(adapted, mark)
         marked_loops = self._recorder.marked_loops
         text = self._run_template(self._marked, adapted, tools, kwargs, size)
@@ -327,7 +334,7 @@ class Renderer:
         try:
             return template.render(**{**self._values, **kwargs, "messages": adapted, "tools": tools})
         except RecursionError:
-            # Python's own wording depends on how deep the caller stands.
+            # Python's own message depends on the depth of the caller's stack.
             return Rejected("template_error", "RecursionError: the template calls itself too deep")
         except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
             return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
@@ -351,12 +358,12 @@ class Renderer:
         *,
         adaptation: Adaptation | None = None,
     ) -> RenderedConversation | Rejected:
-        """Render a probe the reference way.
+        """Render a probe on the reference path.
 
         Raises
         ------
         ConfigError
-            If the template exhausts its budget on so little: it would on every row.
+            If the template exhausts its budget even on a short probe.
 
         """
         adapt = adaptation or self.adaptation
@@ -364,7 +371,7 @@ class Renderer:
         if isinstance(rendered, Rejected) and rendered.detail.startswith(BudgetError.__name__):
             raise ConfigError(
                 f"template.chat_template: on a conversation of a few words, {rendered.detail.partition(': ')[2]}; "
-                f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; name another "
+                f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; choose another "
                 "template"
             )
         return rendered
@@ -379,7 +386,7 @@ class Renderer:
         finally:
             known["strftime_now"] = pinned
 
-    # ── the fast way ──
+    # ── the fast path ──
 
     def _render_fast(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
@@ -400,15 +407,15 @@ class Renderer:
                 {**m, minijinja_engine.INDEX_KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))
             ]
             return engine.render(adapted, self.adaptation.tools(tools), kwargs, fuel=fuel)
-        except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
+        except Exception:  # noqa: BLE001  (the reference path renders it, or reports the error)
             return None
 
     def _can_render_fast(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> bool:
-        """Tell whether a row lacks the fast lane's mark and key, and what both engines trim differently.
+        """Return whether a row lacks the fast path's mark and key, and white space that the engines trim differently.
 
-        Tools seen last are not searched again.
+        The tools of the previous row are not searched again.
         """
         if not lacks_marks(encode_for_search(messages)):
             return False
@@ -421,11 +428,11 @@ class Renderer:
         return True
 
     def _try_fast_engine(self) -> str:
-        """Build the fast engine and keep it only if it agrees on every probe; return why not."""
+        """Build the fast engine and keep it if it agrees on every probe; return why it is not used, else empty."""
         if self.spec.render_path == "reference":
             return "switched off"
         if not lacks_marks(self.spec.text.encode()):
-            return "the template holds the mark"
+            return "the template contains the mark"
         reason = minijinja_engine.find_engine_obstacle(self._tree)
         if reason:
             return reason
@@ -434,14 +441,17 @@ class Renderer:
             silent = find_silent_loops(self._tree)
             self._fast = minijinja_engine.MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values, silent)
         except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
-            return f"the fast engine cannot read it: {str(error).splitlines()[0]}"
+            return f"the fast engine cannot read the template: {str(error).splitlines()[0]}"
         reason = self._find_engine_difference()
         if reason:
             self._fast = None
         return reason
 
     def _find_engine_difference(self) -> str:
-        """Compare both ways on every probe; arguments with floats like 1.0 are left to the reference if they differ."""
+        """Return the first difference between both paths on the probes, empty if they agree.
+
+        A difference on floats like 1.0 only sends rows with such arguments to the reference path.
+        """
         agreed = 0
         for name, messages, tools, kwargs in engine_parity.make_parity_probes():
             fast = self._render_fast(messages, tools, kwargs)
@@ -453,4 +463,4 @@ class Renderer:
             elif reason:
                 return f"probe {name}: {reason}"
             agreed += not reason
-        return "" if agreed else "no probe rendered"
+        return "" if agreed else "the fast engine rendered no probe"

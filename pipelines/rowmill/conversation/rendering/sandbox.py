@@ -1,18 +1,18 @@
-"""The Jinja environment of chat templates: what a template may see, and how much it may take.
+"""The Jinja environment of chat templates: a sandbox with a budget.
 
-What belongs here: the sandbox equal to the one `apply_chat_template` uses (trimmed blocks, loop controls,
-`raise_exception`, `strftime_now`, unsorted unescaped `tojson`, no mutation, no internals), and the budget
-that ends a template which loops for ever or prints a gigabyte. What does not: marks (`span_markers.py`), messages.
+What belongs here: the sandbox with the behavior of `apply_chat_template`'s (trimmed blocks, loop controls,
+`raise_exception`, `strftime_now`, unsorted unescaped `tojson`, no mutation, no internals), and the budget that stops a
+template which loops without end or prints a gigabyte. What does not: marks (`span_markers.py`), messages.
 
-A chat template is a program that came with a download. Jinja's sandbox stops it from reaching Python, but
-not from taking all time and memory, so every loop, call, print and growing operator is charged:
+A chat template is a downloaded program. Jinja's sandbox keeps it from reaching Python, but not from using all time and
+memory, so every loop, call, print and growing operator is charged:
 
-    steps        loop rounds and calls           → a template that loops for ever
-    characters   what operators and calls made   → 'x' * 10**9, doubling by `+`, `join`, `replace`, …
-    output       what is printed, macros too     → nested loops that print
+    steps        loop iterations and calls             → endless loops
+    characters   results of operators and calls        → 'x' * 10**9, doubling by `+`, `join`, `replace`, …
+    output       printed text, in macros too           → nested loops that print
 
-Compiling is not charged, so a template is bounded before: in its length and in the depth of its syntax tree, which
-Jinja's compiler, Python's and the fast engine all descend by calling themselves.
+Compiling is not charged, so the length of a template and the depth of its syntax tree are limited before: Jinja's
+compiler, Python's and the fast engine all traverse the tree by recursion.
 """
 
 import json
@@ -35,20 +35,20 @@ from rowmill.core.json import Json
 MAX_STEPS = 300_000
 MAX_CHARACTERS = 64_000_000
 MAX_OUTPUT_CHARS = 16_000_000
-"""Budgets of one render, to which `RenderBudget.refill` adds in proportion to the row."""
+"""Budgets of one render, to which `RenderBudget.refill` adds in proportion to the size of the row."""
 
 MAX_INTEGER_BITS = 4_096
-"""The largest integer a template may compute; arithmetic on larger ones takes more than a step's time."""
+"""Largest integer that a template may compute; arithmetic on larger ones takes longer than a step should."""
 
 MAX_WIDTH = 10_000
-"""The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
+"""Widest padding, indent or batch that a template may request; real templates use single digits."""
 
 MAX_TEMPLATE_CHARS = 1 << 17
-"""The longest template; the longest that a model came with has 17,000 characters."""
+"""Maximum length of a template; the longest template published with a model has 17,000 characters."""
 
 MAX_TEMPLATE_DEPTH = 100
-"""The deepest syntax tree; the deepest that a model came with has 21 levels. Chains (`a + b + c`, `elif`) have a
-level per link."""
+"""Maximum depth of the syntax tree; the deepest published with a model has 21 levels. Every link of a chain
+(`a + b + c`, `elif`) is a level."""
 
 _UNBOUNDED_SIZE = 1 << 62
 _WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
@@ -58,20 +58,20 @@ _MAX_CACHED_JSON = 4096
 
 
 class BudgetError(TemplateError):
-    """A template took more steps, text or output than a render may."""
+    """A render exceeded its budget of steps, characters or output."""
 
 
 def require_short_template(text: str) -> None:
-    """Refuse a template that is too long to be compiled in good time."""
+    """Refuse a template that is too long to compile quickly."""
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ConfigError(
             f"template.chat_template: has {len(text):,} characters; at most {MAX_TEMPLATE_CHARS:,} are allowed; "
-            "shorten it, or see that the file is a chat template"
+            "shorten it, or check that the file is a chat template"
         )
 
 
 def require_shallow_template(tree: nodes.Template) -> None:
-    """Refuse a template whose syntax tree is too deep to be compiled."""
+    """Refuse a template whose syntax tree is too deep to compile."""
     pending: list[tuple[nodes.Node, int, int]] = [(tree, 1, 1)]
     while pending:
         node, depth, line = pending.pop()
@@ -82,7 +82,7 @@ def require_shallow_template(tree: nodes.Template) -> None:
 
 
 def _count_nesting_levels(node: nodes.Node) -> int:
-    """Return in how many levels the fast engine nests what is one node here; it overflows its stack without a word."""
+    """Return how many levels the fast engine, which crashes on stack overflow, nests for one node."""
     match node:
         case nodes.Concat():
             return len(node.nodes)
@@ -95,17 +95,16 @@ def _count_nesting_levels(node: nodes.Node) -> int:
 
 
 def make_too_deep_error(where: str = "") -> ConfigError:
-    """Word the refusal of a template that is too deep."""
+    """Build the error for a template that is too deep."""
     return ConfigError(
-        f"template.chat_template: {where}expressions or blocks are nested in more than {MAX_TEMPLATE_DEPTH} levels; at "
-        f"most {MAX_TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a "
-        "list and "
-        "join, or set a variable halfway"
+        f"template.chat_template: {where}expressions or blocks are nested more than {MAX_TEMPLATE_DEPTH} levels deep; "
+        f"at most {MAX_TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a "
+        "list and join, or set a variable halfway"
     )
 
 
 class RenderBudget:
-    """What one render may still take."""
+    """The remaining budget of one render."""
 
     __slots__ = ("characters", "output", "steps")
 
@@ -113,13 +112,13 @@ class RenderBudget:
         self.refill(0)
 
     def refill(self, row_bytes: int) -> None:
-        """Allow a render of a row of that size: real templates take a few steps and copies per byte."""
+        """Set the budget for a row of that size; real templates take a few steps and copies per byte."""
         self.steps = MAX_STEPS + row_bytes
         self.characters = MAX_CHARACTERS + 256 * row_bytes
         self.output = MAX_OUTPUT_CHARS + 16 * row_bytes
 
     def step(self, constant_characters: int = 0) -> str:
-        """Charge one loop round or call, and the constant text it may print."""
+        """Charge one loop iteration or call, and the constant text that it may print."""
         self.steps -= 1
         self.characters -= constant_characters
         if self.steps < 0 or self.characters < 0:
@@ -127,7 +126,7 @@ class RenderBudget:
         return ""
 
     def grow(self, size: int) -> None:
-        """Charge text or items that an operation is about to make, or has made."""
+        """Charge text or items that an operation creates."""
         self.characters -= size
         if self.characters < 0:
             raise BudgetError("the template builds too much text")
@@ -141,9 +140,9 @@ class RenderBudget:
 
 
 def estimate_printed_size(value: Any, limit: int = MAX_OUTPUT_CHARS) -> int:
-    """Estimate the printed size of a value without printing it; past `limit` it is endless.
+    """Estimate the printed size of a value without printing it; above `limit`, return `_UNBOUNDED_SIZE`.
 
-    A list that holds itself twice, thirty times over, is small in memory and endless in print.
+    A list that contains the same list twice, nested thirty levels deep, is small in memory and huge when printed.
     """
     size = 0
     pending = [value]
@@ -171,7 +170,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` for templates; names with a leading underscore are refused."""
+    """`namespace` for templates; refuses names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], args[1:]
@@ -191,7 +190,7 @@ def _refuse_private(name: object) -> None:
 
 
 def raise_exception(message: object = "") -> str:
-    """Raise what a template complains about."""
+    """Raise an error with the template's message."""
     raise TemplateError(str(message))
 
 
@@ -201,9 +200,9 @@ def make_clock(now: datetime) -> Callable[[str], str]:
 
 
 class ToJson:
-    """The `tojson` of chat templates: source key order, nothing escaped; equal values are encoded once.
+    """The `tojson` filter of chat templates: keys in source order, nothing escaped, equal values encoded once.
 
-    Tool schemas are the same in thousands of rows, and encoding them is most of a render's time.
+    Cached because thousands of rows have the same tool schemas, and encoding them takes most of a render's time.
     """
 
     def __init__(self, budget: RenderBudget) -> None:
@@ -220,7 +219,7 @@ class ToJson:
     ) -> str:
         """Encode with the arguments that `json.dumps` has."""
         if indent is not None and _is_wide_indent(indent):
-            raise BudgetError("the template asks tojson for an enormous indent")
+            raise BudgetError(f"the template calls tojson with an indent over {MAX_WIDTH:,}")
 
         def encode() -> str:
             return json.dumps(
@@ -245,9 +244,9 @@ class ToJson:
 
 
 def _make_cache_key(value: Json) -> bytes:
-    """Return bytes that are equal for equal values only; nothing for a value that is not worth keeping, or has none.
+    """Return bytes that are equal only for equal values; empty for a value that is too large or cannot be encoded.
 
-    orjson writes NaN as null: then equal bytes do not mean equal values.
+    Also empty if they contain null, because orjson writes NaN as null.
     """
     try:
         key = orjson.dumps(value)
@@ -261,7 +260,7 @@ def _is_wide_indent(indent: Any) -> bool:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox with its operators, calls and filters charged to a budget."""
+    """Jinja's immutable sandbox, with operators, calls and filters charged to a budget."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -279,7 +278,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         known["strftime_now"] = make_clock(now)
         known["dict"] = _Dict()
         known["namespace"] = _Namespace
-        # Random text would differ in every build, and lipsum can be asked for a gigabyte of it.
+        # Random text would differ in every build, and lipsum can generate a gigabyte of it.
         del known["lipsum"]
         self.filters["random"] = _refuse_random
         self._guard_filters()
@@ -298,7 +297,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _charge_by_size(self.filters[name], self.budget, _measure_printed)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Charge an operator before it acts."""
+        """Charge an operator before applying it."""
         match operator:
             case "+":
                 self.budget.grow(_measure_sequence(left) + _measure_sequence(right))
@@ -309,11 +308,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self.budget.grow(_measure_power(left, right))
             case _:
                 if isinstance(left, str) and _WIDE_FORMAT.search(left):
-                    raise BudgetError("the template formats with an enormous width")
+                    raise BudgetError("the template formats text with a computed width, or one of five digits or more")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Charge a call, and what a string's method is about to make."""
+        """Charge a call, and the text that a string method creates."""
         self.budget.step()
         owner = getattr(called, "__self__", None)
         if type(owner) is str:
@@ -335,18 +334,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.grow(_measure_replaced(owner, *args[:2]))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Refuse to format with an enormous width."""
+        """Refuse format strings with a computed or very large width."""
         if getattr(value, "__name__", "") in ("format", "format_map"):
             owner = getattr(value, "__self__", None)
             if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
-                raise BudgetError("the template formats with an enormous width")
+                raise BudgetError("the template formats text with a computed width, or one of five digits or more")
         return super().wrap_str_format(value)
 
 
 def _measure_sequence(value: Any) -> int:
     if type(value) is str:
         return len(value)
-    # An item of a list takes the room of several characters.
+    # A list item takes as much memory as several characters.
     return 16 * len(value) if isinstance(value, list | tuple | range) else 0
 
 
@@ -366,7 +365,7 @@ def _measure_power(left: Any, right: Any) -> int:
 
 def _measure_joined(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
     if not isinstance(parts, list | tuple | str):
-        # A lazy filter's result; what it makes is measured when it is printed or added.
+        # The result of a lazy filter, whose items are charged when printed or added.
         return 0
     return estimate_printed_size(parts) + len(parts) * len(str(separator))
 
@@ -382,7 +381,7 @@ def _measure_printed(value: Any, *_: Any, **__: Any) -> int:
 
 
 def _charge_filter(function: Callable[..., Any], budget: RenderBudget, weight: int) -> Callable[..., Any]:
-    """Charge a filter for reading its input."""
+    """Charge a filter for its input."""
     takes = _count_passed_arguments(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -428,7 +427,7 @@ def _limit_width(function: Callable[..., Any], budget: RenderBudget, *, is_forma
         value = args[takes] if len(args) > takes else ""
         if isinstance(value, str):
             if is_format and _WIDE_FORMAT.search(value):
-                raise BudgetError("the template formats with an enormous width")
+                raise BudgetError("the template formats text with a computed width, or one of five digits or more")
             # An indent is added to every line.
             budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
         return function(*args, **kwargs)
@@ -439,11 +438,11 @@ def _limit_width(function: Callable[..., Any], budget: RenderBudget, *, is_forma
 def _check_widths(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     for one in (*args, *kwargs.values()):
         if isinstance(one, int) and abs(one) > MAX_WIDTH:
-            raise BudgetError("the template asks for an enormous width")
+            raise BudgetError(f"the template asks for a width over {MAX_WIDTH:,}")
 
 
 def _count_passed_arguments(function: Callable[..., Any]) -> int:
-    """Tell how many leading arguments (environment, context) Jinja itself passes to a filter."""
+    """Return how many leading arguments (environment, context) Jinja passes to a filter."""
     return 1 if hasattr(function, "jinja_pass_arg") else 0
 
 

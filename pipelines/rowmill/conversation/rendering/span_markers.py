@@ -1,9 +1,9 @@
-"""The reference way to find every message's characters: marks that the template's own syntax tree prints.
+"""The reference path to every message's span: change the template's syntax tree so that it prints marks.
 
 What belongs here: the change to the syntax tree, the state that prints marks, and reading marks back as
-spans. What does not: the faster engine's text marks (`minijinja_engine.py`; they are read by the same `read_marks`).
+spans. What does not: the marks in the template's text (`minijinja_engine.py`, which uses the same `read_marks`).
 
-Around every `for` go an open and a close call, at the head of its body a call that receives the loop's
+A call is inserted before and after every `for` loop, and one at the start of its body, which receives the loop's
 targets and prints a mark only if one of them *is* a message of the row:
 
     {% for m in messages %}          open();  for m in messages: head(m) …  close()
@@ -11,9 +11,9 @@ targets and prints a mark only if one of them *is* a message of the row:
      │ └ message 0          └ message 1                └ end of loop activation 1
      └ activation
 
-A mark is a character that neither template nor row has, the activation and the message, and the character
-again. Removed, it is a position. Activations form a stack, so an inner loop's text goes to the messages it
-prints and what follows is the outer message's again.
+A mark is a character that occurs in neither template nor row, the activation and the message, and the character
+again. Removing a mark yields a position. Activations form a stack, so text of an inner loop belongs to the messages it
+iterates over, and text after the inner loop to the outer message again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,17 +30,17 @@ from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.schema.rows import Message, Span
 
 MARK_CHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
-"""Unicode non-characters: valid in a string, never assigned, so text has no business holding one."""
+"""Unicode non-characters: valid in a string, never assigned, so they hardly occur in text."""
 
 MAX_LITERAL_SIZE = 1_000_000
-"""The largest print of one list or dict that a template may write."""
+"""Maximum printed size of one list or dict literal of a template, in characters."""
 
 GENERATION_OPENS = "{"
 GENERATION_CLOSES = "}"
 
 
 class MarkRecorder(Extension):
-    """Jinja's door to the marks: adds `{% generation %}`, and prints marks while a render is watched."""
+    """Jinja extension that adds `{% generation %}`, charges the budget, and prints marks while a render is watched."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
 
@@ -49,10 +49,10 @@ class MarkRecorder(Extension):
         self.watch((), "")
 
     def watch(self, messages: Sequence[Message], mark: str) -> None:
-        """Watch the next render for these message objects; with an empty mark nothing is printed."""
+        """Watch the next render for these message objects; an empty mark prints nothing."""
         self._mark = mark
         self._indices = {id(message): index for index, message in enumerate(messages)} if mark else {}
-        # The ids are only true while the objects live.
+        # Keeps the objects alive, because their ids are unique only for that long.
         self._watched = messages
         self._activations = 0
         self._stack: list[list[int]] = []
@@ -65,7 +65,7 @@ class MarkRecorder(Extension):
         return nodes.CallBlock(self.call_method("generated"), [], [], body).set_lineno(line)
 
     def generated(self, caller: Any) -> str:
-        """Print the block between two marks."""
+        """Return the block's text between two marks."""
         text = caller()
         mark = self._mark
         if not mark:
@@ -73,17 +73,17 @@ class MarkRecorder(Extension):
         return f"{mark}{GENERATION_OPENS}{mark}{text}{mark}{GENERATION_CLOSES}{mark}"
 
     def step(self, constant_characters: int) -> str:
-        """Charge a loop round or macro call to the budget."""
+        """Charge a loop iteration or macro call to the budget."""
         return self.environment.budget.step(constant_characters)  # pyright: ignore[reportAttributeAccessIssue]
 
     def joined(self, *values: Any) -> str:
-        """Do what `~` does, within the budget."""
+        """Join values as `~` does, charged to the budget."""
         text = [value if type(value) is str else self._charge_print(value) for value in values]
         self.environment.budget.grow(sum(map(len, text)))  # pyright: ignore[reportAttributeAccessIssue]
         return "".join(text)
 
     def made(self, value: Any) -> Any:
-        """Charge a list or dict that the template wrote: one that holds itself twice, often enough, is endless."""
+        """Charge a list or dict literal, which nested often enough prints without end."""
         budget = self.environment.budget  # pyright: ignore[reportAttributeAccessIssue]
         budget.grow(estimate_printed_size(value, min(budget.characters, MAX_LITERAL_SIZE)))
         return value
@@ -93,13 +93,13 @@ class MarkRecorder(Extension):
         return str(value)
 
     def opened(self) -> str:
-        """Note that a loop begins; prints nothing."""
+        """Push a loop activation; returns an empty string, because the template prints the result."""
         self._activations += 1
         self._stack.append([self._activations, 0])
         return ""
 
     def head(self, loop: int, *targets: Any) -> str:
-        """Print a mark if one of the loop's targets is a message."""
+        """Return a mark if one of the loop's targets is a message."""
         for target in targets:
             index = self._indices.get(id(target))
             if index is not None:
@@ -110,13 +110,13 @@ class MarkRecorder(Extension):
         return ""
 
     def closed(self) -> str:
-        """Note that a loop ended; prints a mark if it printed any."""
+        """Pop a loop activation; returns its end mark if it printed a mark."""
         activation, marked = self._stack.pop()
         return f"{self._mark}{activation}{self._mark}" if marked else ""
 
 
 class _ChargeTransformer(NodeTransformer):
-    """Charge every loop round, macro call and `~`; what is printed stays the same."""
+    """Charge every loop iteration, macro call and `~`, without changing the text."""
 
     def __init__(self, recorder: MarkRecorder) -> None:
         self.recorder = recorder
@@ -153,7 +153,7 @@ class _ChargeTransformer(NodeTransformer):
 
 
 class _MarkTransformer(_ChargeTransformer):
-    """Charge as the plain template is charged, and print marks around and inside every loop."""
+    """Charge like the plain template, and print marks around and inside every loop."""
 
     def __init__(self, recorder: MarkRecorder) -> None:
         super().__init__(recorder)
@@ -190,33 +190,33 @@ def _list_loop_targets(node: nodes.For) -> list[nodes.Expr]:
 
 
 def is_silent_loop(loop: nodes.For) -> bool:
-    """Tell whether a loop prints nothing itself, as those that look for the last user; it needs no marks."""
+    """Return whether a loop prints nothing, such as one that looks for the last user message, and needs no marks."""
     return not contains_node(loop, nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)
 
 
 def contains_node(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
-    """Tell whether a node of one of these kinds stands inside another."""
+    """Return whether a node contains a node of one of these kinds."""
     return any(node.find(kind) is not None for kind in kinds)
 
 
 def find_silent_loops(tree: nodes.Template) -> frozenset[int]:
-    """Return the loops that print nothing, numbered as their tags stand in the text."""
+    """Return the loops that print nothing, numbered in the order of their tags."""
     return frozenset(
         number for number, (loop, _) in enumerate(_iterate_loops(tree, captured=False)) if is_silent_loop(loop)
     )
 
 
 def find_captured_loops(tree: nodes.Template) -> frozenset[int]:
-    """Return the loops, numbered as `marked` numbers them, whose print the template itself can read.
+    """Return the loops whose output the template itself can read, numbered in the order of their tags.
 
-    A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
-    messages, its marks may be counted, cut or trimmed by the template.
+    A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it iterates over messages, the
+    template may count, cut or trim its marks.
     """
     return frozenset(number for number, (_, captured) in enumerate(_iterate_loops(tree, captured=False)) if captured)
 
 
 def _iterate_loops(node: nodes.Node, *, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
-    """Yield loops in the order of the text, and whether each prints into a string."""
+    """Yield loops in the order of their tags, and whether each prints into a string."""
     captured = captured or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
     if isinstance(node, nodes.For):
         yield node, captured
@@ -233,22 +233,22 @@ def _is_range_call(expression: nodes.Node) -> bool:
 
 
 def charge_template(tree: nodes.Template, recorder: MarkRecorder) -> nodes.Template:
-    """Return the template with its loops charged and nothing else changed: the plain render."""
+    """Return the template with its loops charged and its text unchanged: the plain render."""
     return _ChargeTransformer(recorder).visit(tree).set_environment(recorder.environment)
 
 
 def mark_template(tree: nodes.Template, recorder: MarkRecorder) -> nodes.Template:
-    """Return the template with marks: its text with marks removed is the plain render."""
+    """Return the template with marks; removing the marks from its text gives the plain render."""
     return _MarkTransformer(recorder).visit(tree).set_environment(recorder.environment)
 
 
 def read_marks(text: str, mark: str, messages: Sequence[Message]) -> RenderedConversation:
-    """Remove marks from a render and return the text with the spans that they told.
+    """Remove marks from a render and return the text with the spans that they mark.
 
     Raises
     ------
     ValueError
-        If the marks are not well formed: the template took its own print apart.
+        If the marks are malformed because the template cut its own output.
 
     """
     parts = text.split(mark)
@@ -263,7 +263,7 @@ def read_marks(text: str, mark: str, messages: Sequence[Message]) -> RenderedCon
 
 @lru_cache(maxsize=4096)
 def _make_loop_payloads(first: str, count: int) -> list[str]:
-    """Return the payloads of one loop over `count - 1` messages in order, as nearly every template prints them."""
+    """Return the payloads of one loop over `count - 1` messages in order, which nearly every template prints."""
     activation, dot, message = first.partition(".")
     if not dot:
         return []
@@ -285,7 +285,7 @@ def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message])
 
 
 def _read_nested_loops(text: str, parts: Sequence[str], messages: Sequence[Message]) -> RenderedConversation:
-    """Read marks of any nesting: a stack of activations, of which the innermost owns what is printed."""
+    """Read marks of nested loops with a stack of activations, of which the innermost owns the text."""
     position = len(parts[0])
     loop_end = 0
     activations: list[str] = []
@@ -317,7 +317,7 @@ def _read_nested_loops(text: str, parts: Sequence[str], messages: Sequence[Messa
 
 
 def _merge_adjacent_spans(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Span]:
-    """Yield one span for each run of adjacent pieces of one message."""
+    """Yield one span for each run of adjacent pieces of the same message."""
     at = 0
     while at < len(pieces):
         start, end, owner = pieces[at]
@@ -329,7 +329,7 @@ def _merge_adjacent_spans(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Sp
 
 
 def _close_activation(stack: list[str], owners: list[int], activation: str) -> None:
-    """Forget an activation and those inside it."""
+    """Remove an activation and those inside it from the stack."""
     if activation in stack:
         depth = stack.index(activation)
         del stack[depth:]

@@ -1,7 +1,7 @@
-"""Observe what a template does from its renders of the probes.
+"""Observe a template's behavior from its renders of the probes.
 
 What belongs here: one function per property of `TemplateBehavior`. What does not: the probe conversations and the form
-in which the template wants its messages (`probes.py`), masking.
+of messages that the template reads (`probes.py`), masking.
 """
 
 import os
@@ -46,7 +46,7 @@ def observe_template(
     adaptation: Adaptation,
     other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
 ) -> TemplateBehavior:
-    """Read the template's contract off its probes; what depends on the renderer itself is filled in there."""
+    """Observe every property of a template on probes; `Renderer` fills in those that depend on its engine."""
     plain = observe(PLAIN_PROBE)
     ends = _observe_ends(plain, eos_token, control_tokens)
     kept = _observe_reasoning(observe)
@@ -99,7 +99,7 @@ def _find_message_span(rendered: RenderedConversation, message: int) -> Span | N
 
 
 def _get_text_after(rendered: RenderedConversation, message: int, text: str) -> str | None:
-    """Return what a message's span prints after its text."""
+    """Return the text of a message's span after its own text."""
     span = _find_message_span(rendered, message)
     if span is None:
         return None
@@ -139,19 +139,19 @@ def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_toke
 
 
 def _choose_end(ends: Mapping[str, Any], eos: str) -> str:
-    """Return what ends an assistant's turn, appended or printed."""
+    """Return the end of an assistant's turn, printed or appended."""
     return str(ends.get("finish") or eos)
 
 
 def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
-    """Return the control token that begins a text after white space, or nothing."""
+    """Return the control token that begins a text after white space; empty if there is none."""
     start = text.lstrip()
     return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationBlocks:
-    """What `{% generation %}` blocks hold on probes, beside what marks would train there."""
+    """Compares the text that `{% generation %}` blocks train on probes with the text that marks would train."""
 
     observe: ProbeRenderer
     prompts: Mapping[str, str]
@@ -160,7 +160,7 @@ class GenerationBlocks:
     control_tokens: Sequence[str]
 
     def find_differences(self) -> Iterator[str]:
-        """Yield text that the blocks train and marks do not, and the other way round."""
+        """Yield text that the blocks train and marks do not, then the reverse."""
         for probe, tools in ((PLAIN_PROBE, None), (TOOL_PROBE, [SENTINEL_TOOL]), (REASONING_PROBE, None)):
             rendered = self.observe(probe, tools)
             if isinstance(rendered, RenderedConversation):
@@ -170,7 +170,7 @@ class GenerationBlocks:
                 yield from (f"leaves out {text!r}" for text in iterate_text_runs(rendered.text, marked - held))
 
     def hold_turn_end(self) -> bool:
-        """Tell whether the end of an earlier turn is inside its block."""
+        """Return whether the end of an earlier turn is inside its block."""
         rendered = self.observe(PLAIN_PROBE)
         if isinstance(rendered, Rejected):
             return False
@@ -250,7 +250,7 @@ def _strips_tags(observe: ProbeRenderer) -> bool:
 
 
 def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
-    """Name the kinds of own text that a conversation with all of them does not show."""
+    """Yield the kinds of own text that the template does not print."""
     seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
         ("system", "Qzsystem", [make_system_message("Qzsystem"), *PLAIN_PROBE], None),
         ("user", "Qzuone", PLAIN_PROBE, None),
@@ -321,7 +321,7 @@ def _observe_tools(observe: ProbeRenderer) -> Literal["printed", "dropped", "ref
 
 
 def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...]]:
-    """Return what is printed before the text of users, systems and tools, wherever they stand in the talk."""
+    """Return by role (user, system, tool) all texts printed before a message's own text, in any position of a chat."""
     headers: dict[str, set[str]] = {}
     probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
         (PLAIN_PROBE, None),
@@ -368,7 +368,7 @@ def _find_constant_prefix(observe: ProbeRenderer) -> str:
 
 
 def _find_reasoning_close(observe: ProbeRenderer) -> tuple[str, str]:
-    """Return what stands between reasoning and answer, and between reasoning and call, in a last turn."""
+    """Return the text between reasoning and answer, and between reasoning and call, in a last turn."""
     answered = observe([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
     calling = make_assistant_message(
         "", tool_calls=[make_tool_call("qzcalled", {"qzkey": "Qzvalue"})], reasoning_content="Qzrone"
@@ -391,10 +391,7 @@ _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
 
 
 def _find_empty_reasoning(observe: ProbeRenderer, prompt: Callable[..., str]) -> tuple[str, ...]:
-    """Return frames that are printed before an answer that has no reasoning, beyond the bare prompt.
-
-    Found where an answer without reasoning begins with more than the same answer's header does.
-    """
+    """Return the frames of empty reasoning that the template prints before an answer without reasoning."""
     frames: set[str] = set()
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
         rendered = observe(PLAIN_PROBE, None, kwargs)

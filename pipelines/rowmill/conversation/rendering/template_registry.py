@@ -1,7 +1,7 @@
-"""Chat templates that have a name: the bundled ones, our own text, and those a program registers.
+"""Chat templates by name: the bundled ones, and those that a program registers.
 
-What belongs here: finding a template's text by its name, and giving it to a tokenizer. What does not: the other
-ways to say which template is meant (a file, the text, the tokenizer's own; `resolve`), or running it.
+What belongs here: finding a template's text by its name, and setting it on a tokenizer. What does not: the other ways
+to choose a template (`resolve_template`), or rendering with it.
 """
 
 import copy
@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-"""Our own templates, one file per format, each with `{% generation %}`."""
+"""The bundled templates, one file per format, each with `{% generation %}`."""
 
 _REGISTERED: dict[str, str] = {}
 
 
 class HasChatTemplate(Protocol):
-    """What a tokenizer of `transformers` is here: something with a chat template."""
+    """The only attribute of a `transformers` tokenizer that this module uses."""
 
     chat_template: Any
 
@@ -27,33 +27,33 @@ Tokenizer = TypeVar("Tokenizer", bound=HasChatTemplate)
 
 
 def register_chat_template(name: str, text: str) -> None:
-    """Make a template known under a name in this process; workers are sent its text.
+    """Register a template under a name in this process; workers are sent its text.
 
     Raises
     ------
     ValueError
-        If another template of that name is there already, or the name looks like a template's text.
+        If a different template has that name already, or the name looks like a template's text.
 
     """
     if _REGISTERED.get(name) == text:
         return
     if name in list_known_templates():
         raise ValueError(
-            f"chat template {name!r}: the name is taken; there are {join_choices(list_known_templates())}; "
-            "choose another"
+            f"chat template {name!r}: the name is taken; known names are {join_choices(list_known_templates())}; "
+            "choose another name"
         )
     if is_template_text(name):
-        raise ValueError(f"chat template {name!r}: that is a template's text, not a name; give the name first")
+        raise ValueError(f"chat template {name!r}: this is a template's text; expected a name; pass the name first")
     _REGISTERED[name] = text
 
 
 def is_template_text(chosen: str) -> bool:
-    """Tell whether a string is a template itself; any other string is a name."""
+    """Return whether a string is a template's text; any other string is a name."""
     return "{{" in chosen or "{%" in chosen
 
 
 def list_bundled_templates() -> list[str]:
-    """List the templates that come with the project."""
+    """List the bundled templates."""
     return sorted(path.name.removesuffix(".jinja") for path in TEMPLATE_FOLDER.glob("*.jinja"))
 
 
@@ -77,8 +77,8 @@ def read_named_template(name: str) -> str:
     if name not in known:
         guess = suggest_name(name, known)
         raise ConfigError(
-            f"template.chat_template: {name!r} is no bundled template; there are {join_choices(known)}; "
-            + (f"did you mean {guess}?" if guess else "name one of them, a file or the text")
+            f"template.chat_template: {name!r} is not a bundled template; choose {join_choices(known)}; "
+            + (f"did you mean {guess}?" if guess else "or give a file or the template's text")
         )
     return read_template_file(TEMPLATE_FOLDER / f"{name}.jinja")
 
@@ -89,14 +89,14 @@ def read_template_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"template.chat_template.file: {path} cannot be read as UTF-8 text ({error}); name a template file"
+            f"template.chat_template.file: {path} cannot be read as UTF-8 text ({error}); give a readable template file"
         ) from error
 
 
 def get_chat_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
-    """Return the tokenizer with that template: a bundled or registered name, one of its own names, or the text.
+    """Return a copy of the tokenizer with that template: the name of a bundled, registered or own one, or its text.
 
-    Law: the tokenizer handed in is unchanged; both share one vocabulary.
+    The given tokenizer is unchanged; both share one vocabulary.
 
     Raises
     ------

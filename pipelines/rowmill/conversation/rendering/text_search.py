@@ -1,4 +1,4 @@
-"""Search the JSON text of a row for what the fast engine renders differently.
+"""Search the JSON text of a row for text that the fast engine renders differently.
 
 What belongs here: the searches, on bytes. What does not: rendering (`renderer.py`, `minijinja_engine.py`).
 """
@@ -20,7 +20,7 @@ _PYTHON_SPACES = rb"\u001"
 
 
 def encode_for_search(value: Any) -> bytes:
-    """Return the JSON text of a value, or its `repr` where it has none."""
+    """Return the JSON text of a value, or its `repr` if it cannot be encoded as JSON."""
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError):
@@ -29,5 +29,5 @@ def encode_for_search(value: Any) -> bytes:
 
 
 def lacks_marks(text: bytes) -> bool:
-    """Return whether a text has neither the fast path's mark and key nor white space that the engines trim apart."""
+    """Return whether a text lacks the fast path's mark and key, and white space that the engines trim differently."""
     return _MARK_BYTES not in text and _KEY_BYTES not in text and _PYTHON_SPACES not in text

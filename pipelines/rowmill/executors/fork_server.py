@@ -9,4 +9,5 @@ import os
 
 from rowmill.executors.worker_setup import VARIABLE, open_all
 
-open_all(*json.loads(os.environ.pop(VARIABLE, "[[], []]")))
+if VARIABLE in os.environ:
+    open_all(**json.loads(os.environ.pop(VARIABLE)))

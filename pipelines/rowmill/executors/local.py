@@ -35,6 +35,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from rowmill.core import arrow_import
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import worker_setup
 
@@ -170,7 +171,9 @@ HAS_FORK_SERVER = sys.platform == "linux"
 def _start_fork_server() -> None:
     """Start the process that workers are forked from, if none runs; it reads once what it is to open."""
     forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-    os.environ[worker_setup.VARIABLE] = json.dumps([sys.path, _OPENED_IN_WORKERS])
+    os.environ[worker_setup.VARIABLE] = json.dumps(
+        {"path": sys.path, "calls": _OPENED_IN_WORKERS, "keeps_pandas_out": arrow_import.is_pandas_kept_out()}
+    )
     try:
         with _hold_interrupts():
             forkserver.ensure_running()

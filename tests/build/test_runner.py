@@ -502,3 +502,37 @@ def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone
 
     with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
         runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)
+
+
+# ── A closed gate ──────────────────────────────────────────────────────────────────────────────────
+
+BEFORE_THE_ORDER = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+
+
+def with_wizards(road: Road, **gates: Any) -> Road:
+    """Give the chats a role that nobody knows, and gates that see it."""
+    wizard = {"role": "wizard", "content": "x"}
+    road.write("chats.jsonl", [{"messages": [wizard, *chat(i)["messages"]]} for i in range(20)])
+    return road.recipe(DATASETS, gates={**LENIENT, "unknown_roles": {"at_most": 0.05}, **gates})
+
+
+def test_closed_gate_of_one_dataset_leaves_the_others_built(road: Road) -> None:
+    with pytest.raises(GateError) as refused:
+        with_wizards(road).build()
+
+    *closed, left_out = str(refused.value).splitlines()
+    assert sum("unknown_roles" in line for line in closed) == 1
+    assert left_out == (
+        "not built because of that: chats/tokenized_examples, chats/truncation_stats, chats/packed_shards, "
+        "training_splits, gpu_partitions"
+    )
+    store = road.project.store
+    built = {step.key[1:] for step in steps.plan_steps(road.project) if manifest.load_current(store, step.key)}
+    assert built == {("chats", "raw_dataset"), ("chats", "canonical_rows"), *(("tasks", n) for n in BEFORE_THE_ORDER)}
+
+
+def test_two_closed_gates_are_one_error(road: Road) -> None:
+    road.write("tasks.jsonl", [{"nothing": 1}, *map(pair, range(9))])
+
+    with pytest.raises(GateError, match=r"(?s)unknown_roles.*tasks/canonical_rows: rejects"):
+        with_wizards(road, rejects={"at_most": 0.05}).build()

@@ -22,7 +22,7 @@ from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.storage import explain_disk_full
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
@@ -258,7 +258,7 @@ def build(
     only: Sequence[str] = (),
     datasets: Collection[str] | None = None,
 ) -> list[tuple[Step, StepReport, list[CheckResult]]]:
-    """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
+    """Run a recipe's steps in order, judging each; leave out what a closed gate is ahead of, and build all else.
 
     `only` limits the build to stages of these names or labels; without it, stages behind a trained model are left
     out. `datasets` limits it to steps of these. `tell` hears of each step as it is done.
@@ -268,7 +268,7 @@ def build(
     ConfigError
         When a tokenizer or template is not there, before anything is built.
     GateError
-        When a step's input has a failed blocking check; what was built before it is kept.
+        When steps were left out, at the end: each failed check that blocks one, and what was left out for it.
 
     """
     chosen = [
@@ -281,12 +281,26 @@ def build(
     require_ready(project, chosen)
     done: list[tuple[Step, StepReport, list[CheckResult]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
+    closed: dict[str, None] = {}
+    left_out: dict[StageKey, None] = {}
     for step in chosen:
-        report = run_step(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
+        if left_out.keys() & {*step.inputs, *step.gates}:
+            left_out[step.key] = None
+            continue
+        try:
+            inputs = open_inputs(project, step)
+        except GateError as error:
+            closed |= dict.fromkeys(str(error).splitlines())
+            left_out[step.key] = None
+            continue
+        report = run_step(project, step, inputs, progress=progress, run_id=run_id)
         results = check_step(project, step, report.manifest)
         done.append((step, report, results))
         if tell is not None:
             tell(step, report, results)
+    if closed:
+        names = ", ".join("/".join(key[1:]) for key in left_out)
+        raise GateError("\n".join([*closed, f"not built because of that: {names}"]))
     return done
 
 

@@ -20,7 +20,8 @@ from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tabular.table_contract.drift import describe_column_contract
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import LoadedTokenizer, open_tokenizer
+from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from tests.support.recipes import Built, Road
 from tests.support.tables import as_written, cells, read_back, records, schema_of
 

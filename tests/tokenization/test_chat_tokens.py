@@ -18,7 +18,8 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import make_columns
 from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from rowmill.tokenization.token_truncation import prepend_bos
-from rowmill.tokenization.tokenizer import LoadedTokenizer, TokenizerCard, open_tokenizer
+from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from tests.support import recipes
 from tests.support.recipes import CHATML, CONTROL, Built, Road, text_of
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tokenization import alignment, tokenizer
+from rowmill.tokenization import alignment, tokenizer, tokenizer_card
 from rowmill.tokenization.alignment import FlatSpans, find_trained_tokens
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from tests.support import recipes
 
 TEXTS = st.text(
@@ -39,7 +39,7 @@ def encoder(loaded: LoadedTokenizer) -> Encoder:
 def test_card_of_a_byte_level_tokenizer_takes_the_fast_lane(loaded: LoadedTokenizer) -> None:
     assert loaded.card.fast
     assert loaded.card.byte_level
-    assert tokenizer.deserialize_tokenizer(tokenizer.serialize_tokenizer(loaded)) == loaded
+    assert tokenizer_card.deserialize_tokenizer(tokenizer_card.serialize_tokenizer(loaded)) == loaded
 
 
 @settings(deadline=None)

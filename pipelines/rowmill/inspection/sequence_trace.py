@@ -29,7 +29,7 @@ from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import parse_row_id
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.tokenization import tokenizer
+from rowmill.tokenization import tokenizer_card
 from rowmill.tokenization.encoder import Encoder
 
 NEIGHBOR_TOKENS = 12
@@ -189,7 +189,7 @@ def _open_encoder(lineage: Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
     store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
-        loaded = tokenizer.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
+        loaded = tokenizer_card.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
         if loaded.card.digest == wanted:
             return Encoder(loaded)
     raise IntegrityError(

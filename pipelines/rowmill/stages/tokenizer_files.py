@@ -8,8 +8,8 @@ from typing import Any
 
 from rowmill.core.storage import Store, digest_json
 from rowmill.stages.base import StageContext
-from rowmill.tokenization import tokenizer, tokenizer_source
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
@@ -21,8 +21,8 @@ def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
     found = find_recipe_tokenizer(work)
     path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp)}.json"
     if not work.store.exists(path):
-        work.store.write(path, tokenizer.serialize_tokenizer(tokenizer.load_tokenizer(found)))
-    return tokenizer.deserialize_tokenizer(work.store.read(path)), path
+        work.store.write(path, tokenizer_card.serialize_tokenizer(tokenizer.load_tokenizer(found)))
+    return tokenizer_card.deserialize_tokenizer(work.store.read(path)), path
 
 
 def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:

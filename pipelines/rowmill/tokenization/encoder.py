@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
+from rowmill.tokenization.engines import encode_flat, open_fast_backend, open_reference_backend
 from rowmill.tokenization.token_bytes import read_byte_lengths
-from rowmill.tokenization.tokenizer import LoadedTokenizer, encode_flat, open_fast_backend, open_reference_backend
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
 class Encoder:

@@ -10,61 +10,19 @@ tokenizers that gave the same ids on the probe texts; it is compared again on a 
 whose bytes do not add up (a normalizer changed it) takes the reference path.
 """
 
-import base64
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.tokenization.engines import encode_flat, open_fast_backend, open_reference_backend
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
 
 TOKENIZATION_VERSION = 3
 """Raise it when the ids or token spans of any text may change."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerCard:
-    """The identity of a tokenizer: all that decides its ids, and what other modules read of it.
-
-    The card does not depend on the path or name that opened the tokenizer: a copy has the same card. `files` are
-    digests of its files; `added` are its added tokens as `(id, content, special)`; `chat_template` is its own template,
-    or several by name. `fast` is true if the fast path gave the reference's ids on the probe texts; if not, `why_usual`
-    is the reason.
-    """
-
-    digest: str
-    files: dict[str, str]
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int | None
-    special_tokens: dict[str, str]
-    added: tuple[tuple[int, str, bool], ...]
-    chat_template: str | dict[str, str] | None
-    adds_bos: bool
-    adds_eos: bool
-    byte_level: bool
-    fast: bool
-    why_usual: str
-
-    def token(self, token_id: int | None) -> str | None:
-        """Return the text of an added token, or None."""
-        return next((content for one, content, _ in self.added if one == token_id), None)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTokenizer:
-    """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text."""
-
-    card: TokenizerCard
-    backend: str
 
 
 PROBE_TEXTS = (
@@ -184,37 +142,3 @@ def _probe_fast_path(backend: str, byte_level: bool) -> tuple[bool, str]:
         if one.ids != ids[offsets[i] : offsets[i + 1]].tolist():
             return False, f"other ids for probe text {i}"
     return True, ""
-
-
-def open_fast_backend(backend: str) -> Any:
-    """Open the backend's JSON text in `fastokens`."""
-    from fastokens import Tokenizer
-
-    return Tokenizer.from_json_str(backend)
-
-
-def open_reference_backend(backend: str) -> Any:
-    """Open the backend's JSON text in `tokenizers`."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(backend)
-
-
-def encode_flat(fast: Any, texts: Sequence[str]) -> tuple[NDArray[np.uint32], Ints]:
-    """Encode texts on the fast path: their ids in one buffer, and offsets int64[N + 1] into it."""
-    ids, offsets = fast.encode_batch_flat(list(texts))
-    return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
-
-
-def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
-    """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
-    return orjson.dumps({"card": asdict(loaded.card), "backend": base64.b64encode(loaded.backend.encode()).decode()})
-
-
-def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
-    """Rebuild a loaded tokenizer."""
-    raw = orjson.loads(content)
-    card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
-    # Cards of older builds hold the name under which the tokenizer was first opened.
-    card.pop("name", None)
-    return LoadedTokenizer(card=TokenizerCard(**card), backend=base64.b64decode(raw["backend"]).decode())

@@ -43,7 +43,7 @@ from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 VERSION = 5
 """Raise it when any row may become another example, or other facts are counted."""

@@ -61,7 +61,7 @@ from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.serialization import read_json
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """What becomes of a row, numbered as plans and account tasks do; from `FIRST_REASON` on, reasons of rejects."""

@@ -40,7 +40,7 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.roundtrip import RoundTripDecoder
 from rowmill.tokenization.token_bytes import read_token_bytes
-from rowmill.tokenization.tokenizer import deserialize_tokenizer
+from rowmill.tokenization.tokenizer_card import deserialize_tokenizer
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 

@@ -30,7 +30,7 @@ from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, Prep
 from rowmill.tokenization import example_columns
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
-from rowmill.tokenization.tokenizer import deserialize_tokenizer
+from rowmill.tokenization.tokenizer_card import deserialize_tokenizer
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,62 @@
+"""What a tokenizer is, as data: its identity, and its kept form.
+
+What belongs here: the card, and a loaded tokenizer as workers and later builds get it. What does not: loading one from
+its files (`tokenizer.py`).
+"""
+
+import base64
+from dataclasses import asdict, dataclass
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCard:
+    """The identity of a tokenizer: all that decides its ids, and what other modules read of it.
+
+    The card does not depend on the path or name that opened the tokenizer: a copy has the same card. `files` are
+    digests of its files; `added` are its added tokens as `(id, content, special)`; `chat_template` is its own template,
+    or several by name. `fast` is true if the fast path gave the reference's ids on the probe texts; if not, `why_usual`
+    is the reason.
+    """
+
+    digest: str
+    files: dict[str, str]
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    special_tokens: dict[str, str]
+    added: tuple[tuple[int, str, bool], ...]
+    chat_template: str | dict[str, str] | None
+    adds_bos: bool
+    adds_eos: bool
+    byte_level: bool
+    fast: bool
+    why_usual: str
+
+    def token(self, token_id: int | None) -> str | None:
+        """Return the text of an added token, or None."""
+        return next((content for one, content, _ in self.added if one == token_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text."""
+
+    card: TokenizerCard
+    backend: str
+
+
+def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
+    """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
+    return orjson.dumps({"card": asdict(loaded.card), "backend": base64.b64encode(loaded.backend.encode()).decode()})
+
+
+def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
+    """Rebuild a loaded tokenizer."""
+    raw = orjson.loads(content)
+    card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
+    # Cards of older builds hold the name under which the tokenizer was first opened.
+    card.pop("name", None)
+    return LoadedTokenizer(card=TokenizerCard(**card), backend=base64.b64decode(raw["backend"]).decode())

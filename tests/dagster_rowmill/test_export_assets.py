@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.exports import open_export
 from rowmill.schema import manifest
-from rowmill.stages.exports import locate_export
+from rowmill.stages.exports.stage import locate_export
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals, reused
 
 pytestmark = FOREIGN_WARNINGS

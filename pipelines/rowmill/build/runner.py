@@ -27,8 +27,8 @@ from rowmill.core.storage import explain_disk_full
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import exports
 from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageOutput
+from rowmill.stages.exports import stage as exports
 from rowmill.tokenization import tokenizer_source
 
 _LOG = logging.getLogger("rowmill.build")

@@ -171,7 +171,7 @@ def _run_export(args: argparse.Namespace) -> int:
     if args.to is not None and len(args.name) != 1:
         raise ConfigError(f"--to {args.to}: a folder holds one export; choose it with --name; run once per export")
     from rowmill.build import runner
-    from rowmill.stages import exports
+    from rowmill.stages.exports import stage as exports
 
     labels = [f"{exports.STAGE.name}/{name}" for name in args.name or known]
     steps = [step for step in runner.plan_steps(project) if step.label in labels]

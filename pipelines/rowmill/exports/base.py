@@ -2,7 +2,7 @@
 
 What belongs here: the base classes of the kinds, the boundaries of files, which recipes an export supports.
 What does not: one format's files (one module per format), the identity card (`export_manifest.py`), moving tokens
-(`stages/exports.py`).
+(`stages/exports/`).
 
     RecipeSummary  the recipe alone                  ─► refuse    when the recipe is loaded
     ExportIndex    lengths and names, no token       ─► lay_out   which segments go into which files

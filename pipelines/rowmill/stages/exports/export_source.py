@@ -1,0 +1,206 @@
+"""What an export is made of: segments in training order, what is known of each, and the identity card.
+
+What belongs here: integers and cards from manifests. What does not: tokens and files (`export_files.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
+from rowmill.core.storage import Store
+from rowmill.exports import astrai, export_manifest
+from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportLayout
+from rowmill.packing.layout import expand_ranges
+from rowmill.packing.plan import plan_best_fit
+from rowmill.schema import manifest
+from rowmill.schema.facts import RawDatasetFacts, read_facts
+from rowmill.schema.manifest import File, Manifest, StageKey
+from rowmill.stages import inputs
+from rowmill.stages.base import StageContext
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportSource:
+    """The packed shards of one split, of all datasets.
+
+    Row r holds segments `[first_segments[r], first_segments[r + 1])`; `lengths` int64 are those of all segments.
+    `rows` int64[S] are the rows to export, in order.
+    """
+
+    shards: tuple[File, ...]
+    lineage: tuple[File, ...]
+    first_rows: Ints
+    first_segments: Ints
+    lengths: Ints
+    rows: Ints
+
+    @property
+    def segments(self) -> Ints:
+        """The segments to export, by their number over all shards, in order."""
+        counts = np.diff(self.first_segments)[self.rows]
+        return expand_ranges(self.first_segments[self.rows], counts)
+
+
+def collect_export_source(work: StageContext, export: Export) -> ExportSource:
+    """Find the segments of the split that an export is of, in the order in which they are trained."""
+    packed = inputs.get_packed_shards(work)
+    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
+    shards = tuple(part.files["shard"] for part in parts)
+    counts = [np.empty(0, np.int64)]
+    lengths = [np.empty(0, np.int64)]
+    for shard in shards:
+        column = work.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
+        counts.append(np.diff(np.asarray(column.offsets, np.int64)))
+        lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
+    first_rows = _accumulate_counts([shard.rows for shard in shards])
+    return ExportSource(
+        shards=shards,
+        lineage=tuple(part.files["segments"] for part in parts),
+        first_rows=first_rows,
+        first_segments=_accumulate_counts(np.concatenate(counts)),
+        lengths=np.concatenate(lengths),
+        rows=_list_ordered_rows(work, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
+    )
+
+
+def _accumulate_counts(counts: "Sequence[int] | Ints") -> Ints:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
+    """Return the rows of the train shards in the order of training, without fillers."""
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
+    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "pass", "filler"))
+    shown = pc.invert(order.column("filler"))
+    if export.passes == "first":
+        shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
+    order = order.filter(shown)
+    sizes = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
+    return _accumulate_counts(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
+
+
+def describe_export_shape(
+    work: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
+) -> ExportIndex:
+    """Return what a kind of export lays out: lengths and order, without a token."""
+    segments = source.segments
+    values, domains = (
+        _read_segment_domains(work, source) if export.BY_DOMAIN else ((None,), np.zeros(len(source.lengths), np.int64))
+    )
+    return ExportIndex(
+        seq_len=work.recipe.seq_len,
+        vocab_size=_resolve_export_vocab_size(work, card),
+        bos_id=card["bos_id"],
+        eos_id=card["eos_id"],
+        kinds=frozenset(one.row_kind for one in work.recipe.datasets.values()),
+        lengths=source.lengths[segments],
+        sequence_offsets=_accumulate_counts(np.diff(source.first_segments)[source.rows]),
+        domains=domains[segments],
+        domain_values=values,
+        name_of=lambda number: _name_segment(work, source, int(segments[number])),
+        best_fit=_plan_best_fit,
+    )
+
+
+def _plan_best_fit(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
+    plan = plan_best_fit(lengths, limit, None)
+    return plan.examples, plan.sequence_offsets
+
+
+def _resolve_export_vocab_size(work: StageContext, card: Mapping[str, Any]) -> int:
+    return work.recipe.vocab_size or int(card["vocab_size"])
+
+
+def _name_segment(work: StageContext, source: ExportSource, segment: int) -> str:
+    firsts = _accumulate_counts([file.rows for file in source.lineage])
+    which = int(np.searchsorted(firsts, segment, "right")) - 1
+    column = work.store.table(source.lineage[which], ("example_id",)).column(0)
+    return str(column[segment - int(firsts[which])].as_py())
+
+
+def _read_segment_domains(work: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
+    """Return the values of all domains, and for each segment over all shards the number of its own."""
+    found = [pl.Series("domain", [], pl.String)]
+    for one in inputs.get_packed_shards(work).values():
+        lineage = [file for file in one.files("segments") if file in source.lineage]
+        examples = _load_export_input(work, one, TOKENIZED_EXAMPLES).files("examples")
+        if not lineage:
+            continue
+        known = _read_frame(work.store, examples, ("example_id", "domain"))
+        wanted = _read_frame(work.store, lineage, ("example_id",))
+        found.append(wanted.join(known, on="example_id", how="left", maintain_order="left")["domain"])
+    every = pl.concat(found)
+    # Canonical rows call a row without a domain so; a record's own value of that name cannot be told apart.
+    every = every.set(every == astrai.DEFAULT_FOLDER, None)
+    values = [None, *sorted(every.drop_nulls().unique().to_list())]
+    codes = every.replace_strict({value: i for i, value in enumerate(values)}, return_dtype=pl.Int64)
+    return tuple(values), codes.to_numpy()
+
+
+def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.DataFrame:
+    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables([store.table(file, columns) for file in files])))
+
+
+def _load_export_input(work: StageContext, made: Manifest, stage: str) -> Manifest:
+    key: StageKey = (*made.key[:-1], stage)
+    return manifest.load_version(work.store, key, made.inputs.get("/".join(key)))
+
+
+def build_export_card(
+    work: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
+) -> dict[str, Any]:
+    """Return the identity card that stands beside the files."""
+    packed = inputs.get_packed_shards(work)
+    own = next(iter(packed.values())).card
+    return {
+        "format": export.kind_name,
+        "format_version": export.VERSION,
+        "letter": export.label_convention,
+        "unit": export.form,
+        "split": export.split,
+        "passes": export.passes,
+        **{name: own[name] for name in ("tokenizer_files", "tokenizer_digest")},
+        "vocab_size": _resolve_export_vocab_size(work, own),
+        **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
+        "seq_len": work.recipe.seq_len,
+        "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
+        "recipe": work.recipe.name,
+        "order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"],
+        "datasets": {name: _build_dataset_card(work, one) for name, one in packed.items()},
+        "waivers": sorted({waiver for one in work.inputs.values() for waiver in one.waivers}),
+        "builder": export_manifest.describe_builder(),
+        "counts": dict(counts),
+        "left_out": dict(layout.left_out),
+        "content_hash": content,
+        **layout.notes,
+    }
+
+
+def _build_dataset_card(work: StageContext, packed: Manifest) -> dict[str, Any]:
+    raw = _load_export_input(work, packed, RAW_DATASET)
+    return {
+        "attention": packed.card["attention"],
+        "template_digest": packed.card["template_digest"],
+        "plan": packed.version,
+        "source": raw.version,
+        "source_files": read_facts(RawDatasetFacts, raw.facts).files,
+    }
+
+
+def build_export_terms(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
+    """Return what a writer knows beside the tokens, from a card."""
+    return ExportContext(
+        seq_len=int(card["seq_len"]),
+        vocab_size=int(card["vocab_size"]),
+        bos_id=card["bos_id"],
+        eos_id=card["eos_id"],
+        kinds=frozenset(card["kinds"]),
+        card=text,
+    )

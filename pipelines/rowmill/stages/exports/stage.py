@@ -1,0 +1,244 @@
+"""The order and the packed shards → one export: the same tokens in a trainer's own form.
+
+What belongs here: one export from its inputs to its part, conservation, copying what was written. What does not: which
+segments (`export_source.py`), files (`export_files.py`), a format's bytes (`rowmill.exports`).
+
+    <recipe>/exports/<name>/parts/<fingerprint>/<name>/
+    ├── data/            what a trainer is pointed at
+    ├── card.json
+    └── manifest.json
+
+Everything is written to a local folder first and moved when it is whole: libraries that write files of their own
+need one, and a build that is killed leaves nothing under the export's name but files without a manifest.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.errors import ConfigError
+from rowmill.core.number_text import format_count, format_size
+from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
+from rowmill.core.storage import Store, digest_json
+from rowmill.exports import export_manifest
+from rowmill.exports.base import Export
+from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.shards import native
+from rowmill.stages import inputs
+from rowmill.stages.base import (
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    load_kept_part,
+    part_folder,
+    save_kept_part,
+    scratch_folder,
+)
+from rowmill.stages.exports.export_files import lay_out_shards, publish_export_files, write_export_files
+from rowmill.stages.exports.export_source import (
+    build_export_card,
+    build_export_terms,
+    collect_export_source,
+    describe_export_shape,
+)
+from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
+
+VERSION = 4
+"""Raise it when any export may hold other bytes, or its manifest say other things of them."""
+
+
+def find_export(work: StageContext) -> Export:
+    """Return the options of the export that a step makes."""
+    return next(one for one in work.recipe.exports if one.name == work.key[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFacts:
+    """What an output of the stage is counted by."""
+
+    conservation: int
+    sequences: int
+    segments: int
+    tokens: int
+    trained_tokens: int
+    left_out: int
+    files: int
+    size_bytes: int
+    content_hash: str
+
+
+def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide an export's files and its card; tokens and their order are its inputs'."""
+    export = next(one for one in recipe.exports if one.name == name)
+    return {
+        "versions": [VERSION, export.VERSION, export_manifest.describe_builder()],
+        "export": export.model_dump(mode="json"),
+        "seq_len": recipe.seq_len,
+        "vocab_size": recipe.vocab_size,
+        "kinds": sorted({dataset.row_kind for dataset in recipe.datasets.values()}),
+    }
+
+
+# ── Making it ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_export(work: StageContext) -> StageOutput:
+    """Write one export, or find it written by an earlier build."""
+    at = part_folder(work.folder, _fingerprint_export(work))
+    part = load_kept_part(work.store, work.folder, _fingerprint_export(work))
+    reused = part is not None
+    if part is None:
+        part = _make_export_part(work, f"{at}/{work.key[-1]}")
+        save_kept_part(work.store, work.folder, part)
+    return _build_export_output(work, part, reused=reused)
+
+
+def _fingerprint_export(work: StageContext) -> str:
+    versions = sorted(("/".join(key), one.version) for key, one in work.inputs.items())
+    waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers})
+    return digest_json(EXPORTS, identify_export(work.recipe, work.key[-1]), versions, waivers)
+
+
+def _make_export_part(work: StageContext, at: str) -> Part:
+    export = find_export(work)
+    source = collect_export_source(work, export)
+    tokenizer = next(iter(inputs.get_packed_shards(work).values())).card
+    if not len(source.rows):
+        raise ConfigError(
+            f"exports.{export.name}.split: {export.split} holds no sequence; one is needed for an export; enlarge "
+            f"splits.{export.split}, or delete the export"
+        )
+    layout = export.lay_out(describe_export_shape(work, export, source, tokenizer))
+    if not layout.jobs:
+        raise ConfigError(
+            f"exports.{export.name}: kind {export.kind_name} can hold none of the {len(source.segments)} segments "
+            f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
+        )
+    with scratch_folder(work) as scratch:
+        out = scratch / "export"
+        (out / DATA_FOLDER).mkdir(parents=True)
+        shelf, told = lay_out_shards(work, source, scratch)
+        chosen = np.concatenate([source.segments[job.segments] for job in layout.jobs])
+        expected = told[chosen]
+        counts = {
+            "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
+            "segments": len(chosen),
+            "tokens": int(source.lengths[chosen].sum()),
+            "trained_tokens": int(expected["trained"].sum()),
+        }
+        content = f"{_sum_hashes(expected['hash']):032x}"
+        card = build_export_card(work, export, layout, counts, content)
+        files, found = write_export_files(work, export, layout, source.segments, shelf, card, out)
+        facts = counts | {
+            "content_hash": content,
+            "conserved": found == content and _count_trained_tokens(files) == counts["trained_tokens"],
+            "left_out": sum(layout.left_out.values()),
+        }
+        return Part(
+            _fingerprint_export(work), publish_export_files(work.store, out, files, card, at), facts | {"card": card}
+        )
+
+
+def _sum_hashes(hashes: "NDArray[np.void]") -> int:
+    # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
+    limbs = np.frombuffer(hashes.tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
+    return sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
+
+
+def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
+    return sum(one.written.trained_tokens for one in files)
+
+
+# ── What the manifest says, and what a person is told ──────────────────────────────────────────────
+
+
+def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> StageOutput:
+    facts, card = dict(part.facts), dict(part.facts["card"])
+    rows = [
+        (name, file.rows, file.bytes) for name, file in part.files.items() if name not in (CARD_FILE, MANIFEST_FILE)
+    ]
+    counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
+    return StageOutput(
+        parts=[part],
+        facts=ExportFacts(
+            conservation=0 if facts["conserved"] else 1,
+            **counts,
+            left_out=int(facts["left_out"]),
+            files=len(rows),
+            size_bytes=sum(size for _, _, size in rows),
+            content_hash=facts["content_hash"],
+        ),
+        ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
+        # Exports have targets, but no kinds of spans: what is no target is context.
+        token_ledger=[
+            (card["split"], "trained", counts["trained_tokens"]),
+            (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
+        ],
+        tables={"files": DisplayTable(("file", "segments", "size"), tuple(rows[:30]))},
+        card=card,
+        parts_reused=int(reused),
+        rows_made=0 if reused else counts["sequences"],
+    )
+
+
+def locate_export(made: Manifest) -> str:
+    """Return the folder of an export, relative to the storage root."""
+    return made.parts[0].files[MANIFEST_FILE].path.rpartition("/")[0]
+
+
+def format_trainer_pointer(export: Export, made: Manifest, folder: str) -> str:
+    """Return the lines of a trainer's configuration that open an export which lies in a folder."""
+    return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_terms(made.card))
+
+
+def copy_export_files(store: Store, made: Manifest, target: Path) -> None:
+    """Put a copy of an export into a new folder, the manifest last: a path that no later build changes.
+
+    Raises
+    ------
+    ConfigError
+        If there is something in the folder already.
+
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: not empty; a copy goes into a new folder; name another, or remove this one")
+    at = locate_export(made)
+    for file in sorted(made.parts[0].files.values(), key=lambda one: one.path.endswith(f"/{MANIFEST_FILE}")):
+        path = target / file.path.removeprefix(f"{at}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with store.open(file.path) as content, path.open("wb") as sink:
+            shutil.copyfileobj(content, sink, 1 << 20)
+
+
+def _count_export_rows(made: Manifest) -> RowCount | None:
+    """Count the rows of an export by its unit."""
+    is_packed = made.card.get("unit", "unpacked") == "packed"
+    count = count_rows_by_fact("sequences", "sequence") if is_packed else count_rows_by_fact("segments", "segment")
+    return count(made)
+
+
+def _summarize_export(facts: ExportFacts, rows: str) -> Sequence[str]:
+    return rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)
+
+
+STAGE = StageDeclaration(
+    name=EXPORTS,
+    facts=ExportFacts,
+    description="The same tokens and masks in the form of one trainer, with an identity card.",
+    scope="export",
+    identity=identify_export,
+    prepare=lambda work: PreparedStage((), lambda: make_export(work)),
+    inputs=(TRAINING_SPLITS, PACKED_SHARDS),
+    gates_on_every_dataset=True,
+    feeds=StatsInputs(_count_export_rows),
+    summarize=_summarize_export,
+)

@@ -111,13 +111,51 @@ def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road
     runner.build(trained.project, only=["parsed_records"])
     rows = ["raw_dataset", "canonical_rows"]
 
-    with pytest.raises(GateError, match=r"road/rows/parsed_records, which source\.generated reads: .*valid_fraction"):
+    with pytest.raises(
+        GateError, match=r"road/rows/parsed_records, version .*, of which this was made: .*valid_fraction"
+    ):
         trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
     allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
     assert len(made_of(allowed)) == 2
-    # Rows that were made before the check closed are no way past it.
+    # What was made before the check closed is no way past it, with the source looked at or without.
+    for only in (rows, ["canonical_rows"]):
+        with pytest.raises(GateError, match="valid_fraction"):
+            trained.recipe(both, seq_len=1024, gates=strict).build(only=only)
+
+
+@pytest.mark.parametrize("only", [["raw_dataset"], ["canonical_rows"]])
+def test_what_generated_records_were_made_of_is_judged_like_every_other_input(trained: Road, only: list[str]) -> None:
+    content = "".join(f"{json.dumps(row)}\n" for row in SALES) + "no object\n"
+    bad = {**sales(trained), "source": {"train_urls": [trained.write("rows.jsonl", content.encode())]}}
+    trained.recipe({"rows": bad}, seq_len=1024, gates=GATES).build()
+    generate(trained.folder, *FRESH)
+    runner.build(trained.project, only=["parsed_records"])
+    alone = {"synthetic": synthetic("road/rows")}
+    second = trained.config.with_name("second.yaml")
+
+    def build_second(gates: dict[str, Any], stages: list[str]) -> None:
+        trained.recipe(alone, seq_len=1024, gates=gates)
+        trained.config.rename(second)
+        runner.build(steps.open_project(second), only=stages)
+
+    build_second(GATES, ["raw_dataset", "canonical_rows"])
+    # The records themselves pass; rows that their model was trained on do not.
+    with pytest.raises(GateError, match=r"road/rows/canonical_rows, version .*, of which this was made: .*rejects"):
+        build_second(GATES | {"rejects": {"at_most": 0, "severity": "error"}}, only)
+
+
+def test_waiver_of_a_dataset_is_none_for_that_of_another_recipe(trained: Road) -> None:
+    strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
+    waived = strict | {
+        "waivers": [{"check": "valid_fraction", "dataset": "rows", "at_least": 0.1, "reason": "for rows of our own"}]
+    }
+    generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
+    runner.build(trained.project, only=["parsed_records"])
+    trained.recipe({"rows": synthetic("road/rows")}, seq_len=1024, gates=waived)
+    second = trained.config.rename(trained.config.with_name("second.yaml"))
+
     with pytest.raises(GateError, match="valid_fraction"):
-        trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
+        runner.build(steps.open_project(second), only=["raw_dataset"])
 
 
 @pytest.mark.parametrize(

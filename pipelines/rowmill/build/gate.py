@@ -12,7 +12,8 @@ from rowmill.checks.gates import Threshold, list_output_thresholds
 from rowmill.core.errors import IntegrityError, PipelineError
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import catalog
+from rowmill.sources import GeneratedSource
+from rowmill.stages import catalog, generated_source
 
 
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
@@ -41,7 +42,28 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
         raise type(closed[0])("\n".join(str(error) for error in closed))
     inputs = {key: found[key] for key in step.inputs}
     require_open_ancestry(project, inputs.values(), gated=[found[key] for key in step.gates])
-    return inputs
+    return inputs | open_generated_source(project, step)
+
+
+def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manifest]:
+    """Return the generated records that a step reads as its source; empty for every other step.
+
+    They and all that they were made of are judged, as all other inputs are.
+
+    Raises
+    ------
+    SourceError
+        If nothing was generated, or both stages have something and the source names none.
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+
+    """
+    source = None if step.inputs or step.dataset is None else project.recipe.datasets[step.dataset].source
+    if not isinstance(source, GeneratedSource):
+        return {}
+    made = generated_source.find_generated_version(project.store, source, project.recipe.name)
+    require_open_ancestry(project, [made])
+    return {made.key: made}
 
 
 def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
@@ -56,8 +78,10 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     graph = project.graph
 
     def thresholds(made: Manifest) -> Sequence[Threshold]:
-        # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
-        dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
+        # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike. A
+        # waiver names a dataset of the recipe that it stands in, and generated records may be of another one.
+        is_own = made.key[0] == project.recipe.name and catalog.find_stage(made.stage).scope == "dataset"
+        dataset = made.key[1] if is_own else None
         return graph.thresholds.get(made.key) or list_output_thresholds(project.recipe.gates, made, dataset)
 
     upstream.require_passing_ancestors(

@@ -7,6 +7,7 @@ What belongs here: forecasting without making anything. What does not: fingerpri
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rowmill.build.gate import open_generated_source
 from rowmill.build.prepare import find_outside_change, make_stage_context, prepare_step, require_ready
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.schema import manifest
@@ -44,7 +45,7 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
-    inputs = {k: known[k] for k in step.inputs}
+    inputs = {k: known[k] for k in step.inputs} | open_generated_source(project, step)
     work = make_stage_context(project, step, inputs)
     fingerprint, _ = prepare_step(work, step)
     kept = manifest.find_by_fingerprint(project.store, step.key, fingerprint)

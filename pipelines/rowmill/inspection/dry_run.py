@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from rowmill.build import runner, steps
+from rowmill.build.gate import open_generated_source
 from rowmill.build.plan import forecast_steps
 from rowmill.build.steps import Project
 from rowmill.core.arrays import Ints
@@ -104,11 +105,9 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
         found = next(one for one in forecast_steps(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             scratch = replace(project, store=Store(folder))
-            if found.manifest is None:
-                generated_source.copy_generated(
-                    project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
-                )
-            raw = found.manifest or runner.run_step(scratch, found.step, {}).manifest
+            read = {} if found.manifest else open_generated_source(project, found.step)
+            generated_source.copy_generated(project.store, scratch.store, read.values())
+            raw = found.manifest or runner.run_step(scratch, found.step, read).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
             work = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
             yield name, table_schema.propose_contract(work, canonical_rows.list_taken_parts(work))
@@ -124,15 +123,15 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
         return
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         scratch = replace(project, store=Store(folder))
-        for name_kept in project.store.list("tokenizers"):
-            scratch.store.write(f"tokenizers/{name_kept}", project.store.read(f"tokenizers/{name_kept}"))
-        generated_source.copy_generated(
-            project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
-        )
+        for kept in project.store.list("tokenizers"):
+            scratch.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
         made: dict[StageKey, Manifest] = {}
         for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
-                made[step.key] = runner.run_step(scratch, step, {one: made[one] for one in step.inputs}).manifest
+                read = open_generated_source(project, step)
+                generated_source.copy_generated(project.store, scratch.store, read.values())
+                inputs = {one: made[one] for one in step.inputs} | read
+                made[step.key] = runner.run_step(scratch, step, inputs).manifest
         yield _make_tokenize_context(scratch, name, key, made[key])
 
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build import prepare, runner
+from rowmill.build.gate import open_generated_source
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.conversation.masking import MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
@@ -329,14 +330,13 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         scratch = replace(project, store=Store(folder))
         tokenizer_files.copy_tokenizers(project.store, scratch.store)
-        generated_source.copy_generated(
-            project.store, scratch.store, project.recipe.datasets[name].source, project.recipe.name
-        )
+        read = open_generated_source(project, steps[0])
+        generated_source.copy_generated(project.store, scratch.store, read.values())
         scanned = manifest.load_current(project.store, steps[0].key)
         if scanned is not None:
-            # Files that did not change since the last build are not read again.
+            # Files that did not move since the last build are not read again.
             manifest.save_manifest(scratch.store, scanned)
-        raw = runner.run_step(scratch, steps[0], {}).manifest
+        raw = runner.run_step(scratch, steps[0], read).manifest
         made, store = _find_kept_outputs(project, scratch, steps, raw), project.store
         if made is None:
             made, store = {raw.key: raw}, scratch.store

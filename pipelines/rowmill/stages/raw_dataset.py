@@ -27,10 +27,8 @@ def scan_dataset_source(work: StageContext) -> list[FileScan]:
     """Scan a dataset's source; files whose stamp did not move since the last build are not read again."""
     stage, source = sources.StoreStager(work.store, f"{work.folder}/staged"), work.dataset.source
     if isinstance(source, GeneratedSource):
-        recipe = work.recipe
-        return generated_source.scan_generated(
-            work.store, source, recipe.name, work.base, stage, _load_earlier_scans(work), gates=recipe.gates
-        )
+        [made] = work.inputs.values()
+        return generated_source.scan_generated(work.store, made, source, work.base, stage, _load_earlier_scans(work))
     return sources.scan_source(
         source, work.base, stage, _load_earlier_scans(work), keeps_non_finite=work.dataset.keeps_non_finite
     )

@@ -189,6 +189,26 @@ def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path:
     assert len(rows_of(made)) == 1501
 
 
+def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_force(tmp_path: Path) -> None:
+    numbers, texts = ([{"id": str(i), "code": f"{prefix}{i}"} for i in range(40)] for prefix in ("", "C"))
+    road = project(tmp_path, as_csv(numbers), records())
+    settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
+    road.build(only=TO_ROWS)
+    road.write("sales.csv", as_csv(texts))
+    columns = {"id": {"type": "integer"}, "code": {"type": "text"}}
+    pinned = {"rows": settings["datasets"]["rows"] | {"format": records(table={"columns": columns})}}
+    road.recipe(pinned, seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
+    road.recipe(settings["datasets"], seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
+
+    # The rows of the first night are kept, in which the codes are integers.
+    road.write("sales.csv", as_csv(numbers))
+    after = road.build(only=TO_ROWS)
+
+    assert types_of(after)["code"] == "string"
+    assert facts_of(after)["table_drift"] == 1
+    assert road.build(only=TO_ROWS).made() == set()
+
+
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rowmill.build.gate import open_generated_source
-from rowmill.build.prepare import find_outside_change, make_stage_context, prepare_step, require_ready
+from rowmill.build.prepare import (
+    find_outside_change,
+    find_reusable_output,
+    make_stage_context,
+    prepare_step,
+    require_ready,
+)
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
@@ -47,8 +53,8 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
         return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
     inputs = {k: known[k] for k in step.inputs} | open_generated_source(project, step)
     work = make_stage_context(project, step, inputs)
-    fingerprint, _ = prepare_step(work, step)
-    kept = manifest.find_by_fingerprint(project.store, step.key, fingerprint)
+    fingerprint, prepared = prepare_step(work, step)
+    kept = find_reusable_output(project.store, step, fingerprint, prepared)
     if kept is not None:
         known[step.key] = kept
         moved = find_outside_change(step, work, kept)

@@ -8,7 +8,7 @@ what Dagster compares. Its fingerprint is a digest of that, its inputs' versions
 files and template text. If a manifest with that fingerprint is kept, the step is done: nothing is read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rowmill.build.steps import Project, Step, iterate_gate_waivers
@@ -17,7 +17,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages.base import StageContext, StageOutput
+from rowmill.stages.base import PreparedStage, StageContext
 
 _WORKER_POOLS: dict[int, LocalPool] = {}
 
@@ -39,13 +39,17 @@ def find_outside_change(step: Step, work: StageContext, earlier: Manifest | None
     return None if find is None or earlier is None else find(work, earlier)
 
 
-def prepare_step(work: StageContext, step: Step) -> tuple[str, Callable[[], StageOutput]]:
-    """Return a step's fingerprint and the function that makes its output."""
+def prepare_step(work: StageContext, step: Step) -> tuple[str, PreparedStage]:
+    """Return a step's fingerprint and the stage ready to run."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
     prepared = step.stage.prepare(work)
-    return step.stage.fingerprint(
-        step.code_version, versions, list_waivers(work, step), prepared.outside
-    ), prepared.make
+    return step.stage.fingerprint(step.code_version, versions, list_waivers(work, step), prepared.outside), prepared
+
+
+def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: PreparedStage) -> Manifest | None:
+    """Return the kept output of a fingerprint, if the stage would make the same one now."""
+    kept = manifest.find_by_fingerprint(store, step.key, fingerprint)
+    return kept if kept is not None and prepared.accepts(kept) else None
 
 
 def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> str:
@@ -64,8 +68,8 @@ def find_kept_output(
     project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store
 ) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
-    fingerprint = compute_fingerprint(replace(project, store=scratch), step, inputs)
-    return manifest.find_by_fingerprint(project.store, step.key, fingerprint)
+    fingerprint, prepared = prepare_step(make_stage_context(replace(project, store=scratch), step, inputs), step)
+    return find_reusable_output(project.store, step, fingerprint, prepared)
 
 
 def list_waivers(work: StageContext, step: Step) -> list[str]:

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from rowmill import stats
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
-from rowmill.build.prepare import find_outside_change, list_waivers, open_worker_pool, prepare_step, require_ready
+from rowmill.build.prepare import (
+    find_outside_change,
+    find_reusable_output,
+    list_waivers,
+    open_worker_pool,
+    prepare_step,
+    require_ready,
+)
 from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
@@ -143,15 +150,15 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
     ):
         if asked.version is not None:
             return _restore_version(project, step, work, asked.version, started)
-        fingerprint, make = prepare_step(work, step)
-        kept = manifest.find_by_fingerprint(work.store, step.key, fingerprint)
+        fingerprint, prepared = prepare_step(work, step)
+        kept = find_reusable_output(work.store, step, fingerprint, prepared)
         if kept is not None:
             manifest.make_current(work.store, kept)
             return _record_report(project, step, work, _report_reuse(kept, started))
         # Whoever runs one stage after another, as Dagster does, hears of it before the stage ahead of it is made.
         require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         _warn_of_outside_change(project, step, work)
-        draft = make()
+        draft = prepared.make()
         made = manifest.save_manifest(work.store, _make_manifest(work, step, draft, fingerprint, started, asked.run_id))
         report = StepReport(
             made,

@@ -127,15 +127,22 @@ class StageOutput:
 # ── What a stage is ────────────────────────────────────────────────────────────────────────────────
 
 
+def _accept_any(_: Manifest) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedStage:
     """A stage ready to run: `outside` identifies what it reads beside its recipe and inputs, `make` does the work.
 
-    `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text.
+    `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text. `accepts` tells
+    whether an output that is kept under the same fingerprint may be taken for one that is made now: not if it was made
+    after another output than the current one, and reads that.
     """
 
     outside: tuple[Any, ...]
     make: Callable[[], StageOutput]
+    accepts: Callable[[Manifest], bool] = _accept_any
 
 
 Scope = Literal["dataset", "recipe", "export"]

@@ -9,7 +9,7 @@ time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, NORMALIZATION_COLUMNS, ROW_SCHEMA, Rejected
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
 from rowmill.stages import inputs
@@ -407,12 +407,16 @@ def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, His
     }
 
 
+def _is_under_contract(work: StageContext, kept: Manifest) -> bool:
+    return not work.dataset.format.IS_TABLE or table_schema.is_under_current_contract(work, kept)
+
+
 STAGE = StageDeclaration(
     name=CANONICAL_ROWS,
     facts=CanonicalRowsFacts,
     description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
     identity=identify_canonical_rows,
-    prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work)),
+    prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work), partial(_is_under_contract, work)),
     inputs=(RAW_DATASET,),
     feeds=StatsInputs(count_rows_by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
     summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),

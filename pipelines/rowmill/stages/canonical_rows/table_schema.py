@@ -26,7 +26,7 @@ from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Part
+from rowmill.schema.manifest import Manifest, Part
 from rowmill.stages.base import PartTask, StageContext, load_kept_part, make_parts
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
@@ -203,6 +203,19 @@ def _load_earlier_table(work: StageContext) -> Mapping[str, Any] | None:
     told = None if last is None else last.details.get("table")
     is_comparable = told is not None and not told["pinned"] and told["roles"] == describe_roles(get_table_options(work))
     return told if is_comparable else None
+
+
+def is_under_current_contract(work: StageContext, kept: Manifest) -> bool:
+    """Tell whether rows that were made of the same data are under the contract that would be in force for them now.
+
+    A contract that nobody pinned goes from build to build, so no fingerprint has it. Rows that were made before it came
+    up, and are found again because their data came back, would change it without a word.
+    """
+    if get_table_options(work).table is not None:
+        return True
+    earlier = _load_earlier_table(work)
+    told = kept.details.get("table")
+    return earlier is None or told is None or told["contract"] == earlier["contract"]
 
 
 def _require_one_series(work: StageContext, form: Records, where: str) -> None:

@@ -1,7 +1,8 @@
-"""Building a recipe: the graph of stages, running them, gates, reuse, publishing, garbage collection.
+"""Builds a recipe: the graph of stages, running them, gates, reuse, publishing, garbage collection.
 
-    steps.py ─► gate.py ─► prepare.py ─► runner.py    the graph; its inputs; what a step would make; making it
+    steps.py ─► gate.py ─► prepare.py ─► runner.py    the graph; open inputs; identity of an output; making it
                                └► plan.py             the forecast of a build
 
-What belongs here: which stage runs when, and on what. What does not: a stage's work (`stages/`), printing (`reports/`).
+What belongs here: which stage runs when, and on which inputs. What does not: a stage's work (`stages/`), printing
+(`reports/`).
 """

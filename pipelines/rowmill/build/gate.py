@@ -1,7 +1,7 @@
-"""The gate before a step: the current manifests of its inputs, if every check that blocks it has passed.
+"""The gate before a step: returns the current manifests of its inputs if every blocking check passed.
 
-What belongs here: refusing inputs, and inputs of two histories. What does not: checks (`checks/`), running the step
-(`runner.py`).
+What belongs here: refusing closed inputs, and inputs of different histories. What does not: checks (`checks/`), running
+the step (`runner.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     Raises
     ------
     GateError
-        Naming each closed check with its number, threshold and remedy.
+        If a check is closed; the message gives each one's value, threshold and remedy.
     IntegrityError
-        If an input was never built.
+        If an input is not built.
 
     """
     thresholds = project.graph.thresholds
@@ -67,12 +67,12 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
 
 
 def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
-    """Refuse inputs that were made, however far up, of a version that fails today; see `checks/upstream.py`.
+    """Refuse inputs with an ancestor that fails its checks under the current thresholds; see `checks/upstream.py`.
 
     Raises
     ------
     GateError
-        Naming each closed check with its number, threshold and remedy.
+        If a check is closed; the message gives each one's value, threshold and remedy.
 
     """
     graph = project.graph
@@ -90,19 +90,19 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
 
 
 def _find_sibling_gates(made: Manifest) -> list[StageKey]:
-    """Return what an output of a dataset waits for without reading it; what a recipe's waits for are its ancestors."""
+    """Return the stages whose checks a dataset's output waits for without reading them."""
     return [(*made.key[:-1], name) for name in sorted(catalog.find_stage(made.stage).gates)]
 
 
 def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
-    """Refuse inputs of which one was made of another version of the other.
+    """Refuse inputs if one was built from another version of the other.
 
-    That happens when an older version of one stage was made current and what follows was not built again.
+    That happens if an older version of a stage was made current and the later stages were not rebuilt.
 
     Raises
     ------
     IntegrityError
-        Naming the input that must be built again.
+        If they conflict; the message names the input that must be built again.
 
     """
     for key, made in sorted(inputs.items()):
@@ -110,6 +110,6 @@ def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
             of = made.inputs.get("/".join(other))
             if of is not None and of != found.version:
                 raise IntegrityError(
-                    f"{'/'.join(key)}: made of version {of[:12]} of {'/'.join(other)}, but {found.version[:12]} is "
-                    f"current; inputs must be of one history; build {key[-1]} again, or use the other version"
+                    f"{'/'.join(key)}: built from version {of[:12]} of {'/'.join(other)}, but {found.version[:12]} is "
+                    f"current; inputs must belong to one history; build {key[-1]} again, or use the other version"
                 )

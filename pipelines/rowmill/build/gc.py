@@ -1,15 +1,15 @@
-"""Which versions are kept, and removing the others.
+"""Decides which versions are kept, and removes the others.
 
-What belongs here: deciding what no kept version needs, and removing it. What does not: making or naming
+What belongs here: finding everything that no kept version needs, and removing it. What does not: making or naming
 versions (`manifest.py`).
 
-Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later stage was
-made of: shards without their examples could not be traced. The statistics of such examples stay with them: the gate
-asks for them when the shards are used again. Of the ranks that version is kept, too, which `current.json` names:
-trainers read it, whatever was built since. What goes: manifests, the parts that no kept manifest names, check results,
-statistics, staged copies, and what killed builds left: scratch folders and files under a temporary name. A part that
-was written again, without its duplicates or with other splits, is named by its manifest's details, because the next
-build begins with it.
+Kept per stage: the newest versions, the current one, and every version that a kept version of a later stage was built
+from; shards without their examples could not be traced. The statistics of such examples are kept as well: the gate
+needs them when the shards are used again. The version of the ranks in `current.json` is kept too, since trainers read
+it, whatever was built later. Removed: other manifests, parts that no kept manifest names, check results, statistics,
+staged copies, and leftovers of killed builds: scratch folders and files with temporary names. A part that was
+rewritten, without its duplicates or with other splits, is named in its manifest's details, because the next build
+starts from it.
 """
 
 import os
@@ -26,12 +26,12 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 
 LOCK_WAIT_S = 10.0
-"""Seconds to wait for a build of the same stage: collecting can be done later."""
+"""Seconds to wait for a build of the same stage: garbage collection can be done later."""
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageItem:
-    """A file or folder to remove: of which stage, what it is, where it lies under the storage root, its size."""
+    """A file or folder to remove: its stage, its kind, its path under the storage root, its size."""
 
     key: StageKey
     kind: str
@@ -41,28 +41,28 @@ class GarbageItem:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGarbage:
-    """What was removed, or would be."""
+    """The items that were removed, or would be."""
 
     items: tuple[GarbageItem, ...]
 
 
 def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedGarbage:
-    """Remove what is neither among the newest `keep` versions of its stage, nor current, nor needed by such a version.
+    """Remove versions that are neither among a stage's newest `keep`, nor current, nor needed by such a version.
 
-    What trainers open, and all that it was made of, stays. Holds the locks of all stages meanwhile, so that no build
-    reuses what is about to go, or publishes it.
+    The published version of the ranks and everything it was built from is kept. Holds the locks of all stages, so that
+    no build reuses or publishes what is being removed.
 
     Raises
     ------
     BusyError
         If a build of the recipe is running.
     IntegrityError
-        If it cannot be told what trainers open.
+        If the published version cannot be determined.
 
     """
     steps = plan_steps(project)
     store, keys = project.store, [step.key for step in steps]
-    beside = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
+    siblings = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
     with ExitStack() as locks:
         for key in keys:
             if store.exists(get_stage_folder(key)):
@@ -73,52 +73,51 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
         if (published := find_published_version(store, project.recipe.name)) is not None:
             needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
         items: list[GarbageItem] = []
-        # Against the road: a stage's kept versions say which versions of its inputs are needed.
+        # In reverse order: a stage's kept versions decide which versions of its inputs are needed.
         for key in reversed(keys):
-            kept, gone = _split_versions(store, key, keep, needed, beside=key in beside)
+            kept, removed = _split_versions(store, key, keep, needed, is_sibling=key in siblings)
             needed |= {named for one in kept for named in one.inputs.items()}
             found = list(_find_garbage(store, key, kept))
             found += _find_unfinished_files(store, key, [path for _, path in found])
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
-                _forget_statistics(store, key, gone)
+                _forget_statistics(store, key, removed)
         if not dry_run:
-            # Manifests stand before the parts they name: killed in between, no manifest promises what is gone.
+            # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
                 store.remove(item.path)
     return CollectedGarbage(tuple(items))
 
 
 def _split_versions(
-    store: Store, key: StageKey, keep: int, needed: set[tuple[str, str]], *, beside: bool
+    store: Store, key: StageKey, keep: int, needed: set[tuple[str, str]], *, is_sibling: bool
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """Part a stage's versions into those that stay and those that go; `beside` stages stay with what they are of."""
+    """Divide a stage's versions into kept and removed; `is_sibling` stages are kept with their inputs."""
     known = manifest.list_versions(store, key)
     newest = {one.version for one in known[max(len(known) - keep, 0) :]}
     pointed = manifest.load_current(store, key)
-    stays = (
-        newest | {pointed.version if pointed else ""} | {version for name, version in needed if name == "/".join(key)}
-    )
-    if beside:
-        stays |= {one.version for one in known if one.inputs.items() <= needed}
-    return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
+    kept = newest | {pointed.version if pointed else ""}
+    kept |= {version for name, version in needed if name == "/".join(key)}
+    if is_sibling:
+        kept |= {one.version for one in known if one.inputs.items() <= needed}
+    return [one for one in known if one.version in kept], [one for one in known if one.version not in kept]
 
 
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
-    """Yield what lies in a stage's folder and no kept version needs, each with what it is."""
+    """Yield the kind and path of everything in a stage's folder that no kept version needs."""
     at, versions = get_stage_folder(key), {one.version for one in kept}
-    stay = list(kept)
+    kept_manifests = list(kept)
     for name in store.list(f"{at}/manifests"):
         one = manifest.read_manifest(store, f"{at}/manifests/{name}")
-        # Another fingerprint may have led to the same version, through parts of other names.
+        # Another fingerprint may lead to the same version, with parts of other names.
         if one is not None and one.version in versions:
-            stay.append(one)
+            kept_manifests.append(one)
         else:
             yield "manifest", f"{at}/manifests/{name}"
     named = {
         "versions": ("version", {f"{version}.json" for version in versions}),
-        "parts": ("part", set(_iterate_part_names(at, stay))),
-        "staged": ("staged copy", set(_iterate_staged_names(stay))),
+        "parts": ("part", set(_iterate_part_names(at, kept_manifests))),
+        "staged": ("staged copy", set(_iterate_staged_names(kept_manifests))),
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
@@ -132,9 +131,9 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 
-def _find_unfinished_files(store: Store, key: StageKey, going: list[str]) -> list[tuple[str, str]]:
-    """Return files under temporary names that do not lie in a folder that goes anyway."""
-    folders = tuple(f"{path}/" for path in going)
+def _find_unfinished_files(store: Store, key: StageKey, removed: list[str]) -> list[tuple[str, str]]:
+    """Return files with temporary names outside the folders that are removed anyway."""
+    folders = tuple(f"{path}/" for path in removed)
     return [
         ("unfinished file", path)
         for path in store.list_unfinished(get_stage_folder(key))
@@ -155,9 +154,9 @@ def _iterate_staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
             yield from (str(part["staged"]).rsplit("/", 1)[-1] for part in scan["parts"] if part["staged"])
 
 
-def _forget_statistics(store: Store, key: StageKey, gone: list[Manifest]) -> None:
+def _forget_statistics(store: Store, key: StageKey, removed: list[Manifest]) -> None:
     recipe, scope = stats.split_stage_key(key)
-    for one in gone:
+    for one in removed:
         stats.remove_version_tables(store, recipe, scope, one.version)
 
 

@@ -1,7 +1,7 @@
-"""Rows straight to tokens and Datums, in a program of one's own: the same ids and mask that a build gives.
+"""Tokenizes rows in memory, in the user's own program: the same ids and masks as in a build.
 
-What belongs here: the calls that need no recipe file and write nothing. What does not: any step's work; rows go
-through the functions that a build uses. Files of Datums from a build are an export (`shards/`).
+What belongs here: the calls that need no recipe file and write nothing. What does not: any stage's work; rows pass
+through the same functions as in a build. Files of Datums from a build are an export (`exports/tinker.py`).
 
     row ──canonicalisation──► ──rendering, mask, truncation──► Tokens ──shift──► Datum
 
@@ -36,12 +36,12 @@ Supervise = Literal["all_assistant", "last_assistant", "last_turn"]
 Reduction = Literal["none", "mean"]
 
 MIN_DATUM_TOKENS = 2
-"""Tokens that predict something: one predicts the next."""
+"""Minimum tokens of a Datum: one token predicts the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """An example, shifted: `model_input` and `target_tokens` int64[T − 1], `weights` float32[T − 1]."""
+    """A shifted example: `model_input` and `target_tokens` int64[T − 1], `weights` float32[T − 1]."""
 
     model_input: NDArray[np.int64]
     target_tokens: NDArray[np.int64]
@@ -55,10 +55,9 @@ def make_datum(
     loss_weights: Sequence[float] | None = None,
     reduction: Reduction = "none",
 ) -> Datum | None:
-    """Shift an example by one; null if it has under two tokens or nothing to learn.
+    """Shift an example by one; return None if it has fewer than two tokens or no target.
 
-    Weights are the mask, or `loss_weights` where there are some. `reduction: mean` divides them so that they add
-    up to 1.
+    Weights are the mask, or `loss_weights` if given. `reduction: mean` divides them so that they add up to 1.
     """
     weights = np.asarray(loss_mask if loss_weights is None else loss_weights, np.float32)[1:]
     total = float(weights.sum(dtype=np.float64))
@@ -69,7 +68,7 @@ def make_datum(
 
 
 def make_datums(examples: Iterable[ExampleTokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
-    """Shift examples by one, and count those that are skipped because they teach nothing."""
+    """Shift examples by one; return the Datums, and the number of examples without a target."""
     made = [_shift_example(one, reduction) for one in examples]
     kept = [one for one in made if one is not None]
     return kept, len(made) - len(kept)
@@ -78,7 +77,7 @@ def make_datums(examples: Iterable[ExampleTokens], *, reduction: Reduction = "no
 def canonicalize_rows(
     rows: Iterable[Mapping[str, Json]], *, options: Mapping[str, Any] | None = None
 ) -> list[Row | Rejected]:
-    """Return each record's canonical row, or why there is none; `options` as for `sft_tokenize`.
+    """Return each record's canonical row or reject; `options` as for `sft_tokenize`.
 
     Raises
     ------
@@ -86,7 +85,7 @@ def canonicalize_rows(
         If the options are wrong.
 
     """
-    # A context length must be given, and decides nothing before tokenization.
+    # A context length is required, but has no effect before tokenization.
     dataset = _parse_dataset(options or {}, MIN_DATUM_TOKENS, Path.cwd())
     canonicalizer = Canonicalizer(dataset)
     return [_reject_lone_surrogate(row) or canonicalizer(row) for row in rows]
@@ -101,11 +100,11 @@ def sft_tokenize(
     supervise: Supervise = "all_assistant",
     options: Mapping[str, Any] | None = None,
 ) -> list[list[ExampleTokens] | Rejected]:
-    """Return what a build makes of each row: its examples, or why there is none.
+    """Return the examples of each row, as a build makes them, or its reject.
 
-    `tokenizer` is a fast tokenizer of `transformers`, or a folder or name of one. `options` are groups of a
-    dataset as in a recipe (`{"format": {"kind": "chat"}, "reasoning": {"think_mode": "drop"}}`). Rows that repeat
-    earlier ones are not left out, since nothing is known of other rows.
+    `tokenizer` is a fast tokenizer of `transformers`, or its folder or name. `options` are option groups of a dataset
+    as in a recipe (`{"format": {"kind": "chat"}, "reasoning": {"think_mode": "drop"}}`). Duplicate rows are not
+    removed.
 
     Raises
     ------
@@ -127,7 +126,7 @@ def row_to_datum(
     options: Mapping[str, Any] | None = None,
     reduction: Reduction = "none",
 ) -> Datum | None:
-    """Return the first Datum of one row; null: nothing in it is supervised, or `sft_tokenize` says what else."""
+    """Return the first Datum of one row, or None if it is rejected or has no target (`sft_tokenize` says why)."""
     groups = _merge_options(options or {}, enable_thinking, supervise)
     (made,) = _open_pipeline(tokenizer, max_seq_len, groups).tokenize([row])
     if isinstance(made, Rejected):
@@ -162,7 +161,7 @@ def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> r
 
 
 class _InMemoryPipeline:
-    """The steps of a build, opened for rows in memory."""
+    """The stages of a build, opened once for rows in memory."""
 
     def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
         base = Path.cwd()
@@ -183,13 +182,13 @@ class _InMemoryPipeline:
 
 
 def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
-    """Reject a row with text that is no Unicode, as a line of a file with it is rejected."""
+    """Reject a row with text that is not valid Unicode, as reading a file does."""
     path = find_lone_surrogate(row)
     return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
 
 
 def _make_rows_table(rows: Sequence[Row]) -> pa.Table:
-    """Return what tokenization reads of canonical rows, as a build stores it."""
+    """Return the columns of canonical rows that tokenization reads, as a build stores them."""
     texts = pa.string()
     return pa.table(
         {
@@ -213,10 +212,10 @@ _PIPELINES_BY_NAME: dict[str, _InMemoryPipeline] = {}
 
 
 def _open_pipeline(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _InMemoryPipeline:
-    """Keep opened pipelines as long as their tokenizer lives: probing a template takes a second."""
+    """Return a cached pipeline; it is kept as long as its tokenizer, since probing a template takes a second."""
     named = isinstance(tokenizer, str | Path)
     kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
-    # A program may change its tokenizer between two calls.
+    # A program may change its tokenizer between calls.
     state = str(tokenizer) if named else [tokenizer.chat_template, len(tokenizer)]
     key = to_json([state, max_seq_len, groups])
     if key not in kept:

@@ -1,4 +1,4 @@
-"""What a build would do with each step, and why: the forecast of `rowmill plan`.
+"""Forecasts what a build would do with each step, and why, for `rowmill plan`.
 
 What belongs here: forecasting without making anything. What does not: fingerprints (`prepare.py`), building
 (`runner.py`).
@@ -23,19 +23,19 @@ from rowmill.tokenization import tokenizer_source
 
 @dataclass(frozen=True, slots=True)
 class StepForecast:
-    """What a build would do with a step: reuse it, or make it, and why."""
+    """The forecast of one step: the action, and the reason."""
 
     step: Step
     action: str
     why: str
     manifest: Manifest | None = None
-    """What would be reused."""
+    """The output that would be reused."""
 
 
 def forecast_steps(project: Project) -> list[StepForecast]:
-    """Say for each step what would be built and why, writing nothing but scans of sources that changed.
+    """Forecast each step; writes nothing except scans of changed sources.
 
-    A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
+    A step after one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
     tokenizer_source.forget_commits()
     require_ready(project, plan_steps(project))
@@ -44,10 +44,10 @@ def forecast_steps(project: Project) -> list[StepForecast]:
 
 
 def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]) -> StepForecast:
-    """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
+    """Forecast one step from the manifests `known` before it; adds the step's manifest if it would be reused."""
     if step.on_demand:
         command = f"rowmill {step.stage.command} {step.recipe}"
-        return StepForecast(step, "on request", f"`{command}` makes it, once there is a trained model")
+        return StepForecast(step, "on request", f"`{command}` makes it from a trained model")
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")

@@ -1,11 +1,12 @@
-"""What a step needs before it runs: its context, its fingerprint, and what must be there outside the storage root.
+"""Prepares a step: its context, its fingerprint, and requirements outside the storage root.
 
-What belongs here: identifying an output before it is made, finding one that was made already, the worker pools that
-steps share. What does not: making an output (`runner.py`), forecasting a build (`plan.py`).
+What belongs here: identifying an output before it is made, finding an existing one, the worker pools that stages share.
+What does not: making an output (`runner.py`), forecasting a build (`plan.py`).
 
-A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under:
-what Dagster compares. Its fingerprint is a digest of that, its inputs' versions (content, not time), tokenizer
-files and template text. If a manifest with that fingerprint is kept, the step is done: nothing is read.
+A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under;
+Dagster compares code versions. Its fingerprint is a digest of the code version, its inputs' versions (content, not
+time), tokenizer files and template text. If a manifest with that fingerprint is kept, the step is done without reading
+data.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ _WORKER_POOLS: dict[int, LocalPool] = {}
 
 
 def open_worker_pool(workers: int) -> LocalPool:
-    """Return worker processes that stages share: opening a tokenizer in each costs a second."""
+    """Return the worker processes that stages share: opening a tokenizer in each takes a second."""
     return _WORKER_POOLS.setdefault(workers, LocalPool(workers))
 
 
@@ -34,7 +35,7 @@ def close_workers() -> None:
 
 
 def find_outside_change(step: Step, work: StageContext, earlier: Manifest | None) -> str | None:
-    """Word what changed outside the storage root since an earlier output; None if nothing did."""
+    """Describe what changed outside the storage root since an earlier output, or return None."""
     find = step.stage.find_outside_change
     return None if find is None or earlier is None else find(work, earlier)
 
@@ -53,12 +54,12 @@ def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: P
 
 
 def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> str:
-    """Identify what a step would make of some inputs, making nothing."""
+    """Return the fingerprint of a step's output for some inputs, without making it."""
     return prepare_step(make_stage_context(project, step, inputs), step)[0]
 
 
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
-    """Return what a stage is handed to look at, not to work with: it has one worker."""
+    """Return a stage's context for inspection, not for work: it has one worker."""
     return StageContext(
         project.recipe, project.store, project.base, step.key, step.dataset, inputs, open_worker_pool(1)
     )
@@ -73,7 +74,7 @@ def find_kept_output(
 
 
 def list_waivers(work: StageContext, step: Step) -> list[str]:
-    """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
+    """Return the waivers of a step's gates and of its inputs; they are part of the output's identity."""
     return sorted(
         {waiver for one in work.inputs.values() for waiver in one.waivers}
         | set(iterate_gate_waivers(work.recipe, step.gates))
@@ -81,15 +82,15 @@ def list_waivers(work: StageContext, step: Step) -> list[str]:
 
 
 def require_ready(project: Project, steps: Iterable[Step]) -> None:
-    """Look for what some steps need beside their inputs, such as a tokenizer and a template, before any is made.
+    """Check that other requirements of some steps, such as tokenizer and template, are met before any step runs.
 
-    Where a step's current output is of the same options this was done, and a build in which nothing changed looks for
+    A step whose current output has the same options was checked before, so a build in which nothing changed checks
     nothing.
 
     Raises
     ------
     ConfigError
-        One line for each thing that is not there, with the recipe and the dataset.
+        With one line per missing requirement, naming recipe and dataset.
 
     """
     problems: dict[str, None] = {}

@@ -1,8 +1,8 @@
-"""Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and hand it to trainers.
+"""Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publish it.
 
 What belongs here: one run of a step, repairs of damaged files, and a whole build. What does not: the graph
 (`steps.py`), refusing inputs (`gate.py`), fingerprints (`prepare.py`), a stage's work (`stages/`). No stage imports
-another; the runner hands each stage what it reads.
+another; the runner passes each stage its inputs.
 
     plan_steps ─► open_inputs (the gate) ─► run_step ─► manifest ─► run_checks ─► next step
 """
@@ -43,9 +43,9 @@ _LOG = logging.getLogger("rowmill.build")
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What running a step came to: its manifest, and how much of it was new.
+    """The result of running a step: its manifest, and how much of it was new.
 
-    `rows_made` is how many rows, examples or records were read to make what was not reused.
+    `rows_made` counts the rows, examples or records read to make what was not reused.
     """
 
     manifest: Manifest
@@ -71,10 +71,10 @@ def run_step(
     progress: ProgressCallback | None = None,
     run_id: str = "",
 ) -> StepReport:
-    """Make one step's output, or find that it is there already; `ranks` are folder names such as `rank-00003-of-00008`.
+    """Make one step's output, or reuse it if it exists; `ranks` are folder names such as `rank-00003-of-00008`.
 
-    With `version`, return that kept version instead, verified whole and gated, and make it the current one; `inputs`
-    are then those that it was made of, whatever is handed in.
+    With `version`, return that kept version instead, verified and gated, and make it the current one; its own inputs
+    then replace `inputs`.
     """
     require_one_history(inputs)
     asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id)
@@ -89,12 +89,12 @@ def run_step(
 
 
 MAX_REPAIRS = 100
-"""Damaged files that one run makes again before it gives up: a disk that loses more is to be replaced."""
+"""Maximum number of damaged files that one run makes again: a disk that loses more should be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RunRequest:
-    """What `run` was asked for, beside the inputs."""
+    """The arguments of `run_step`, besides the inputs."""
 
     project: Project
     step: Step
@@ -105,12 +105,12 @@ class _RunRequest:
 
 
 def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
-    """Remove a damaged file and run the stage that made it again: all else of that stage is kept.
+    """Remove a damaged file and run its stage again; the rest of that stage's output is kept.
 
     Raises
     ------
     IntegrityError
-        If what is made now is not what was damaged, so that the inputs at hand are not those of this step.
+        If the new output has another version, so that it no longer matches the given inputs.
 
     """
     project, step = asked.project, asked.step
@@ -125,7 +125,7 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
     if owner.key in inputs and made.version != inputs[owner.key].version:
         raise IntegrityError(
             f"{damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
-            f"{inputs[owner.key].version[:12]}; a step needs the inputs that it was given; build from there on"
+            f"{inputs[owner.key].version[:12]}; a step needs the version it was given; build from that stage on"
         )
 
 
@@ -155,7 +155,7 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         if kept is not None:
             manifest.make_current(work.store, kept)
             return _record_report(project, step, work, _report_reuse(kept, started))
-        # Whoever runs one stage after another, as Dagster does, hears of it before the stage ahead of it is made.
+        # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
         require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         _warn_of_outside_change(project, step, work)
         draft = prepared.make()
@@ -172,11 +172,13 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
 
 
 def _warn_of_outside_change(project: Project, step: Step, work: StageContext) -> None:
-    """Say what changed though the recipe did not, and what is made again for it."""
+    """Warn of a change outside the recipe, and of the stages that are made again because of it."""
     changed = find_outside_change(step, work, manifest.load_current_if_intact(work.store, step.key))
     if changed is not None:
-        behind = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(project, step.key))
-        _LOG.warning("%s: %s; it is made again, and so is what is made of it: %s", "/".join(step.key), changed, behind)
+        downstream = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(project, step.key))
+        _LOG.warning(
+            "%s: %s; it is made again, and so are the stages after it: %s", "/".join(step.key), changed, downstream
+        )
 
 
 def _report_reuse(kept: Manifest, started: float) -> StepReport:
@@ -195,7 +197,7 @@ def _record_report(project: Project, step: Step, work: StageContext, report: Ste
 
 
 def _publish_output(project: Project, step: Step, work: StageContext, made: Manifest, publish: Publish) -> None:
-    """Judge an output, and give it to trainers if no check blocks; what was given before stays otherwise."""
+    """Run an output's checks, and publish it if none blocks; otherwise the earlier publication stays."""
     results = judge.run_checks(project.store, made, step.thresholds)
     if not any(result.blocking for result in results):
         loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
@@ -238,7 +240,7 @@ def _make_manifest(
 
 
 def publish_statistics(project: Project) -> None:
-    """Bring `stats.duckdb` up to date, so that it answers while what follows is built."""
+    """Update `stats.duckdb`, so that it can be queried during the build."""
     with explain_disk_full(project.store, "stats.duckdb"):
         stats.publish_views(project.store)
 
@@ -246,11 +248,11 @@ def publish_statistics(project: Project) -> None:
 def check_step(
     project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None
 ) -> list[CheckResult]:
-    """Run a step's checks under the recipe's thresholds, or those of some names; save the results and show them."""
+    """Run a step's checks under the recipe's thresholds, or only the named ones; save the results and their page."""
     chosen = [one for one in step.thresholds if only is None or one.check in only]
     with explain_disk_full(project.store, "/".join(step.key)):
         results = judge.run_checks(project.store, made, chosen)
-        # A check that runs alone must not hide what is known of the others.
+        # A check that runs alone must not hide the results of the others.
         known = results if only is None else judge.load_check_results(project.store, made, step.thresholds)
         stats.write_check_results(project.store, made, known)
         expectations_page.write_expectations_page(project.store, made, step.thresholds, known)
@@ -267,13 +269,13 @@ def build(
 ) -> list[tuple[Step, StepReport, list[CheckResult]]]:
     """Run a recipe's steps in order, judging each; leave out what a closed gate is ahead of, and build all else.
 
-    `only` limits the build to stages of these names or labels; without it, stages behind a trained model are left
-    out. `datasets` limits it to steps of these. `tell` hears of each step as it is done.
+    `only` limits the build to stages of these names or labels; without it, on-demand stages are left out. `datasets`
+    limits it to steps of these datasets. `tell` is called after each step.
 
     Raises
     ------
     ConfigError
-        When a tokenizer or template is not there, before anything is built.
+        If a tokenizer or template is missing, before anything is built.
     GateError
         When steps were left out, at the end: each failed check that blocks one, and what was left out for it.
 
@@ -312,7 +314,7 @@ def build(
 
 
 def copy_export(project: Project, name: str, target: Path) -> None:
-    """Put a copy of a built export into a new folder."""
+    """Copy a built export to a new folder."""
     key = (project.recipe.name, exports.STAGE.name, name)
     made = manifest.load_current(project.store, key) or manifest.load_version(project.store, key, None)
     exports.copy_export_files(project.store, made, target)

@@ -1,6 +1,6 @@
 """The graph of a recipe: its steps in order, what each reads, and whose checks it waits for.
 
-What belongs here: the project (a recipe and where its work is done) and the steps that follow from the recipe and the
+What belongs here: the project (a recipe and its storage) and the steps that follow from the recipe and the
 catalog of stages. What does not: running steps (`runner.py`), reading what they made (`gate.py`).
 """
 
@@ -38,7 +38,7 @@ class Step:
     code_version: str
     thresholds: tuple[Threshold, ...]
     generated_by: StageKey | None = None
-    """The stage that generates the records that it reads as a source, where the recipe says which one it is."""
+    """The stage that generates the records of its source, if the recipe determines it."""
 
     @property
     def name(self) -> str:
@@ -47,23 +47,23 @@ class Step:
 
     @property
     def description(self) -> str:
-        """What an output of the stage holds."""
+        """Description of the stage's output."""
         return self.stage.description
 
     @property
     def on_demand(self) -> bool:
-        """Whether a build leaves it out unless it is named: it needs a trained model."""
+        """Whether a build includes it only on request, because it needs a trained model."""
         return self.stage.on_demand
 
     @property
     def label(self) -> str:
-        """The stage's name; an export's with its own, since a recipe may have several."""
+        """The stage's name; for exports, followed by the export's name."""
         return f"{self.name}/{self.key[-1]}" if self.stage.scope == "export" else self.name
 
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The steps of a recipe, and what a gate asks about them; each is computed once, when it is first asked for."""
+    """The steps of a recipe and their thresholds; each is computed once, on first use."""
 
     recipe: Recipe
 
@@ -74,31 +74,31 @@ class StepGraph:
 
     @cached_property
     def thresholds(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
-        """What the output of each step is held against."""
+        """The thresholds of each step's output."""
         return {step.key: step.thresholds for step in self.steps}
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A recipe and where its work is done. `base` resolves the recipe's relative paths."""
+    """A recipe and its storage. `base` resolves the recipe's relative paths."""
 
     recipe: Recipe
     store: Store
     base: Path
     graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
-    """The recipe's steps; `replace` hands them on as long as the recipe is the same."""
+    """The recipe's steps; `replace` keeps them as long as the recipe is the same."""
 
     def __post_init__(self) -> None:
-        """Make the graph of the recipe, unless this one is already of it."""
+        """Make the recipe's graph, unless the given one belongs to it."""
         if cast("StepGraph | None", self.graph) is None or self.graph.recipe is not self.recipe:
             object.__setattr__(self, "graph", StepGraph(self.recipe))
 
 
 def open_project(path: str | Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
-    """Load a recipe and say where its work is done; `overrides` as `recipe.overridden` takes them.
+    """Load a recipe and choose its storage; `overrides` as `apply_overrides` takes them.
 
-    Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
-    folder where there is none. `root` defaults to `.rowmill` there.
+    Relative paths in a recipe start at the project: the folder that holds `configs/`, or the recipe's own folder if
+    there is none. `root` defaults to `.rowmill` there.
     """
     file = Path(path)
     base = recipe.project_folder(file)
@@ -111,7 +111,7 @@ def plan_steps(project: Project) -> tuple[Step, ...]:
 
 
 def _iterate_steps(loaded: Recipe) -> Iterator[Step]:
-    """Yield the steps of every dataset, those of the recipe, its exports, and last what runs on demand."""
+    """Yield the steps of every dataset, those of the recipe, its exports, and last the on-demand steps."""
     for dataset in loaded.datasets:
         yield from _iterate_dataset_steps(loaded, dataset, on_demand=False)
     for stage in catalog.list_stages("recipe"):
@@ -148,7 +148,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
 
 
 def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator[StageKey]:
-    """Yield the keys of a stage that another one names: of its dataset, or of every dataset if it has none."""
+    """Yield the keys of a stage named by another: for that one's dataset, or for every dataset if it has none."""
     stage = catalog.find_stage(name)
     if stage.scope == "recipe":
         yield (loaded.name, name)
@@ -161,7 +161,7 @@ def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator
 def _find_gates(
     loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None
 ) -> list[StageKey]:
-    """Return the stages whose checks must have passed before a stage: all that it reads, and what it names."""
+    """Return the stages whose checks must have passed before a stage: its inputs, and the gates that it names."""
     named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
     every = [
         key
@@ -173,7 +173,7 @@ def _find_gates(
 
 
 def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:
-    """Return the stage that a source of generated records reads; of two that may have made some, one is found later."""
+    """Return the stage that a source of generated records reads; None if two stages qualify, and one is found later."""
     source = loaded.datasets[dataset].source
     if not isinstance(source, GeneratedSource):
         return None
@@ -190,7 +190,7 @@ def list_rank_names(project: Project) -> tuple[str, ...]:
 
 
 def find_step(project: Project, key: StageKey) -> Step:
-    """Return the step of a key; ConfigError names those there are."""
+    """Return the step of a key; raise ConfigError with the known keys if there is none."""
     steps = plan_steps(project)
     for step in steps:
         if step.key == key:
@@ -200,7 +200,7 @@ def find_step(project: Project, key: StageKey) -> Step:
 
 
 def find_downstream_steps(project: Project, key: StageKey) -> tuple[Step, ...]:
-    """Return the steps that read a step's output, or that of one that does, in order."""
+    """Return the steps that read a step's output, directly or through other steps, in order."""
     reached = {key}
     found: list[Step] = []
     for step in plan_steps(project):
@@ -211,7 +211,7 @@ def find_downstream_steps(project: Project, key: StageKey) -> tuple[Step, ...]:
 
 
 def iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
-    """Name the waivers on what a step waits for."""
+    """Yield the waivers that apply to the gates of a step."""
     for waiver in loaded.gates.waivers:
         check = CHECKS_BY_NAME[waiver.check]
         if any(

@@ -1,11 +1,11 @@
-"""When a recipe is rebuilt: on request, every night, when its files have changed, or when assets feel stale.
+"""When a recipe is rebuilt: on request, every night, when its source files change, or when its assets are out of date.
 
-What belongs here: one job per recipe, its nightly schedule, its watching sensor, the condition of its
-assets; each with its reason. What does not: deciding what to rebuild. A run walks the whole road and the
-engine returns what it finds already made, because a Dagster job never skips a step by itself.
+What belongs here: one job per recipe, its nightly schedule, its source sensor, the condition of its assets; each with
+its reason. What does not: deciding what to rebuild. A run covers all steps, and the engine returns existing outputs,
+because a Dagster job never skips a step by itself.
 
-The nightly run compares states, so it is the backbone. The sensor and the conditions react to edges: when
-the run they launch fails, the change is forgotten. They ship off.
+The nightly run compares states, so it is the main mechanism. The sensor and the conditions react to changes: if the run
+that they launch fails, the change is forgotten. They are off by default.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,19 +23,19 @@ from rowmill.core.storage import digest_json
 from rowmill.sources import Files, find_files, urls
 
 RECIPE_TAG: Final = "rowmill/recipe"
-"""Bounds the queue to one run per recipe (`dagster.yaml`)."""
+"""Tag that limits the queue to one run per recipe (`dagster.yaml`)."""
 RANGE_START: Final = "dagster/asset_partition_range_start"
 RANGE_END: Final = "dagster/asset_partition_range_end"
 SENSOR_INTERVAL_S: Final = 60
-"""Seconds between two looks at the source files; also how long they must have stood still."""
+"""Seconds between two checks of the source files; also how long they must have been unchanged."""
 
 
 def make_job(project: Project) -> Any:
-    """Return the job that walks a recipe's whole road.
+    """Return the job that runs all steps of a recipe.
 
-    One job per recipe, since a job over two numbers of ranks does not resolve.
+    There is one job per recipe, since a job over two numbers of ranks does not resolve.
     """
-    # What needs a trained model is materialized by hand: a nightly run must not ask a server that is not there.
+    # On-demand stages are materialized by hand: a nightly run must not need a model server.
     keys = [list(step.key) for step in steps.plan_steps(project) if not step.on_demand]
     name = project.recipe.name
     return dg.define_asset_job(
@@ -48,13 +48,13 @@ def make_job(project: Project) -> Any:
 
 
 def tag_all_ranks(project: Project) -> dict[str, str]:
-    """Return the tags that make a run cover all ranks at once; without them it fails when it reaches them."""
+    """Return the tags that make a run cover all ranks at once; without them it fails at the ranks."""
     ranks = steps.list_rank_names(project)
     return {RANGE_START: ranks[0], RANGE_END: ranks[-1]}
 
 
 def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
-    """Return the schedule that rebuilds a recipe every night; on a quiet night it costs seconds."""
+    """Return the schedule that rebuilds a recipe every night; without changes, a run takes seconds."""
     name = project.recipe.name
 
     @dg.schedule(
@@ -63,7 +63,7 @@ def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
         cron_schedule=project.recipe.execution.cron,
         execution_timezone="UTC",
         default_status=_schedule_status(project.recipe.execution.schedule_on),
-        description="Compares what is built with the recipe and its files, and makes the difference.",
+        description="Rebuilds everything that the recipe or its source files have changed.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         return dg.RunRequest(
@@ -75,7 +75,7 @@ def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
 
 @dataclass(frozen=True, slots=True)
 class SourceWatchState:
-    """What a sensor remembers: the state of the files at the last look and at the last run, and how many runs."""
+    """A sensor's cursor: the state of the files at the last tick and at the last run, and the number of runs."""
 
     seen: str = ""
     fired: str = ""
@@ -83,9 +83,9 @@ class SourceWatchState:
 
 
 def update_watch(watch: SourceWatchState, now: str) -> tuple[SourceWatchState, str | None]:
-    """Return what to remember, and the run key if a run is due: the files are new and stood still since the last look.
+    """Return the new cursor, and a run key if a run is due: the files changed, then stayed unchanged for one tick.
 
-    The number of runs is in the key: by the state alone, a file that is restored would never run again.
+    The number of runs is in the key: with the state alone, a restored file would never launch a run.
     """
     if now != watch.seen or now == watch.fired:
         return SourceWatchState(seen=now, fired=watch.fired, runs=watch.runs), None
@@ -94,7 +94,7 @@ def update_watch(watch: SourceWatchState, now: str) -> tuple[SourceWatchState, s
 
 
 def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
-    """Return the sensor that rebuilds a recipe when its source files have changed and settled."""
+    """Return the sensor that rebuilds a recipe after its source files changed and stayed unchanged for one tick."""
     name = project.recipe.name
 
     @dg.sensor(
@@ -102,7 +102,7 @@ def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
         job=job,
         minimum_interval_seconds=SENSOR_INTERVAL_S,
         default_status=_sensor_status(project.recipe.execution.watch_sources),
-        description="Rebuilds when source files have changed and then stood still for one look.",
+        description="Rebuilds when source files have changed and then stayed unchanged for one tick.",
     )
     def raw_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
@@ -119,7 +119,7 @@ def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
 
 
 def stamp_sources(project: Project) -> dict[str, list[tuple[str, str]]]:
-    """Return the URL and the stamp of every source file; a pinned dataset of a hub cannot change.
+    """Return the URL and the stamp of every source file; a dataset of the hub is pinned and cannot change.
 
     Raises
     ------
@@ -139,14 +139,14 @@ def stamp_sources(project: Project) -> dict[str, list[tuple[str, str]]]:
 
 
 def choose_condition(project: Project) -> dg.AutomationCondition[Any] | None:
-    """Return the condition under which a recipe's assets materialize themselves; None unless it asks for one."""
+    """Return the condition under which a recipe's assets materialize themselves; None if the recipe sets none."""
     return make_change_condition() if project.recipe.execution.automation == "on_change" else None
 
 
 def make_change_condition() -> dg.AutomationCondition[Any]:
-    """Fire once for each change of what an asset is made from, as soon as its inputs are there and passed.
+    """Fire once for each change of an asset's inputs, as soon as its inputs exist and their checks passed.
 
-    Never a bare `execution_failed()`: it would retry for ever.
+    Never a bare `execution_failed()`: it would retry forever.
     """
     made = dg.AutomationCondition
     changed: Any = made.newly_missing() | made.code_version_changed() | made.any_deps_match(made.data_version_changed())
@@ -155,7 +155,7 @@ def make_change_condition() -> dg.AutomationCondition[Any]:
         & ~made.any_deps_missing()
         & ~made.any_deps_in_progress()
         & ~made.in_progress()
-        # A launch that the gate would refuse costs the change its only run.
+        # A change launches only one run, which the gate must not refuse.
         & made.all_deps_blocking_checks_passed()
     ).with_label("on_change")
 

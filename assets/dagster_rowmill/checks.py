@@ -1,10 +1,10 @@
-"""The checks of every stage as Dagster asset checks; no thresholds of its own.
+"""The checks of every stage as Dagster asset checks.
 
-What belongs here: one asset check per check, blocking exactly where the recipe calls it an error. What does not:
-numbers, bounds and judging (`judge.py`), refusing an input (`factory.py`).
+What belongs here: one asset check per check, blocking if its severity is error. What does not: values, thresholds and
+judging (`judge.py`), refusing an input (`factory.py`).
 
-A check never looks at data: the stage's writer counted, the engine judges the count. So a check that is run
-alone applies a changed threshold to the version that is there, without building anything.
+A check never reads data: the stage counted while it wrote, and the engine judges the count. So a check that runs alone
+applies a changed threshold to the existing version, without building anything.
 """
 
 from collections.abc import Iterator
@@ -68,10 +68,10 @@ def _make_check_spec(threshold: Threshold, asset: dg.AssetKey) -> dg.AssetCheckS
 
 
 def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | None:
-    """Return the version of the manifest that the newest materialization wrote or reused; None if there is none.
+    """Return the manifest version of the newest materialization, or None.
 
-    Its metadata is asked, not its data version: a check has no way to be told which materialization it is
-    for when a run has partitions.
+    It is read from the metadata, not from the data version: in a run with partitions, a check cannot know which
+    materialization it belongs to.
     """
     event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
     entry = (
@@ -85,10 +85,10 @@ def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | N
 def make_asset_check_result(
     result: CheckResult, asset: dg.AssetKey, page: metadata.MetadataPage
 ) -> dg.AssetCheckResult:
-    """Word a result for Dagster: what blocks is an ERROR, everything else that failed is a WARN.
+    """Convert a result for Dagster: a blocking failure is an ERROR, every other failure a WARN.
 
-    Dagster knows no third outcome. What is not applicable raises no alarm there; its description and its metadata
-    `outcome` say that nothing was judged.
+    Dagster has no third outcome. A check that is not applicable passes there; its description and its metadata
+    `outcome` show that nothing was judged.
     """
     return dg.AssetCheckResult(
         asset_key=asset,

@@ -1,7 +1,7 @@
 """What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor.
 
-What belongs here: finding recipes, binding resources once, putting it all together when Dagster asks.
-What does not: anything at import; importing this module reads no file and loads no heavy library.
+What belongs here: finding recipes, binding resources once, composing the definitions when Dagster loads them. What does
+not: work at import; importing this module reads no file and loads no heavy library.
 """
 
 import os
@@ -47,7 +47,7 @@ def configs_folder() -> Path:
 
 
 def storage_root(configs: Path) -> str:
-    """Return where built things lie: $ROWMILL_STORE, or `.rowmill` beside the configs folder."""
+    """Return the storage root: $ROWMILL_STORE, or `.rowmill` next to the configs folder."""
     return os.environ.get("ROWMILL_STORE") or str(configs.parent / ".rowmill")
 
 
@@ -63,11 +63,11 @@ def build_definitions(
     Raises
     ------
     ConfigError
-        Listing what is wrong with every bad recipe, not only with the first.
+        With the problems of every invalid recipe, not only of the first.
 
     """
     projects, wrong = _try_open_projects(recipes, store)
-    # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
+    # Backfill policies and automation conditions are beta in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         defined: list[_RecipeDefinitions] = []
@@ -75,8 +75,8 @@ def build_definitions(
             try:
                 defined.append(_define_recipe(project))
             except dg.DagsterInvalidDefinitionError as error:
-                said = " ".join(str(error).split())
-                wrong.append(f"{project.recipe.name}: execution: Dagster does not take it: {said}; mend that option")
+                reason = " ".join(str(error).split())
+                wrong.append(f"{project.recipe.name}: execution: Dagster refuses it: {reason}; correct that option")
         if wrong:
             raise ConfigError("\n".join(wrong))
         return dg.Definitions(
@@ -84,7 +84,7 @@ def build_definitions(
             asset_checks=[check for one in defined for check in one.checks],
             loggers=loggers,
             resources={"storage": StorageResource(root=store), **(resources or {})},
-            # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
+            # Also for runs of selected assets: a process per step would cost two seconds of imports each.
             executor=dg.in_process_executor,
             jobs=[*(one.job for one in defined), prune_history],
             schedules=[*(one.schedule for one in defined), make_pruning_schedule()],
@@ -94,7 +94,7 @@ def build_definitions(
 
 @dataclass(frozen=True, slots=True)
 class _RecipeDefinitions:
-    """What one recipe becomes."""
+    """The definitions of one recipe."""
 
     assets: list[dg.AssetsDefinition]
     checks: list[dg.AssetChecksDefinition]
@@ -115,7 +115,7 @@ def _define_recipe(project: Project) -> _RecipeDefinitions:
 
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
-    """Open every recipe file; all that is wrong with any of them is one error."""
+    """Open every recipe file; all problems are raised as one error."""
     projects, wrong = _try_open_projects(recipes, store)
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -123,7 +123,7 @@ def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
 
 
 def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
-    """Return the projects that could be opened, and what is wrong with the others."""
+    """Return the projects that could be opened, and the problems of the others."""
     projects: list[Project] = []
     wrong: list[str] = []
     for path in recipes:
@@ -136,7 +136,7 @@ def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Projec
 
 
 def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
-    """Word every clash of names: Dagster's names hold no hyphens, so `a-b` and `a_b` are one name to it."""
+    """Return a message for each name clash: Dagster's names have no hyphens, so `a-b` and `a_b` are the same."""
     by_recipe = Counter(dagster_name(path.stem) for path in recipes)
     clashes = [
         f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "

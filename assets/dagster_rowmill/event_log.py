@@ -1,13 +1,13 @@
-"""Where Dagster writes its events: its own SQLite files, opened once instead of for every statement.
+"""Storage of Dagster's events: its own SQLite files, opened once instead of for every statement.
 
-What belongs here: how long the connections live, and that a deleted run leaves nothing. What does not: what is written
-or asked, which stays Dagster's, and which runs go (`pruning.py`).
+What belongs here: the lifetime of the connections, and that a deleted run leaves nothing behind. What does not: what is
+written or queried, which is Dagster's, and which runs are deleted (`pruning.py`).
 
-Dagster opens a file anew for each of the some two thousand statements of a night, with a new SQLAlchemy engine that
-knows no compiled statement, and closing the last connection makes SQLite write its log back and delete it. That was
-more than half of a night in which nothing changed (docs/decisions/0017).
+Dagster opens a file anew for each of some two thousand statements per nightly run, with a new SQLAlchemy engine that
+has no compiled statements, and closing the last connection makes SQLite checkpoint its log and delete it. That was more
+than half of a nightly run in which nothing changed (docs/decisions/0017).
 
-`dagster.yaml` names this class. Without it everything works as well, only slower; the files are the same.
+`dagster.yaml` names this class. Without it, everything works the same, only slower; the files are the same.
 """
 
 import os
@@ -24,10 +24,10 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 from rowmill.core.errors import ConfigError
 
 MAX_OPEN_FILES = 16
-"""How many files are kept open, those of the newest runs; a webserver is asked for hundreds."""
+"""Maximum number of open files, those of the most recently used runs; a webserver reads hundreds."""
 
 LOCK_TIMEOUT_S = 300
-"""How long a statement waits for another process, and a thread for another thread."""
+"""How long a statement waits for another process, or a thread for another thread."""
 
 
 _CHECK_EXECUTIONS = sa.table("asset_check_executions", sa.column("run_id"))
@@ -42,7 +42,7 @@ class KeptEventLog(SqliteEventLogStorage):
     """Dagster's event log in SQLite, with one connection to each file that threads take turns with."""
 
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
-        """Open the log in a folder; an existing one of Dagster's own is taken over as it is."""
+        """Open the log in a folder; an existing log of Dagster is used as it is."""
         self._engines: OrderedDict[str, sa.Engine] = OrderedDict()
         self._engines_lock = threading.Lock()
         self._tables: set[str] = set()
@@ -50,12 +50,12 @@ class KeptEventLog(SqliteEventLogStorage):
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """Return what may be configured: nothing."""
+        """Return an empty schema: there is nothing to configure."""
         return {}
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> "KeptEventLog":  # noqa: ARG003
-        """Open the log in the folder where Dagster's default is.
+        """Open the log in Dagster's default folder.
 
         Raises
         ------
@@ -66,27 +66,27 @@ class KeptEventLog(SqliteEventLogStorage):
         home = os.environ.get("DAGSTER_HOME")
         if not home:
             raise ConfigError(
-                "DAGSTER_HOME: not set, so there is no place for Dagster's events; it is the absolute path of a "
+                "DAGSTER_HOME: not set, so Dagster's events have no folder; expected the absolute path of a "
                 "folder that holds dagster.yaml; set it, or start with `rowmill ui`"
             )
         return cls(str(Path(home).expanduser() / "history" / "runs"), inst_data)
 
     def run_connection(self, run_id: str | None = None) -> AbstractContextManager[sa.Connection]:
-        """Lend the connection to the file of a run."""
+        """Return the shared connection to a run's file."""
         return self._lend_connection(_name_run_file(run_id), lambda: super(KeptEventLog, self).run_connection(run_id))
 
     def index_connection(self) -> AbstractContextManager[sa.Connection]:
-        """Lend the connection to the file that is asked across runs."""
+        """Return the shared connection to the index across runs."""
         return self._lend_connection("index", super().index_connection)
 
     def has_table(self, table_name: str) -> bool:
-        """Tell whether the index has a table; asked for each event, and no table ever goes."""
+        """Return whether the index has a table; cached, since every event asks and tables are never dropped."""
         if table_name not in self._tables and super().has_table(table_name):
             self._tables.add(table_name)
         return table_name in self._tables
 
     def delete_events(self, run_id: str) -> None:
-        """Delete a run's events, with its file, and its results, both of which Dagster's own leaves behind."""
+        """Delete a run's events, its file and its check results; Dagster's own storage leaves the latter two behind."""
         super().delete_events(run_id)
         with self.index_connection() as connection:
             connection.execute(sa.delete(_CHECK_EXECUTIONS).where(_CHECK_EXECUTIONS.c.run_id == run_id))
@@ -94,7 +94,7 @@ class KeptEventLog(SqliteEventLogStorage):
             kept = self._engines.pop(_name_run_file(run_id), None)
             if kept is not None:
                 kept.dispose()
-            # Whoever asks for the run again finds an empty log, as in any other process.
+            # A later query for the run finds an empty log, as in any other process.
             self._initialized_dbs.discard(run_id)
             for ending in ("", "-wal", "-shm"):
                 Path(f"{self.path_for_shard(run_id)}{ending}").unlink(missing_ok=True)
@@ -117,7 +117,7 @@ class KeptEventLog(SqliteEventLogStorage):
             yield connection
 
     def _open_engine(self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]) -> sa.Engine:
-        """Return the engine of a file; `first` is Dagster's own connection to it, which makes what is missing."""
+        """Return the engine of a file; `first` is Dagster's own connection to it, which creates missing tables."""
         with self._engines_lock:
             if name not in self._engines:
                 with first() as connection:
@@ -128,12 +128,12 @@ class KeptEventLog(SqliteEventLogStorage):
                     pool_size=1,
                     max_overflow=0,
                     pool_timeout=LOCK_TIMEOUT_S,
-                    # The pool hands the connection from thread to thread, to one at a time.
+                    # The pool gives the connection to one thread at a time.
                     connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False},
                 )
             self._engines.move_to_end(name)
             if len(self._engines) > MAX_OPEN_FILES:
-                # A connection that is lent is closed when it comes back.
+                # A connection in use is closed when it is returned.
                 self._engines.popitem(last=False)[1].dispose()
             return self._engines[name]
 

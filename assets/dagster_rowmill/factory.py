@@ -1,15 +1,16 @@
-"""From a recipe's road to assets: one factory, and the gate that every asset with inputs passes first.
+"""Makes assets of a recipe's steps: one factory, and the gate before every asset with inputs.
 
-What belongs here: the repository's only `@asset`, the two locks of the gate, which errors may be retried.
-What does not: what a stage does (`pipelines/`), what its page shows (`metadata.py`), its thresholds.
+What belongs here: the only `@asset` of the repository, the two conditions of the gate, which errors may be retried.
+What does not: a stage's work (`pipelines/`), the metadata of its page (`metadata.py`), its thresholds.
 
     step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
-              │  lock (a): Dagster's event log holds a passing result on this version under these thresholds
-              └  lock (b): so do the engine's own saved results, which no posted event can forge,
-                           for this version and for all that it was made of
+              │  (a) Dagster's event log holds a passing result on this version under these thresholds
+              └  (b) so do the engine's own saved results, which no posted event can forge,
+                     for this version and for all its ancestors
 
-Dagster's blocking checks hold back later steps of one run only. Materializing downstream alone, deselecting
-the checks, a backfill, a check that crashed or a bound made tighter all walk past them; the gate does not.
+Dagster's blocking checks hold back only later steps of the same run. Materializing a downstream asset alone,
+deselecting the checks, a backfill, a crashed check or a tightened threshold all bypass them; the gate cannot be
+bypassed.
 """
 
 import time
@@ -39,24 +40,24 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 
 RETRY_POLICY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
-"""For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
+"""For disks, networks and lost workers; everything else becomes a Failure that forbids retries."""
 
 CORES_POOL: Final = "cores"
-"""The pool of the stages that use every core of the machine by themselves."""
+"""Pool of the stages that use every core of the machine."""
 
 LOG_INTERVAL_S: Final = 5.0
-"""A progress line in Dagster's log is an event in its database, so not one per part."""
+"""A progress line in Dagster's log is an event in its database, so there is not one per part."""
 
 
 class StageRunConfig(dg.Config):
-    """What may be set for one run in the launchpad."""
+    """Configuration of one run, set in the launchpad."""
 
     version: str | None = None
-    """A kept version to return instead of building; verified whole and gated like a build."""
+    """A kept version to use instead of building; verified and gated like a build."""
 
 
 def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
-    """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
+    """Return one asset per step of the recipe; `condition` is their automation condition."""
     steps = plan_steps(project)
     thresholds = {step.key: step.thresholds for step in steps}
     before = find_asset_deps(steps)
@@ -74,7 +75,7 @@ def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None)
 
 
 def make_rank_partitions(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
-    """Return the pieces of a step's output that can be made one without another; None if there is one piece."""
+    """Return the parts of a step's output that can be made independently; None if there is only one."""
     names = step.stage.partitions
     return None if names is None else dg.StaticPartitionsDefinition(list(names(project.recipe)))
 
@@ -82,19 +83,19 @@ def make_rank_partitions(project: Project, step: Step) -> dg.StaticPartitionsDef
 def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
     """Return the edges of the asset graph: what a step reads, and what it only waits for.
 
-    It waits for every stage whose checks it needs; those that stand before its inputs anyway get no edge,
-    or the last asset would have one to every other. Neither do source files that are read beside rows: the rows' ids
-    hold the digests of their parts, so whatever changes the files changes the rows.
+    A step waits for every stage whose checks it needs; a stage that comes before its inputs anyway gets no edge, or the
+    last asset would have one to every other. Source files that are read in addition to rows get none either: the rows'
+    ids contain the digests of their parts, so a change of the files changes the rows.
     """
     edges: dict[StageKey, tuple[StageKey, ...]] = {}
-    behind: dict[StageKey, set[StageKey]] = {}
+    before: dict[StageKey, set[StageKey]] = {}
     sources = {step.key for step in steps if not step.inputs}
     for step in steps:
-        reached = {key for one in step.inputs for key in behind[one] | {one}}
+        reached = {key for one in step.inputs for key in before[one] | {one}}
         read = [key for key in step.inputs if key not in sources or len(step.inputs) == 1]
         generated = () if step.generated_by is None else (step.generated_by,)
         edges[step.key] = (*generated, *read, *(key for key in step.gates if key not in reached))
-        behind[step.key] = reached | set(step.gates)
+        before[step.key] = reached | set(step.gates)
     return edges
 
 
@@ -107,7 +108,7 @@ def make_stage_asset(
     ranks: dg.StaticPartitionsDefinition | None,
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
-    """Return a step's asset; `needs` are the thresholds of every stage that must be open before it."""
+    """Return a step's asset; `needs` are the thresholds of every stage that gates it."""
 
     @dg.asset(
         key=list(step.key),
@@ -134,7 +135,7 @@ def make_stage_asset(
         ):
             folders = tuple(context.partition_keys) if ranks else ()
             runner.publish_statistics(placed)
-            # A kept version is gated by what it was made of, whatever is current now.
+            # A kept version is gated by its own inputs, whatever is current now.
             inputs = {} if config.version else open_asset_inputs(context.instance, placed, needs, step.inputs)
             report = runner.run_step(
                 placed,
@@ -159,7 +160,7 @@ def make_stage_asset(
 
 
 def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | None:
-    """Return when the order of training counts as overdue: it stands for all that a trainer reads."""
+    """Return when the training order counts as overdue; it represents everything that a trainer reads."""
     hours = project.recipe.execution.overdue_hours
     if hours is None or not step.stage.shows_overdue:
         return None
@@ -167,10 +168,9 @@ def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | 
 
 
 def make_data_version(report: StepReport, project: Project, step: Step) -> dg.DataVersion:
-    """Return the digest of what was written, so that an equal rebuild leaves everything behind it fresh.
+    """Return the digest of the output, so that an equal rebuild leaves every later asset fresh.
 
-    Ranks share one: the order they are dealt from and how many they are. What each of them holds is told
-    beside it.
+    All ranks share one: the digest of their order and their number. Each rank's content is shown in its own metadata.
     """
     find = step.stage.find_data_version
     built = report.manifest
@@ -178,40 +178,40 @@ def make_data_version(report: StepReport, project: Project, step: Step) -> dg.Da
 
 
 def list_asset_kinds(step: Step) -> set[str]:
-    """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
+    """Return the kinds of a graph node; one names the dataset, since the node shows only the last part of its key."""
     if step.stage.scope == "export":
         return {"export"}
-    # A kind becomes the end of a tag's key, which has at most 63 characters; a name may have 64.
+    # A kind becomes the suffix of a tag key, which has at most 63 characters; a name may have 64.
     return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
 
 
 def dagster_name(recipe: str) -> str:
-    """Return a recipe's name as Dagster wants the names of groups, jobs and schedules: without hyphens."""
+    """Return a recipe's name in the form of Dagster's groups, jobs and schedules: without hyphens."""
     return recipe.replace("-", "_")
 
 
 def summarize_step(step: Step, report: StepReport) -> str:
-    """Say in one line what became of a step."""
+    """Summarize a step's result in one line."""
     how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
     return f"{'/'.join(step.key[1:])}: {how}, {console.summarize_output(report.manifest)}"
 
 
 class LogProgress:
-    """Says how far a stage is, at most a line every few seconds; `say` is the run's log."""
+    """Logs a stage's progress, at most a line every few seconds."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
         self._clock = clock
-        # Counted from the start, so that a short stage says nothing.
+        # Counted from the start, so that a short stage logs nothing.
         self._last_s = clock()
 
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Say a line if the last one is long enough ago."""
+        """Log a line if the last one is old enough."""
         now_s = self._clock()
         if now_s - self._last_s < LOG_INTERVAL_S:
             return
         self._last_s = now_s
-        self._say(f"{where}: {done:,} of {total:,} parts, {format_rates(done, total, rows, tokens, seconds)}")
+        self._log(f"{where}: {done:,} of {total:,} parts, {format_rates(done, total, rows, tokens, seconds)}")
 
 
 def open_asset_inputs(
@@ -220,12 +220,12 @@ def open_asset_inputs(
     needs: Mapping[StageKey, Sequence[Threshold]],
     inputs: Sequence[StageKey],
 ) -> dict[StageKey, Manifest]:
-    """Return the vouched-for manifest of every input, or refuse with all that stands in the way.
+    """Return the manifest of every input whose gates are open, or fail with every closed check.
 
     Raises
     ------
     dg.Failure
-        Naming every closed check with its number, threshold and remedy; never retried.
+        If a check is closed; the message gives each one's value, threshold and remedy. It is never retried.
 
     """
     manifests: dict[StageKey, Manifest] = {}
@@ -253,7 +253,7 @@ def open_asset_inputs(
 
 
 def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, threshold: Threshold) -> str | None:
-    """Word what keeps one check of an input shut: the engine's saved result, then Dagster's record; None if open."""
+    """Return why a check is closed, by the engine's saved result, then by Dagster's record; None if it is open."""
     try:
         judge.require_passing_checks(store, built, [threshold])
     except PipelineError as refusal:
@@ -264,7 +264,7 @@ def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, t
     result = results.on(built.key, threshold, built.version)
     if result is None:
         return (
-            f"{where}: {threshold.check}: no result of Dagster for this version; wanted {threshold.wanted}; "
+            f"{where}: {threshold.check}: Dagster has no result for this version; expected {threshold.wanted}; "
             "run this check"
         )
     if result.passed or result.severity == dg.AssetCheckSeverity.WARN:
@@ -284,7 +284,7 @@ def make_gate_failure(closed: Sequence[str]) -> dg.Failure:
 
 @contextmanager
 def only_infrastructure_errors() -> Generator[None, None, None]:
-    """Let out unchanged only what may pass by itself; all else becomes a Failure that is not retried."""
+    """Re-raise transient errors unchanged; turn every other error into a Failure that is not retried."""
     try:
         yield
     except dg.Failure:
@@ -300,9 +300,9 @@ def only_infrastructure_errors() -> Generator[None, None, None]:
 
 
 def is_transient_error(error: BaseException | None) -> bool:
-    """Tell whether trying again can help: a disk, a network or a worker failed, not the data or the recipe.
+    """Return whether a retry can help: a disk, a network or a worker failed, not the data or the recipe.
 
-    Our own errors are asked for their cause: "a worker died" may pass, "the file is cut short" may not.
+    For our own errors, the cause decides: a dead worker is transient, a truncated file is not.
     """
     if error is None:
         return False
@@ -316,6 +316,6 @@ def is_transient_error(error: BaseException | None) -> bool:
 
 
 def _is_lost_worker_of_ray(error: BaseException) -> bool:
-    # By name, so that telling does not import Ray.
+    # By name, to avoid importing Ray.
     lost = {"NodeDiedError", "WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "RaySystemError"}
     return any(one.__module__.startswith("ray.") and one.__name__ in lost for one in type(error).__mro__)

@@ -1,10 +1,10 @@
-"""What Dagster's event log says about assets: their newest versions, and the results of their checks.
+"""Reads Dagster's event log: the newest versions of assets, and the results of their checks.
 
-What belongs here: reading the log, by names that Dagster does not call public; tests notice their loss. What does
-not: deciding anything from what was read (`factory.py`), or how the log is kept (`event_log.py`).
+What belongs here: reading the log, through names that are not public in Dagster; tests detect their loss. What does
+not: deciding anything from it (`factory.py`), storing the log (`event_log.py`).
 
-Both questions are asked for all assets at once: a gate before the ranks of three datasets has sixty checks, and a
-query for each of them was a quarter of a quiet night.
+Both queries cover all assets at once: a gate before the ranks of three datasets has sixty checks, and one query for
+each was a quarter of a nightly run without changes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ CheckKey: TypeAlias = tuple[StageKey, str]
 """An asset's key, and the name of one of its checks."""
 
 MAX_SEARCHED_RESULTS = 50
-"""How far back a result on the present version is looked for, behind those on others."""
+"""Number of records searched for a result on the current version."""
 
 
 def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]) -> dict[StageKey, str | None]:
@@ -36,7 +36,7 @@ def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
 
 
 class CheckHistory:
-    """The results of some checks; one query for the newest of all, another for a check only if that is not it."""
+    """The results of some checks: one query for the newest of all, and another per check only if needed."""
 
     def __init__(self, instance: dg.DagsterInstance, checks: Iterable[CheckKey]) -> None:
         """Read the newest record of each check."""
@@ -47,8 +47,8 @@ class CheckHistory:
     def on(self, key: StageKey, threshold: Threshold, version: str | None) -> dg.AssetCheckEvaluation | None:
         """Return the newest completed result on this version under this threshold.
 
-        A result is a function of (content, threshold): an older one stays true, so a restored version opens at
-        once, and a check that is only planned or crashed hides no result before it.
+        A result is a function of (content, threshold): an older one stays valid, so a restored version opens at once,
+        and a check that is only planned or crashed hides no earlier result.
         """
         check = _make_check_key(key, threshold.check)
         newest = self._newest.get(check)
@@ -69,7 +69,7 @@ def _find_matching_evaluation(
 ) -> dg.AssetCheckEvaluation | None:
     for record in records:
         evaluation: Any = record.evaluation
-        # Else it is only planned: it waits, runs, or died.
+        # Otherwise it is only planned: queued, running or dead.
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             seen = {name: value.value for name, value in evaluation.metadata.items()}
             if (seen.get(metadata.VERSION_KEY), seen.get("terms")) == (version, threshold.digest):

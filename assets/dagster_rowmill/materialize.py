@@ -1,7 +1,7 @@
-"""A whole recipe through Dagster in one process: every asset, every rank, every check; for `make demo`.
+"""Materializes a whole recipe with Dagster in one process: every asset, rank and check; for `make demo`.
 
-What belongs here: the run itself and what a terminal shows of it. What does not: definitions, or building
-without Dagster (`rowmill build`).
+What belongs here: the run itself and its terminal output. What does not: definitions, or building without Dagster
+(`rowmill build`).
 
     python -m dagster_rowmill.materialize demo
 """
@@ -27,7 +27,7 @@ from rowmill.reports import report_page, summary
 
 
 def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    """Run a recipe's whole road in this process; a failed step is in the result, not an exception."""
+    """Run all steps of a recipe in this process; a failed step is in the result, not an exception."""
     [project] = open_projects([path], store)
     definitions = build_definitions([path], store, loggers={"console": stages_only})
     return definitions.resolve_job_def(f"rebuild_{dagster_name(project.recipe.name)}").execute_in_process(
@@ -40,7 +40,7 @@ def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> 
 
 @dg.logger
 def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
-    """Print what stages and checks say, and none of the hundreds of events that Dagster logs about its steps."""
+    """Print messages of stages and checks, but none of the hundreds of events that Dagster logs about its steps."""
     printer = logging.StreamHandler(sys.stdout)
     printer.addFilter(_is_stage_message)
     printer.setFormatter(_MessageFormatter())
@@ -53,36 +53,38 @@ def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
 
 
 class _MessageFormatter(logging.Formatter):
-    """The words alone: run ids and step names are for the log of a server."""
+    """Prints only the message: run ids and step names are for the log of a server."""
 
     def format(self, record: logging.LogRecord) -> str:
         return str(_get_dagster_meta(record).get("orig_message", record.getMessage()))
 
 
 def _is_stage_message(record: logging.LogRecord) -> bool:
-    # Errors are Dagster's own, one for each step that a failed one holds back; `failures` says them once.
+    # Errors are Dagster's, one for each step that a failed one holds back; `list_failures` reports each once.
     return _get_dagster_meta(record).get("dagster_event") is None and record.levelno < logging.ERROR
 
 
 def _get_dagster_meta(record: logging.LogRecord) -> dict[str, Any]:
-    # What Dagster adds to every record it hands to a logger of ours.
+    # Dagster adds this attribute to every record that it passes to our logger.
     return getattr(record, "dagster_meta", {})
 
 
 def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return what each failed step said, in the order in which they failed; a bug with its traceback."""
-    said: list[str] = []
+    """Return the message of each failed step, in order of failure; for a bug, with its traceback."""
+    failures: list[str] = []
     for event in result.all_events:
         if event.is_step_failure:
             data = event.step_failure_data
             text = data.user_failure_data.description if data.user_failure_data else None
             trace = _format_traceback(data.error.cause if data.error else None)
-            said.append(f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}")
-    return said
+            failures.append(
+                f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}"
+            )
+    return failures
 
 
 def _format_traceback(cause: Any) -> str:
-    """Return the traceback of what a step failed from, unless it is an error whose words are complete."""
+    """Return the traceback of a step's failure, unless it is one of our errors, whose messages are complete."""
     return "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
 
 
@@ -92,7 +94,7 @@ def find_recipe(name: str, configs: Path) -> Path:
     Raises
     ------
     ConfigError
-        Naming the recipes there are.
+        If there is no such recipe; the message lists the known ones.
 
     """
     known = {path.stem: path for path in recipe.find_recipes(configs)}
@@ -104,7 +106,7 @@ def find_recipe(name: str, configs: Path) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Materialize one recipe and print the short report; exit status 1 if a step failed."""
+    """Materialize one recipe and print its summary; exit status 1 if a step failed."""
     parser = argparse.ArgumentParser(prog="python -m dagster_rowmill.materialize", description=__doc__)
     parser.add_argument("recipe", help="the recipe's name, as in configs/<name>.yaml")
     name = parser.parse_args(arguments).recipe

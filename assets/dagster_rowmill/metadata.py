@@ -1,12 +1,12 @@
-"""What a stage's page shows: a report of the engine as numbers, tables and plots for Dagster.
+"""Metadata of a stage's page: the engine's report as numbers, tables and plots for Dagster.
 
-What belongs here: turning a manifest into metadata entries. What does not: drawing (`plots.py`),
-computing any of the numbers; a number that is missing here is missing in the manifest.
+What belongs here: turning a manifest into metadata entries. What does not: drawing (`plots.py`), computing any number;
+a number that is missing here is missing in the manifest.
 
-Three habits of Dagster's pages decide the shapes. Numbers are drawn over time, so their keys never change.
-Markdown shows inline below 1,000 characters and behind a button above, so a plot is two entries: a
-sparkline of one path with integer steps, and the full picture. Markdown may hold image links that call
-out, so text from data never enters it: it goes into table cells, which are shown as plain text.
+Three properties of Dagster's pages decide the form. Numbers are plotted over time, so their keys never change. Markdown
+is shown inline below 1,000 characters and behind a button above, so a plot is two entries: a sparkline of one path with
+integer steps, and the full plot. Markdown may contain image links that make requests, so text from data never enters
+it: it goes into table cells, which are shown as plain text.
 """
 
 import math
@@ -29,21 +29,21 @@ MetadataPage: TypeAlias = dict[str, Any]
 """Metadata entries by key; every value is one of Dagster's metadata values."""
 
 MAX_TABLE_ROWS = 30
-"""Rows of a table on a page: the event log keeps every page for ever."""
+"""Rows of a table on a page: the event log keeps every page."""
 MAX_INLINE_CHARS = 1000
-"""Dagster's user interface shows shorter Markdown in place, and hides the rest behind a button."""
+"""Dagster's UI shows shorter Markdown inline, and longer Markdown behind a button."""
 MAX_PLOT_BYTES = 64 << 10
 MAX_SPARK_BARS = 48
 """More bars than these make a sparkline of more than `MAX_INLINE_CHARS`."""
 
 VERSION_KEY = "version"
-"""The key under which every materialization and every result names the version of the manifest it speaks of."""
+"""Metadata key of the manifest version, in every materialization and check result."""
 
 
 def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> MetadataPage:
-    """Return the page of a stage that was just run or reused; `reports_url` is where reports are served."""
+    """Return the page of a stage that was just run or reused; `reports_url` is the base URL of served reports."""
     manifest = report.manifest
-    # A page shows entries in this order: pictures and tables answer the first questions, the checks' numbers the next.
+    # A page shows entries in this order: plots and tables answer the first questions, the checks' values the next.
     return {
         **_show_plots(manifest.histograms),
         **_show_bars(manifest.tables),
@@ -60,14 +60,14 @@ def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> 
 
 
 def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
-    """Lead to a page under `reports/`: by its address where reports are served, else by where it lies."""
+    """Link a page under `reports/`: by URL if reports are served, else by path."""
     if reports_url:
         return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
     return dg.MetadataValue.path(store.path(path.partition("#")[0]))
 
 
 def _show_build(report: StepReport, store: Store) -> MetadataPage:
-    # Named apart from the facts: how many parts there are is one thing, how many this build made another.
+    # Separate from the facts: the number of parts is one thing, the number that this build made another.
     manifest = report.manifest
     return {
         "build_reused": dg.MetadataValue.bool(report.reused),
@@ -82,7 +82,7 @@ def _show_build(report: StepReport, store: Store) -> MetadataPage:
 
 
 def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
-    """Return what is shown of one rank alone: its counts, and the digest of its content."""
+    """Return the metadata of one rank: its counts, and the digest of its content."""
     ranks = dict(zip(manifest.card.get("ranks", ()), manifest.parts, strict=False))
     if rank not in ranks:
         return {}
@@ -92,8 +92,8 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
 
 
 def make_check_page(result: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
-    """Return what is shown beside a check's result; the gate reads `version` and `terms` from it."""
-    # Not measured or not applicable: no entry, since a key that is once a number and once a text is drawn as neither.
+    """Return the metadata of a check result; the gate reads `version` and `terms` from it."""
+    # No entry if not measured or not applicable: Dagster cannot plot a key that is sometimes text.
     value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
     return {
         "law": dg.MetadataValue.text(result.check),
@@ -120,7 +120,7 @@ def _show_numbers(manifest: Manifest) -> MetadataPage:
 
 
 def _show_inapplicable_checks(manifest: Manifest) -> MetadataPage:
-    """Name the checks that have no meaning for this data; a number of them would claim that something was measured."""
+    """List the facts that do not apply to this data; a number would claim that something was measured."""
     names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
     return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
 
@@ -134,7 +134,7 @@ def _make_number_entry(value: float) -> dg.MetadataValue:
 
 
 def _show_tokens(manifest: Manifest) -> MetadataPage:
-    """Return the tokens by class, and the trained share of those that a model gets to see."""
+    """Return the tokens by class, and the trained share of the tokens that a model sees."""
     counts: dict[str, int] = {}
     for _, token_class, tokens in manifest.token_ledger:
         counts[token_class] = counts.get(token_class, 0) + tokens
@@ -157,7 +157,7 @@ CLASS_COLOURS = {
 
 
 def _draw_share_bar(counts: Mapping[str, int]) -> str:
-    """Draw one bar divided by class, small enough to stand inline; the large picture has names and numbers."""
+    """Draw one bar divided by class, small enough to be inline; the large plot has names and numbers."""
     total, x, pieces = sum(counts.values()), 0, ""
     for name, colour in CLASS_COLOURS.items():
         wide = round(240 * counts.get(name, 0) / total)
@@ -195,15 +195,15 @@ def _show_bars(tables: Mapping[str, DisplayTable]) -> MetadataPage:
 
 
 def embed_picture(svg: str, name: str) -> dg.MetadataValue:
-    """Wrap a picture as Markdown; one too large for the event log is left to the report."""
+    """Wrap a plot as Markdown; one that is too large for the event log is only in the report."""
     if len(svg) > MAX_PLOT_BYTES:
         return dg.MetadataValue.text("too large for this page; see the stage's report")
     return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.make_data_uri(svg)})")
 
 
-def join_counts(counts: Sequence[int], most: int) -> list[int]:
-    """Add up neighbouring counts until at most `most` are left; the sum is kept."""
-    run = max(1, math.ceil(len(counts) / most))
+def join_counts(counts: Sequence[int], max_bars: int) -> list[int]:
+    """Merge neighbouring counts until at most `max_bars` remain; the sum is preserved."""
+    run = max(1, math.ceil(len(counts) / max_bars))
     return [sum(counts[i : i + run]) for i in range(0, len(counts), run)]
 
 
@@ -211,19 +211,19 @@ _NO_TABLE = DisplayTable((), ())
 
 
 def _show_tables(manifest: Manifest) -> MetadataPage:
-    """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
+    """Return the stage's tables, without those that a plot or a ledger already shows."""
     ledgers = {
         "ledger": DisplayTable(("state", "reason", "records"), _sort_ledger(manifest.ledger)),
         "token_ledger": DisplayTable(("split", "class", "tokens"), manifest.token_ledger),
         "waivers": DisplayTable(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
     }
-    said = {
+    shown_elsewhere = {
         *manifest.histograms,
-        # A table with rows to look at says more than the ledger does.
+        # A table of rejects with sample rows shows more than the ledger.
         *(["rejects"] if manifest.ledger and len(manifest.tables.get("rejects", _NO_TABLE).columns) == 2 else []),
         *(["tokens"] if manifest.token_ledger else []),
     }
-    own = {name: table for name, table in manifest.tables.items() if name not in said}
+    own = {name: table for name, table in manifest.tables.items() if name not in shown_elsewhere}
     page: MetadataPage = {}
     for name, table in (own | ledgers).items():
         if table.rows:

@@ -1,10 +1,10 @@
-"""How long Dagster's history is kept: runs with all their events, but never what is newest of an asset or a check.
+"""Deletes old runs from Dagster's history, but never the newest event of an asset or a check.
 
-What belongs here: which runs go, the job and the schedule that remove them. What does not: how a run's events are
-removed (`event_log.py`, or Dagster's own storage), and versions of data, which `rowmill gc` collects.
+What belongs here: choosing runs to delete, the job and the schedule that delete them. What does not: deleting a run's
+events (`event_log.py`, or Dagster's own storage), and versions of data, which `rowmill gc` removes.
 
-A run keeps its events as long as one of them is the newest of its kind: the last materialization of an asset or of a
-partition, or the last result of a check. Gates and pages ask for these, however old they are.
+A run is kept as long as one of its events is the newest of its kind: the last materialization of an asset or a
+partition, or the last result of a check. Gates and pages need these, however old they are.
 
 Dagster itself removes only ticks of schedules and sensors (`retention` in `dagster.yaml`).
 """
@@ -21,18 +21,18 @@ from rowmill.core.errors import ConfigError
 
 DAYS_VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
 DEFAULT_DAYS: Final = 30
-"""How long runs are kept where the variable says nothing; 0 keeps all."""
+"""Days for which runs are kept if the variable is not set; 0 keeps all."""
 
 PRUNE_CRON: Final = "30 3 * * *"
-"""Behind the hour at which nights begin by default, in UTC."""
+"""After the default hour of nightly runs, in UTC."""
 
 FINISHED_STATUSES: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 LASTING_EVENTS: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-"""Events that may be asked for long after their run."""
+"""Events that may be needed long after their run."""
 
 
 def read_days_kept() -> int:
-    """Return for how many days runs are kept, as the environment says.
+    """Return for how many days runs are kept, from the environment.
 
     Raises
     ------
@@ -40,40 +40,39 @@ def read_days_kept() -> int:
         If it is not a number of days.
 
     """
-    given = os.environ.get(DAYS_VARIABLE, "")
-    if given and not given.isdecimal():
+    text = os.environ.get(DAYS_VARIABLE, "")
+    if text and not text.isdecimal():
         raise ConfigError(
-            f"{DAYS_VARIABLE}: {given!r} is not a number of days; allowed is an integer from 0, which keeps all runs; "
-            "correct it, or unset it"
+            f"{DAYS_VARIABLE}: expected a number of days, got {text!r}; 0 keeps all runs; correct it, or unset it"
         )
-    return int(given) if given else DEFAULT_DAYS
+    return int(text) if text else DEFAULT_DAYS
 
 
 def delete_old_runs(instance: dg.DagsterInstance, *, days: int, now: datetime | None = None) -> int:
-    """Delete the runs that ended more than so many days ago and hold nothing newest; return how many went."""
+    """Delete runs that ended more than `days` ago and hold no newest event; return their number."""
     if days == 0:
         return 0
     before = (now or datetime.now(UTC)) - timedelta(days=days)
     ended = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
     newest = _NewestEvents(instance)
-    gone = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
-    gone = [run_id for run_id in gone if not newest.is_in(run_id)]
-    for run_id in gone:
+    expired = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
+    expired = [run_id for run_id in expired if not newest.is_in(run_id)]
+    for run_id in expired:
         instance.delete_run(run_id)
         instance.compute_log_manager.delete_logs(prefix=[run_id])
-    return len(gone)
+    return len(expired)
 
 
 @dataclass(frozen=True, slots=True)
 class _NewestEvents:
-    """Which run holds the newest event of each asset, partition and check; asked once for each."""
+    """Looks up the run with the newest event of each asset, partition and check; cached."""
 
     instance: dg.DagsterInstance
     _of_assets: dict[tuple[dg.AssetKey, str | None], str | None] = field(default_factory=dict)
     _of_checks: dict[dg.AssetCheckKey, str | None] = field(default_factory=dict)
 
     def is_in(self, run_id: str) -> bool:
-        """Tell whether a run holds the newest event of anything."""
+        """Return whether a run holds the newest event of any asset, partition or check."""
         events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
         made = {(one.asset_key, one.partition) for one in events if one and one.is_step_materialization}
         judged = {
@@ -106,24 +105,24 @@ def _filter_named(
 
 
 class PruneConfig(dg.Config):
-    """What may be set for one run in the launchpad."""
+    """Configuration of one run, set in the launchpad."""
 
     days: int | None = None
-    """Days for which runs are kept, 0 for ever; null is what the environment says."""
+    """Days for which runs are kept, 0 for all; null: from the environment."""
 
 
-@dg.op(name="prune_runs", description="Deletes old runs that hold nothing newest.")
+@dg.op(name="prune_runs", description="Deletes old runs that hold no newest event.")
 def prune_runs(context: dg.OpExecutionContext, config: PruneConfig) -> None:
-    """Delete old runs from the history that this run is written to."""
+    """Delete old runs from this instance's history."""
     days = read_days_kept() if config.days is None else config.days
-    gone = delete_old_runs(context.instance, days=days)
-    context.log.info(f"{gone} runs deleted; kept are those of {days} days" if days else "all runs are kept")
+    deleted = delete_old_runs(context.instance, days=days)
+    context.log.info(f"{deleted} runs deleted; runs of the last {days} days are kept" if days else "all runs are kept")
 
 
 @dg.job(
     name="prune_history",
     executor_def=dg.in_process_executor,
-    description="Deletes old runs with their events; the newest of each asset and check stays, however old it is.",
+    description="Deletes old runs with their events; the newest event of each asset and check is kept.",
 )
 def prune_history() -> None:
     """Run the only step."""
@@ -131,7 +130,7 @@ def prune_history() -> None:
 
 
 def make_pruning_schedule() -> dg.ScheduleDefinition:
-    """Return the schedule of the job, which is on unless someone switches it off."""
+    """Return the schedule of the job, which is on by default."""
     return dg.ScheduleDefinition(
         name="daily_prune_history",
         job=prune_history,

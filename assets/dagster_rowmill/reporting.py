@@ -1,15 +1,15 @@
-"""When a run writes its recipe's report: at each of its ends, and wherever it is held back.
+"""Decides when a run writes its recipe's report: after its last steps, and when a failure stops it.
 
-What belongs here: which step of a run that is. What does not: what the report says, and whether it says so already
-(`report_page.py`).
+What belongs here: choosing the step of a run that writes it. What does not: the report's content, and whether it is
+already up to date (`report_page.py`).
 
     run of …            steps                                          report
     canonical_rows      rows ─► checks                                 after checks
     the same, no check  rows                                           after rows
     all                 rows ─► checks ─► examples ─► … ─► checks      after the last checks
-    all, rows fail      rows ─► checks ✗                               after these checks, and after all that come yet
+    all, rows fail      rows ─► checks ✗                               after these checks, and after all later ones
 
-To write the report of three datasets takes 0.25 s, to find that it says all already 0.02 s. So a step that others of
+Writing the report of three datasets takes 0.25 s, finding that it is up to date 0.02 s. So a step that other steps of
 its run wait for leaves it to them.
 """
 
@@ -26,7 +26,7 @@ from rowmill.core.errors import PipelineError
 from rowmill.reports import report_page
 
 _HELD_BACK_RUNS: set[str] = set()
-"""Runs of this process of which some step will not come: nobody can leave the report to another any more."""
+"""Runs of this process in which a step will not run: no step can leave the report to a later one."""
 
 
 def name_check_step(asset: dg.AssetKey) -> str:
@@ -38,13 +38,13 @@ def name_check_step(asset: dg.AssetKey) -> str:
 def write_report_after_stage(
     context: dg.AssetExecutionContext, project: Project, step: Step, storage: StorageResource
 ) -> Generator[Project, None, None]:
-    """Hand out the project where its work is done, and write the report behind a stage's work where it is due."""
+    """Yield the project with its storage, and write the report after the stage's work if it is due."""
     placed = replace(project, store=storage.store())
     try:
         yield placed
     except Exception:
         _HELD_BACK_RUNS.add(context.run.run_id)
-        # What kept the stage from being made may keep the report from being written; it is what has to be told.
+        # The stage's failure may also prevent the report; only the failure must be reported.
         with suppress(PipelineError, OSError):
             report_page.write_report(placed)
         raise
@@ -56,17 +56,17 @@ def write_report_after_stage(
 def write_report_after_checks(
     context: dg.AssetCheckExecutionContext, project: Project, step: Step, *, shut: bool
 ) -> None:
-    """Write the report behind a stage's checks where it is due; `shut`: they keep what follows from being built."""
+    """Write the report after a stage's checks if it is due; `shut`: a check blocks the later stages."""
     if shut:
         _HELD_BACK_RUNS.add(context.run.run_id)
-    # Dagster lets what follows run before checks of which none can block it.
+    # Dagster does not wait for checks that cannot block the later steps.
     blocks = any(one.severity == "error" for one in step.thresholds)
     if not blocks or _is_report_due(context, project, step, list_run_steps(context)):
         context.log.info("report: %s", report_page.write_report(project))
 
 
 def list_run_steps(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> set[str]:
-    """Return the names of all steps of a run; one that is repeated from a failure has fewer than its job."""
+    """Return the names of all steps of a run; a run repeated from a failure has fewer than its job."""
     names = {node.name for node in context.job_def.nodes}
     return names & set(context.run.step_keys_to_execute or names)
 
@@ -81,7 +81,7 @@ def _is_report_due(
 
 
 def _iterate_later_steps(project: Project, step: Step) -> Iterator[Step]:
-    """Yield the steps that read what a step makes or wait for it, however far down the road."""
+    """Yield the steps that read a step's output or wait for it, directly or through other steps."""
     reached = {step.key}
     for one in steps.plan_steps(project):
         if not reached.isdisjoint((*one.inputs, *one.gates)):

@@ -1,7 +1,7 @@
-"""What assets are handed from outside: where built things lie, and what runs the steps of a Dagster run.
+"""Dagster resources of the assets: the storage root, and the executors of a run.
 
-What belongs here: the storage root as a Dagster resource, the executors a recipe may name. What does not:
-logic of any kind, or the engine's own executors (`pipelines/executors/`), which work inside one step.
+What belongs here: the storage root as a Dagster resource, the executors that a recipe can name. What does not: logic,
+or the engine's own executors (`pipelines/rowmill/executors/`), which work inside one step.
 """
 
 from typing import Any, Final
@@ -12,18 +12,18 @@ from rowmill.core.storage import Store
 
 
 class StorageResource(dg.ConfigurableResource[Any]):
-    """The root under which the engine writes: a folder or any fsspec URL."""
+    """The storage root of the engine: a folder or any fsspec URL."""
 
     root: str
     reports_url: str = ""
-    """Where the folder of reports is served; empty where it is not."""
+    """Base URL of served reports; empty if they are not served."""
 
     def store(self) -> Store:
-        """Return the engine's view of the root."""
+        """Return the engine's store for the root."""
         return Store(self.root)
 
     def served(self, own: str | None) -> str:
-        """Return where reports are served: where the recipe says, else where this server does."""
+        """Return the base URL of reports: the recipe's, else this server's."""
         return own or self.reports_url
 
 

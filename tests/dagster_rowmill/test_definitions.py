@@ -177,7 +177,7 @@ def test_option_that_dagster_does_not_take_is_in_the_same_error(
     with pytest.raises(ConfigError) as caught:
         build_definitions([first.path, second.path], first.store)
 
-    assert "first: execution: Dagster does not take it: " in str(caught.value)
+    assert "first: execution: Dagster refuses it: " in str(caught.value)
     assert str(next(iter(option.values()))).strip("[']") in str(caught.value)
     assert str(second.path) in str(caught.value)
 

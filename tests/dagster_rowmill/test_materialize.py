@@ -72,7 +72,7 @@ def test_materialize_refuses_days_of_history_before_anything_runs(tiny: Tiny, mo
     done = materialize(tiny, "tiny")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "ROWMILL_HISTORY_DAYS: 'many' is not a number of days" in done.stderr
+    assert "ROWMILL_HISTORY_DAYS: expected a number of days, got 'many'" in done.stderr
     assert not Path(tiny.store).exists()
 
 

@@ -151,7 +151,8 @@ def test_job_prunes_the_history_that_it_is_written_to(
     assert result.success
     assert kept(instance) == {*runs, result.run_id}
     assert any(
-        one.user_message == "0 runs deleted; kept are those of 7 days" for one in instance.all_logs(result.run_id)
+        one.user_message == "0 runs deleted; runs of the last 7 days are kept"
+        for one in instance.all_logs(result.run_id)
     )
 
 
@@ -163,7 +164,7 @@ def test_schedule_is_on_by_default() -> None:
 def test_variable_that_is_no_number_of_days_is_an_error(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(pruning.DAYS_VARIABLE, given)
 
-    with pytest.raises(ConfigError, match=f"{pruning.DAYS_VARIABLE}: '{given}' is not a number of days"):
+    with pytest.raises(ConfigError, match=f"{pruning.DAYS_VARIABLE}: expected a number of days, got '{given}'"):
         pruning.read_days_kept()
 
 

@@ -1,11 +1,11 @@
-# The words of this project. `make help` lists them; `make demo` and `make test` need nothing but Python and make.
-# What belongs here: which command a word stands for. What does not: logic; that lives in the programs named.
+# The targets of this project. `make help` lists them; `make demo` and `make test` need nothing but Python and make.
+# What belongs here: which command a target runs. What does not: logic, which belongs to the programs that it runs.
 
 # Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=python3.12
 PYTHON ?=
-# Further words for pytest: make test PYTEST_ARGS="tests/repository/test_layers.py -x"
+# Further arguments for pytest: make test PYTEST_ARGS="tests/repository/test_layers.py -x"
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
-# `make test CI=1` also runs what takes long: servers, nights, kills, whole real datasets, the browser.
+# `make test CI=1` also runs the slow tests: servers, nightly runs, kills, whole real datasets, the browser.
 CI ?=
 export CI
 
@@ -15,7 +15,7 @@ CHECKS := .venv/checks
 BIN := .venv/bin
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 
-# Nothing that runs here reports to anyone.
+# No program that runs here sends telemetry.
 export DAGSTER_DISABLE_TELEMETRY = 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 export RAY_USAGE_STATS_ENABLED = 0
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TRANSFORMERS_NO_ADVISORY_WARNINGS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-# The demo and the tests read only what the repository holds; a look-up over the network is a mistake.
+# The demo and the tests read only files of the repository; a request to the network would be a mistake.
 demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
@@ -42,7 +42,7 @@ demo: $(READY)  ## install what is missing, then build the demo recipe through D
 test: $(TESTS)  ## install what is missing, then run the tests; with CI=1 also the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
-ui: $(READY)  ## open Dagster's webserver and daemon on 127.0.0.1
+ui: $(READY)  ## start Dagster's webserver and daemon on 127.0.0.1
 	@$(BIN)/rowmill ui
 
 check: $(CHECKS)  ## format, lint, types, import layers, spelling
@@ -52,39 +52,39 @@ check: $(CHECKS)  ## format, lint, types, import layers, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-fix: $(CHECKS)  ## repair what format and lint can repair by themselves
+fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-campaign: $(TESTS)  ## flip bits in every kind of file, kill at every kind of rename, cut off the storage, and count
+campaign: $(TESTS)  ## run the fault campaigns: flipped bits, kills at renames, storage failures
 	@$(BIN)/python -m pytest -q --slow --campaign -m campaign
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
 
-screenshots: $(TESTS)  ## take the pictures of the documentation with Debian's chromium, by the test that drives it
+screenshots: $(TESTS)  ## take the documentation's screenshots with the browser test (needs Debian's chromium)
 	@$(call install,.[browser])
 	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/end_to_end/test_browser.py
 
-docs: $(READY)  ## write the generated pages and the JSON Schema again
+docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 	@$(BIN)/python -m docs.generate.reference
 	@$(BIN)/python -m docs.generate.template_table
 
-lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
+lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock
 	build/lock/bin/pip install --quiet --editable '.[browser,dev,train]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > build/lock/frozen.txt
 	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt
 
-clean:  ## remove the environment; built data (.rowmill) and Dagster's history (.dagster) stay
+clean:  ## remove the environment; keep built data (.rowmill) and Dagster's history (.dagster)
 	rm -rf .venv build
 
-# Byte code is written as modules are first imported: compiling all of 1.4 GB takes a quarter of the time of installing it.
+# Modules are byte-compiled on first import: compiling all 1.4 GB would take a quarter of the installation time.
 install = $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '$(1)'
 
 # A name such as python3.13 may be on the PATH and still not run (a version manager's stub), or lack venv (Debian splits
-# it off), so each candidate is tried, not looked up.
+# it off), so each candidate is run, not only looked up.
 define environment
 @set -eu; chosen=; \
 for one in $(CANDIDATES); do \
@@ -101,7 +101,7 @@ if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; t
 fi
 endef
 
-# What every build imports, imported once, so that also `rowmill` called directly finds its byte code.
+# Imports once what every build imports, so that `rowmill` called directly finds byte code, too.
 warm = $(BIN)/python -c 'import dagster, duckdb, great_expectations, polars, transformers; import rowmill.cli.main' 2>/dev/null
 
 $(READY): pyproject.toml constraints.txt

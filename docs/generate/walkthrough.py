@@ -1,10 +1,10 @@
-"""The walk: one row of the demo through every door, with its bytes, as the page docs/walk.md.
+"""Writes the walkthrough, docs/walk.md: one row of the demo through every stage, with its bytes.
 
-What belongs here: choosing the row, asking each stage's own output for it, laying it out. What does not: any
-stage's work; the demo is built in a temporary folder, and what is shown is read back from there.
+What belongs here: choosing the row, reading it from each stage's output, formatting it. What does not: any stage's
+work; the demo is built in a temporary folder, and everything shown is read from there.
 
-Times, paths of this machine and fingerprints (they follow the versions of libraries) are left out, so that the
-page is the same wherever it is written.
+Times, local paths and fingerprints (which depend on library versions) are omitted, so that the page is the same on
+every machine.
 """
 
 import contextlib
@@ -50,14 +50,14 @@ RECORD_FILE, RECORD_LINE = "configs/demo/data/chats-1.jsonl", 40
 
 DEMO_NOTICE = "<!-- Written by `make docs` from a build of the demo; changes by hand are lost. -->"
 INTRODUCTION = """
-One record of the demo, from its line in a file to a row on a GPU and back.
-Everything below is read from a build of `configs/demo/demo.yaml`; `make demo` makes the same.
+This page follows one record of the demo from its line in a source file to a row on a GPU, and back.
+Everything below is read from a build of `configs/demo/demo.yaml`; `make demo` builds the same.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _TracedRow:
-    """A built project, and where in it the row stands."""
+    """A built project, and the trace of its row."""
 
     project: Project
     trace: RowTrace
@@ -65,14 +65,14 @@ class _TracedRow:
 
     @property
     def work(self) -> StageContext:
-        """The work place of tokenizing, to open the rooms that the build used."""
+        """The stage context of tokenization, to open the same tokenizer and template as the build."""
         key = (self.project.recipe.name, DEMO_DATASET, tokenized_examples.STAGE.name)
         return StageContext(
             self.project.recipe, self.project.store, self.project.base, key, DEMO_DATASET, {}, LocalPool(1)
         )
 
     def made(self, *key: str) -> Manifest:
-        """Return the current output of a stage of the dataset, or of the recipe with a key of its own."""
+        """Return the current output of a stage, given its key without the recipe."""
         found = manifest.load_current(self.project.store, (self.project.recipe.name, *key))
         assert found is not None
         return found
@@ -106,7 +106,7 @@ def capture_command(*words: str, columns: int | None = None) -> str:
 
 @contextlib.contextmanager
 def build_demo(root: Path) -> Generator[Project, None, None]:
-    """Lend a build of the demo of the project in `root`, made aside."""
+    """Yield a build of the demo of the project in `root`, in a temporary storage root."""
     with tempfile.TemporaryDirectory() as folder:
         project = steps.open_project(root / DEMO_RECIPE, folder)
         runner.build(project)
@@ -119,7 +119,7 @@ def render_walkthrough(project: Project) -> str:
     parts = inputs.load_source_parts(_load_current(project, raw_dataset.STAGE.name))
     part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
     walker = _TracedRow(project, trace, part)
-    doors = (
+    sections = (
         _describe_source_line,
         _describe_part,
         _describe_row,
@@ -130,9 +130,9 @@ def render_walkthrough(project: Project) -> str:
         _describe_order,
         _describe_trace_back,
     )
-    lines = ["# A walk", "", DEMO_NOTICE, *INTRODUCTION.splitlines(), ""]
-    for number, door in enumerate(doors, 1):
-        title, *rest = door(walker)
+    lines = ["# Walkthrough", "", DEMO_NOTICE, *INTRODUCTION.splitlines(), ""]
+    for number, section in enumerate(sections, 1):
+        title, *rest = section(walker)
         lines += [f"## {number}. {title}", "", *rest, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -163,15 +163,15 @@ def _render_code(text: str) -> str:
 def _describe_source_line(walker: _TracedRow) -> Iterator[str]:
     origin = walker.trace.origin
     yield "The source line"
-    yield f"Line {origin.line} of `{origin.url}`, {len(origin.raw)} bytes, as `source.train_urls` found it:"
+    yield f"Line {origin.line} of `{origin.url}`, {len(origin.raw)} bytes, found through `source.train_urls`:"
     yield ""
     yield from _render_block(origin.raw.decode(), "json")
 
 
 def _describe_part(walker: _TracedRow) -> Iterator[str]:
     part = inputs.load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name))[walker.part]
-    yield "A part, and an id (`raw_dataset`)"
-    yield "Files are cut into parts, and a part is named by its bytes."
+    yield "The part, and the row id (`raw_dataset`)"
+    yield "Files are cut into parts, and a part is named by the digest of its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."
     yield ""
     row_id = walker.trace.row_id
@@ -181,20 +181,20 @@ def _describe_part(walker: _TracedRow) -> Iterator[str]:
         f"row id               {row_id:<22}record {row_id.rpartition(':')[2]} of the part, counted from 0"
     )
     yield ""
-    yield "Lines appended to the file rename no row, since a finished part keeps its bytes."
+    yield "Lines appended to the file do not change existing row ids, since a finished part keeps its bytes."
 
 
 def _describe_row(walker: _TracedRow) -> Iterator[str]:
     row = walker.one(canonical_rows.STAGE.name, "rows", "row_id", walker.trace.row_id)
     yield "The canonical row (`canonical_rows`)"
-    yield "One shape for all sources: `thinking` became `reasoning_content`, and the report counts it."
-    yield "Columns that are null, zero, false or empty are left out here."
+    yield "All sources get the same shape: here `thinking` became `reasoning_content`, and the report counts it."
+    yield "Columns that are null, zero, false or empty are omitted here."
     yield ""
     shown = {name: _decode_value(name, value) for name, value in row.items() if value or name == "messages"}
     yield from _render_block(json.dumps(shown, indent=2, ensure_ascii=False), "json")
     yield ""
-    yield "`messages` is stored as JSON text, because Arrow would give every message the keys of all others."
-    yield "The split follows from a hash of the group (`splits.group_key`), so that no other row can move it."
+    yield "`messages` is stored as JSON text, because Arrow would give every message the union of all keys."
+    yield "The split follows from a hash of the group (`splits.group_key`), so that it does not depend on other rows."
 
 
 def _decode_value(name: str, value: Any) -> Any:
@@ -207,7 +207,7 @@ def _decode_value(name: str, value: Any) -> Any:
 
 
 def _mask_row(walker: _TracedRow) -> MaskedConversation:
-    """Print and mask the row with the rooms that the build used."""
+    """Render and mask the row as the build did."""
     work = walker.work
     loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
     spec = tokenized_examples.resolve_renderer_spec(work, loaded)
@@ -222,9 +222,9 @@ def _mask_row(walker: _TracedRow) -> MaskedConversation:
 def _describe_text(walker: _TracedRow) -> Iterator[str]:
     masked = _mask_row(walker)
     yield "The text and its spans (`tokenized_examples`)"
-    yield "The chat template prints the row with a mark before each message."
-    yield "The marks, taken out again, give the spans."
-    yield "The text is what `apply_chat_template` prints, and a sample of all rows is compared with it."
+    yield "The chat template renders the row with a mark before each message."
+    yield "Removing the marks gives the spans."
+    yield "The text is what `apply_chat_template` returns; a sample of all rows is compared with it."
     yield ""
     yield from _render_block(masked.text)
     yield ""
@@ -237,9 +237,9 @@ def _describe_text(walker: _TracedRow) -> Iterator[str]:
     rows += [("**trained**", f"{t.start}–{t.end}", _render_code(masked.text[t.start : t.end])) for t in masked.trained]
     yield from _render_table(("span", "characters", "text"), rows)
     yield ""
-    yield "Trained is what the model itself must write."
-    yield "The header is not, since the prompt prints it at inference."
-    yield "The end of turn is, or the model would never stop."
+    yield "The text that the model must write is trained."
+    yield "The header is not trained, since it is part of the prompt at inference."
+    yield "The end of turn is trained, or the model would never stop."
 
 
 def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
@@ -247,7 +247,7 @@ def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
     example = walker.one(tokenized_examples.STAGE.name, "examples", "example_id", example_id)
     yield "Tokens and the loss mask (`tokenized_examples`)"
     yield f"Example `{example_id}`: {tokens} tokens, {trained} trained."
-    yield "A token trains if all its bytes lie in a trained span."
+    yield "A token is trained if all its bytes are in a trained span."
     yield ""
     ids: list[int] = example["input_ids"]
     texts = _decode_tokens(Encoder(tokenizer_files.open_recipe_tokenizer(walker.work)[0]), ids)
@@ -257,11 +257,11 @@ def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
         message = example["span_messages"][span]
         where = SPAN_KINDS[example["span_kinds"][span]] + (f" {message}" if message >= 0 else "")
         rows.append((at, token, _render_code(text), where, "**1**" if example["loss_mask"][at] else "0"))
-    yield from _render_table(("token", "id", "text", "what it is", "loss mask"), rows)
+    yield from _render_table(("token", "id", "text", "span", "loss mask"), rows)
 
 
 def _decode_tokens(encoder: Encoder, ids: Sequence[int]) -> list[str]:
-    """Decode token by token; a character of several tokens stands with its last one."""
+    """Decode token by token; a character of several tokens is shown with its last one."""
     written = [encoder.decode(ids[:end]).rstrip("\ufffd") for end in range(len(ids) + 1)]
     return [after[len(before) :] for before, after in pairwise(written)]
 
@@ -277,8 +277,8 @@ def _read_sequence(walker: _TracedRow) -> tuple[SegmentLocation, dict[str, Any]]
 def _describe_sequence(walker: _TracedRow) -> Iterator[str]:
     place, row = _read_sequence(walker)
     end = place.offset + place.length
-    yield "A packed sequence (`packed_shards`)"
-    yield f"Best fit put the example into sequence {place.sequence} of the split {place.split}."
+    yield "The packed sequence (`packed_shards`)"
+    yield f"Best-fit packing put the example into sequence {place.sequence} of the split {place.split}."
     yield f"It is segment {place.segment} of {len(row['example_ids'])}, tokens {place.offset}–{end} of {row['tokens']}."
     yield f"`seq_len` is {walker.project.recipe.seq_len}."
     yield ""
@@ -292,7 +292,7 @@ def _describe_sequence(walker: _TracedRow) -> Iterator[str]:
     first = next(at for at in range(place.offset, end) if row["labels"][at] >= 0)
     yield from _render_block(_format_columns(row, slice(first - 4, first + 6)))
     yield ""
-    yield "`labels` are unshifted: −100 has no loss, any other value is the token itself."
+    yield "`labels` are unshifted: −100 means no loss, any other value is the token itself."
 
 
 def _format_columns(row: Mapping[str, Any], window: slice) -> str:
@@ -305,9 +305,9 @@ def _format_columns(row: Mapping[str, Any], window: slice) -> str:
 def _describe_shard(walker: _TracedRow) -> Iterator[str]:
     place, row = _read_sequence(walker)
     shard = Path(place.shard)
-    yield "A shard (`packed_shards`)"
-    yield f"It is row {place.shard_row} of `{'/'.join(shard.parts[-3:])}`."
-    yield "Shards are Parquet files that `datasets` and `pyarrow` read with no glue."
+    yield "The shard (`packed_shards`)"
+    yield f"The sequence is row {place.shard_row} of `{'/'.join(shard.parts[-3:])}`."
+    yield "Shards are Parquet files that `datasets` and `pyarrow` read directly."
     yield ""
     shown = {name: row[name] for name in ("dataset", "sequence_id", "tokens", "trained_tokens", "filler")}
     shown |= {"seq_lengths": row["seq_lengths"], "example_ids": row["example_ids"]}
@@ -322,8 +322,8 @@ def _describe_order(walker: _TracedRow) -> Iterator[str]:
     mine = pc.and_(pc.equal(order.column("dataset"), number), pc.equal(order.column("sequence_id"), place.sequence))
     places = [at for at, is_mine in enumerate(mine.to_pylist()) if is_mine]
     world = walker.project.recipe.partitions.world_size
-    yield "The order, and a rank (`training_splits`, `gpu_partitions`)"
-    yield f"The order has {order.num_rows} places, and shows this sequence at {len(places)}."
+    yield "The training order, and the rank (`training_splits`, `gpu_partitions`)"
+    yield f"The order has {order.num_rows} places; this sequence is at {len(places)} of them."
     yield f"Rank r of {world} takes the places p with p mod {world} = r, in their order."
     yield ""
     rows = [
@@ -348,7 +348,7 @@ def _describe_trace_back(walker: _TracedRow) -> Iterator[str]:
     first = next(at for at in range(place.offset, place.offset + place.length) if row["labels"][at] >= 0)
     target = f"{DEMO_DATASET}/{place.split}/{place.sequence}:{first + 7}"
     yield "Back to the source"
-    yield "From a token of a shard to the line it came from:"
+    yield "`rowmill trace` leads from a token of a shard to its source line:"
     yield ""
     shown = capture_command(
         "trace", str(walker.project.base / DEMO_RECIPE), "--sequence", target, "--root", walker.project.store.path("")
@@ -357,6 +357,6 @@ def _describe_trace_back(walker: _TracedRow) -> Iterator[str]:
 
 
 def _shorten_paths(text: str, walker: _TracedRow) -> str:
-    """Put a short name for the storage root and for fingerprints."""
+    """Replace the storage root and fingerprints by short names."""
     short = text.replace(walker.project.store.path("").rstrip("/"), ".rowmill")
     return re.sub(r"(?<=/parts/)[0-9a-f]{32}", "<fingerprint>", short)

@@ -333,7 +333,7 @@ def test_failed_gate_names_check_number_threshold_and_remedy(road: Road) -> None
     gated(road)
 
     with pytest.raises(
-        GateError, match=r"road/tasks/canonical_rows: rejects: 0\.333333 .*wanted at most 0\.05; .*mend the data"
+        GateError, match=r"road/tasks/canonical_rows: rejects: 0\.333333 .*wanted at most 0\.05; .*correct the data"
     ):
         road.build()
 

@@ -116,7 +116,7 @@ def test_records_count_from_where_they_were_read_and_copies_are_no_loss(tmp_path
 
     assert found.value == pytest.approx(10 / 50)
     assert (found.outcome, found.blocking) == ("failed", False)
-    assert found.what == "records that entered and stand in no sequence, of 50: canonical_rows 10"
+    assert found.what == "records that entered but are in no sequence, of 50: canonical_rows 10"
 
 
 def test_loss_of_a_dataset_that_loses_nothing_passes(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_source_that_lost_rows_overnight_warns_and_then_blocks(tmp_path: Path, l
     first = road.build()
     write(road, [pair(i) for i in range(left)])
     if outcome == "blocks":
-        with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, were 20 since version"):
+        with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, down from 20 since version"):
             road.build()
     else:
         found = result_of(road.build(), "shrunk", "rows", "raw_dataset")
@@ -158,7 +158,7 @@ def test_counts_that_were_lost_or_damaged_are_taken_from_the_manifests(grown: Ro
     path.unlink() if content is None else path.write_bytes(content)
     write(grown, [pair(i) for i in range(9)])
 
-    with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, were 20 since version"):
+    with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, down from 20 since version"):
         grown.build()
 
 
@@ -170,7 +170,7 @@ def test_vanished_file_is_seen_by_count_though_its_rows_are_few(tmp_path: Path) 
     for name in ("b", "c"):
         (tmp_path / "data" / f"{name}.jsonl").unlink()
 
-    with pytest.raises(GateError, match=r"shrunk: 0\.66\d* \(files: 1, were 3"):
+    with pytest.raises(GateError, match=r"shrunk: 0\.66\d* \(files: 1, down from 3"):
         road.build()
 
 
@@ -194,7 +194,7 @@ def test_recipe_that_takes_less_on_purpose_only_warns(tmp_path: Path) -> None:
     found = result_of(built, "shrunk", "rows", "canonical_rows")
 
     assert (found.value, found.outcome, found.blocking) == (0.75, "failed", False)
-    assert "the options of road/rows/canonical_rows changed, too" in found.what
+    assert "the options of road/rows/canonical_rows changed as well" in found.what
 
 
 def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ OWN = {"name": "enough", "column": "kept", "min_value": 1}
         (
             "canonical_rows",
             {"type": "expect_table_row_count_to_be_between"},
-            r"'expect_table_row_count_to_be_between' is no expectation",
+            r"'expect_table_row_count_to_be_between' is not an expectation",
         ),
         ("canonical_rows", {"type": "ColumnMapExpectation"}, r"; say it with min_value and max_value$"),
         ("canonical_rows", {"type": 3}, r"\.type: must be .*; got 3; choose one of them$"),
@@ -313,7 +313,7 @@ OWN = {"name": "enough", "column": "kept", "min_value": 1}
         (
             "packed_shards",
             {"column": "unknown_roles"},
-            r"rule enough looks at unknown_roles, which this stage does not measure; canonical_rows does; write",
+            r"rule enough tests unknown_roles, which this stage does not measure; canonical_rows does; move",
         ),
     ],
 )

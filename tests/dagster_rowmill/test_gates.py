@@ -368,8 +368,8 @@ def test_ranks_of_shards_made_of_rows_that_fail_today_stay_shut(outdated: Tiny) 
 
     said = refusals(result)[RANKS_STEP]
     assert "tiny/chats/canonical_rows, version" in said
-    assert "of which this was made: unknown_roles: 0.2" in said
-    with pytest.raises(GateError, match=r"of which this was made: unknown_roles: 0\.2 .*; wanted at most 0\.01"):
+    assert "an ancestor of this input: unknown_roles: 0.2" in said
+    with pytest.raises(GateError, match=r"an ancestor of this input: unknown_roles: 0\.2 .*; wanted at most 0\.01"):
         runner.build(outdated.project, only=["gpu_partitions"])
 
 
@@ -381,7 +381,7 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
     packed = dg.AssetSelection.assets(outdated.key("chats", "packed_shards"))
     result = outdated.run_only(packed, config=_version("tiny__chats__packed_shards", old))
 
-    assert "of which this was made: unknown_roles: 0.2" in refusals(result)["tiny__chats__packed_shards"]
+    assert "an ancestor of this input: unknown_roles: 0.2" in refusals(result)["tiny__chats__packed_shards"]
     current = manifest.load_current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
     assert current is not None
     assert current.version == now != old

@@ -1,9 +1,9 @@
-"""The checks: which number of which stage's output is held against which bound, and what to do when it fails.
+"""The catalog of checks: the fact that each one tests, its stages, its bound, and the remedy for a failure.
 
 What belongs here: one declaration per check. What does not: the options of a recipe (`gates.py`), checking an output
 (`judge.py`), computing the numbers (`stages/`), and numbers that compare several outputs (`cross_stage.py`).
 
-The list stands below recipes and stages: a recipe has an option for every check, and is validated without them.
+This module is below recipes and stages in the layers: a recipe has an option for every check.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ from rowmill.core.stage_names import (
 
 Severity = Literal["error", "warn"]
 RESULT_VERSION = 5
-"""Raise it when the meaning of a check or the shape of a result changes: what was saved is then judged anew."""
+"""Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A number that a stage's output must keep within a bound.
 
-    `name` is its key in `Manifest.facts`. A check without `waivable` guards correctness itself. `applies_to` names the
-    data that it has a meaning for, "" is all; a stage says of other data that it is not applicable.
+    `name` is its key in `Manifest.facts`. A check that is not `waivable` guards correctness. `applies_to` describes the
+    data that it applies to, "" means all; for other data a stage reports it as not applicable.
     """
 
     name: str
@@ -42,17 +42,17 @@ class Check:
     severity: Severity
     what: str
     remedy: str
-    """`{recipe}` in it stands for the recipe's name; see `format_remedy`."""
+    """`{recipe}` is replaced by the recipe's name; see `format_remedy`."""
     waivable: bool = True
     warn_from: float | None = None
-    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
+    """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""
     applies_to: str = ""
     of_tables: str = ""
-    """The remedy for tables, where that of other rows cannot help."""
+    """The remedy for records datasets, if the general one does not apply."""
     tables_only: bool = False
-    """Whether only stages of tables have the check; stages of other data count nothing for it."""
+    """Whether the check exists only for records datasets; stages of other data do not count its fact."""
     names_samples: bool = False
-    """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
+    """Whether its samples are sentences that describe the problem; every message about it then shows them."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -60,10 +60,10 @@ CHECKS: tuple[Check, ...] = (
         "records, rows or examples that came out",
         "check the source's paths and files, or read the rejects with `rowmill sql \"from rejects\" {recipe}`"),
     Check("accounted", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0, "error",
-        "records or tokens that the ledger cannot place",
+        "records or tokens that are missing from the ledger",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
     Check("empty_files", (RAW_DATASET,), "at_most", 0, "warn",
-        "source files without a single record", "take them out of the source, or fetch them again"),
+        "source files without a single record", "remove them from the source, or fetch them again"),
     Check("unknown_roles", (CANONICAL_ROWS,), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
         "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations"),
@@ -74,45 +74,47 @@ CHECKS: tuple[Check, ...] = (
         of_tables="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
         "on_overflow: split, or raise gates.group_size if one group may be that large"),
     Check("group_advice", (CANONICAL_ROWS,), "at_most", 0, "warn",
-        "points against the chosen group column",
+        "objections to the chosen group column",
         "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
         applies_to="records in groups, and time series"),
     Check("interval_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
-        "share of steps in time that are not timestamp_interval_seconds",
-        "set the interval of the data, or leave it out: a constant one is found",
+        "share of time steps that differ from timestamp_interval_seconds",
+        "set the interval of the data, or omit it: a constant interval is detected",
         applies_to="time series with timestamp_interval_seconds"),
     Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
         "changes of the table against its contract, pinned or the last build's",
-        "mend the data where the cell stands; or accept it: write the contract of today's data with "
-        "`rowmill advise {recipe} --write`, look through it, and build again", applies_to="records",
+        "correct the data at the named cell; or accept the change: write the contract of the current data with "
+        "`rowmill advise {recipe} --write`, review it, and build again", applies_to="records",
         tables_only=True, names_samples=True),
     Check("type_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
-        "values that do not fit the type of their column; their records are rejected, or the values null, as the table "
-        "contract says",
-        "look at the table type_mismatch; mend the values, name them in the column's na words, or give the column "
+        "values that do not fit the type of their column; depending on the table contract, their records are rejected "
+        "or "
+        "the values become null",
+        "read the table type_mismatch; correct the values, add them to the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
         tables_only=True, names_samples=True),
     Check("preference_data", (CANONICAL_ROWS,), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
-        "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
+        "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "
+        "in "
         "format.messages_field or format.response_fields; if the column means something else, waive the check",
         applies_to="chats and pairs in columns"),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
-        "and mend the data or the format options", names_samples=True),
+        "and correct the data or the format options", names_samples=True),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
-        "boundaries in time that came from shares, so that new rows move them",
-        "write them into splits.boundaries, as they stand in the table of this page",
+        "time boundaries that were computed from shares, so that new rows move them",
+        "copy them from the table on this page to splits.boundaries",
         applies_to="splits by time"),
     Check("duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",
         "share of rows that repeat an earlier row",
-        "look where the copies come from; filters.deduplicate: off keeps them"),
+        "find the origin of the copies; filters.deduplicate: off keeps them"),
     Check("mask_verified", (TOKENIZED_EXAMPLES,), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples"),
     Check("render_equal", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
-        "sampled rows whose marked render differs from the plain one",
+        "sampled rows whose rendering with marks differs from the plain one",
         "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
         applies_to="chat templates, unless template.verify_render is 0"),
     Check("short_documents", (TOKENIZED_EXAMPLES,), "at_most", 0.5, "warn",
@@ -124,70 +126,71 @@ CHECKS: tuple[Check, ...] = (
         "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates"),
     Check("zero_loss_rows", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "error",
         "share of rows without a single trained token",
-        "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
+        "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer"),
     Check("contract", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
-        "warnings about what the chat template does",
-        "read them with `rowmill template-report {recipe}`; each says what to write", applies_to="chat templates"),
+        "warnings about the chat template's behaviour",
+        "read them with `rowmill template-report {recipe}`; each names its remedy", applies_to="chat templates"),
     Check("prompt_match", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
-        "roles after which inference prompts otherwise than the training text goes on",
+        "roles after which the inference prompt differs from the training text",
         "read prompts and prompt_match in `rowmill template-report {recipe}`; set template.template_kwargs or "
         "template.enable_thinking as at inference", applies_to="chat templates"),
     Check("date_pinned", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
-        "templates that print a date, which is template.template_now in every row",
-        "set template.template_now to the date the model shall believe in", applies_to="chat templates"),
+        "templates that print a date, which is template.template_now for every row",
+        "set template.template_now to the date that the model should assume", applies_to="chat templates"),
     Check("control_strings", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "warn",
-        "share of rows whose own text holds strings of control tokens",
-        "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows",
+        "share of rows whose text contains strings of control tokens",
+        "read the table control_strings; template.control_tokens: as_text keeps them as text, reject rejects the rows",
         applies_to="chat templates, and records",
-        of_tables="nothing is lost: such strings are written escaped and never become control tokens; gates."
-        "control_strings says how many may hold one"),
+        of_tables="nothing is lost: such strings are escaped and never become control tokens; raise gates."
+        "control_strings to accept their number"),
     Check("text_roundtrip", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "warn",
-        "share of texts whose ids decode to other text, because the tokenizer normalises",
-        "expected of tokenizers that lower or recompose text; normalise the source yourself if it must not happen",
+        "share of texts whose ids decode to other text, because the tokenizer normalizes",
+        "expected for tokenizers that lowercase or recompose text; normalize the source yourself to prevent it",
         applies_to="datasets with examples"),
     Check("token_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids outside the vocabulary",
         "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
     Check("prompt_parity", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
-        "share of generation prompts whose text is tokenized otherwise than in training",
+        "share of generation prompts whose text is tokenized differently than in training",
         "records: send the generation prompt as ids (`prompt_as: ids`), not as text; chats: set loss.boundary: split, "
         "so that a prompt is tokenized apart from its answer",
         applies_to="records, and chats of which a sample has a generation prompt to compare"),
     Check("context_overflow", (TRUNCATION_STATS,), "at_most", 0.1, "error",
-        "share of examples that were longer than the context and lost tokens, or were dropped for it; of records, of "
-        "those that no example could hold",
+        "share of examples that were longer than the context and lost tokens, or were dropped for it; for records, of "
+        "those that fit into no example",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
         of_tables="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
         "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow"),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
-        "tokens or segments that differ between what went in and the shards read back",
+        "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
     Check("shard_digests", (PACKED_SHARDS,), "at_most", 0, "error",
-        "shard files whose bytes are not what was written",
+        "shard files whose bytes differ from what was written",
         "check the disk, remove the stage's folder and build again", waivable=False),
     Check("packing_loss", (PACKED_SHARDS,), "at_most", 0.1, "error",
-        "larger of the shares of examples and of trained tokens that enter packing and stand in no sequence",
+        "larger of the shares of examples and of trained tokens that enter packing but are in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
         "gates.packing_loss", applies_to="datasets with examples"),
     Check("end_to_end_loss", (PACKED_SHARDS,), "at_most", 0.25, "error",
-        "larger of the shares of records and of trained tokens that entered and stand in no sequence",
-        "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, mend the data, or accept the loss "
+        "larger of the shares of records and of trained tokens that enter the pipeline but are in no sequence",
+        "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, correct the data, or accept the "
+        "loss "
         "in gates.end_to_end_loss", warn_from=0.1, applies_to="datasets with examples"),
     Check("shrunk", (RAW_DATASET, CANONICAL_ROWS, PACKED_SHARDS, TRAINING_SPLITS), "at_most", 0.5, "error",
         "largest share by which its files, records, rows, tokens or share of the mixture fell since the published "
-        "build; it only warns if options changed, too",
-        "see that the source is whole and every file was fetched; if there is to be less, accept it for one build by a "
-        "waiver in gates.waivers",
+        "build; only a warning if options changed as well",
+        "check that the source is complete and every file was fetched; if the decrease is intended, accept it for one "
+        "build with a waiver in gates.waivers",
         warn_from=0.1, applies_to="recipes whose ranks were published before"),
     Check("limit_cost", (PACKED_SHARDS,), "at_most", 0.05, "warn",
-        "share of sequences that packing.max_segments_per_example costs, against no limit",
+        "share of sequences added by packing.max_segments_per_example, compared with no limit",
         "raise packing.max_segments_per_example, or set it to null"),
     Check("fill", (PACKED_SHARDS,), "at_least", 0.9, "warn",
-        "share of each sequence's room that holds tokens",
-        "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
+        "share of each sequence's capacity that holds tokens",
+        "set packing.pack_strategy to best_fit if it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
         of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
-        "sequence, raise format.data.max_sequences_per_example where examples end at it, or lower seq_len"),
+        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len"),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),
@@ -195,7 +198,7 @@ CHECKS: tuple[Check, ...] = (
         "share of the scheduled sequences that partitions.remainder: drop leaves out of the training order",
         "lower mixture.batch_size, or set partitions.remainder: pad or carry", warn_from=0.01),
     Check("filler_share", (TRAINING_SPLITS,), "at_most", 0.1, "error",
-        "share of the training order's places that hold no sequence but a filler, which trains nothing",
+        "share of the training order's places that hold a filler without targets instead of a sequence",
         "lower mixture.batch_size or partitions.world_size, or set partitions.remainder: carry or drop",
         warn_from=0.01),
     Check("same_row", (TRAINING_SPLITS,), "at_most", 0, "error",
@@ -215,29 +218,31 @@ CHECKS: tuple[Check, ...] = (
         "set splits.group_key so that equal prompts stay together, or deduplicate prompts",
         applies_to="all data but tables"),
     Check("near_duplicate", (TRAINING_SPLITS,), "at_most", 0.01, "warn",
-        "share of evaluation examples of whose 13-token n-grams half or more stand in train; of tables, of records "
-        "that equal one of train in all columns but one",
-        "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or take "
-        "the copies out", applies_to="all data but tables, and tables of which something is held out"),
+        "share of evaluation examples of whose 13-token n-grams half or more are in train; for tables, of records that "
+        "equal a training record in all columns but one",
+        "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or "
+        "remove "
+        "the copies", applies_to="all data but tables, and tables of which something is held out"),
     Check("split_share", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
-        "largest distance between a split's share of rows and the share asked for",
+        "largest distance between a split's share of rows and the configured share",
         "expected on few rows or large groups; change splits.seed only before you have trained"),
     Check("rank_balance", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
-        "mean over steps of how far the busiest rank's trained tokens lie above the mean rank's",
+        "mean over steps of the excess of the largest rank's trained tokens over the mean",
         "use partitions.balance: trained_tokens and a larger batch_size"),
     Check("empty_step", (TRAINING_SPLITS,), "at_most", 0, "warn",
         "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks"),
     Check("valid_fraction", (PARSED_RECORDS, GENERATED_SERIES), "at_least", 0.8, "warn",
         "share of generated objects that are records of the dataset",
-        "read the reasons in the ledger; the model may need more training, another temperature, or a knob of "
+        "read the reasons in the ledger; the model may need more training, another temperature, or other options of "
         "generation.validation", applies_to="generated texts"),
     Check("failed_series", (GENERATED_SERIES,), "at_most", 0.99, "error",
-        "share of series that ended before their stop; of single records and groups, whether none came at all",
-        "read last_error and the reasons; see that the backend runs, or raise generation.patience", warn_from=0),
+        "share of series that ended before their stop; for single records and groups, 1 if none was generated",
+        "read last_error and the reasons; check that the backend runs, or raise generation.patience", warn_from=0),
     Check("exact_copies", (PARSED_RECORDS, GENERATED_SERIES), "at_most", 0.01, "warn",
         "share of generated records that equal a training row",
         "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
-        "learned rows by heart needs fewer epochs, more data, or differential privacy",
+        "has "
+        "memorized rows needs fewer epochs, more data, or differential privacy",
         applies_to="generated records of a table that is kept"),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
@@ -248,5 +253,5 @@ CHECKS_BY_NAME = {check.name: check for check in CHECKS}
 
 
 def format_remedy(remedy: str, name: str) -> str:
-    """Return a check's remedy with its commands written out for a recipe."""
+    """Return a check's remedy with the recipe's name in its commands."""
     return remedy.replace("{recipe}", name)

@@ -1,14 +1,14 @@
-"""Facts that no stage can count by itself: what was lost on the way to the sequences, and what shrank since last time.
+"""Facts that no single stage can count: losses over all stages, and decreases since the published build.
 
-What belongs here: measuring them from manifests that are there. What does not: bounds (`catalog.py`), results
+What belongs here: measuring them from existing manifests. What does not: bounds (`catalog.py`), results
 (`judge.py`), counting rows and tokens (the stages).
 
     raw_dataset ─► canonical_rows ─► tokenized_examples ─► packed_shards     end_to_end_loss: multiplied over the stages
         │               │                                       │
-    published.json: what each of them held in the ranks that trainers have   shrunk: each held against it
+    published.json: counts of the published build's stages                  shrunk: each compared with it
 
-Both may change while the output at hand does not. So neither is part of its manifest, nor of its version: they are
-measured when they are judged, and a result is kept for what they were measured against (`basis`).
+Both may change although the output does not. So neither is part of a manifest or its version: they are measured when
+they are judged, and a result is stored together with what it was measured against (`basis`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +43,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
 @dataclass(frozen=True, slots=True)
 class CrossStageMeasurement:
-    """A fact and the sentence that explains its number; `is_intended` where a change of the recipe explains it."""
+    """A fact and the sentence that explains it; `is_intended` if a change of the recipe explains it."""
 
     value: float | str
     what: str = ""
@@ -52,25 +52,25 @@ class CrossStageMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class CrossStageFact:
-    """How a check's number is found; `basis` identifies all that it is measured against beside the output itself."""
+    """How a check's fact is measured; `basis` identifies everything that the output is compared with."""
 
     basis: Callable[[Store, Manifest], str]
     measure: Callable[[Store, Manifest], CrossStageMeasurement]
     compares: bool = False
-    """Whether it compares with what is published: nothing that is asked of what was published before."""
+    """Whether it compares with the published build; it then does not apply to ancestors of a kept version."""
 
 
 # ── What was lost ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
-    """Return the larger of the shares, of records and of trained tokens, that entered and stand in no sequence.
+    """Return the larger of the shares of records and of trained tokens that entered but are in no sequence.
 
-    A record counts from where it was read, a trained token from where its row was tokenized. What the recipe left out
-    on purpose (`take`, copies, surplus of validation) counts as neither.
+    A record counts from where it was read, a trained token from where its row was tokenized. Rows that the recipe left
+    out on purpose (`max_items`, copies, surplus of validation) count as neither.
     """
     if "packing_losses" not in packed.facts:
-        return CrossStageMeasurement(NOT_APPLICABLE, "made by a version of rowmill that did not count it")
+        return CrossStageMeasurement(NOT_APPLICABLE, "built by a version of rowmill that did not count it")
     inputs = manifest.load_inputs(store, packed)
     tokenized = next(one for one in inputs.values() if one.stage == TOKENIZED_EXAMPLES)
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
@@ -97,19 +97,19 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
         return CrossStageMeasurement(NOT_APPLICABLE)
     lost = ", ".join(f"{name} {count:,}" for name, (count, _) in counted.items() if count)
     return CrossStageMeasurement(
-        value, f"{worst} that entered and stand in no sequence, of {entered:,}: {lost or 'none'}"
+        value, f"{worst} that entered but are in no sequence, of {entered:,}: {lost or 'none'}"
     )
 
 
 def _count_rejected(made: Manifest, chosen: frozenset[str]) -> tuple[int, int]:
-    """Return how many records a stage rejected though nobody asked for it, and how many it should have kept."""
+    """Return how many records a stage rejected unintentionally, and how many it should have kept."""
     kept = sum(count for state, _, count in made.ledger if state == KEPT)
     rejected = sum(count for state, reason, count in made.ledger if state == REJECTED and reason not in chosen)
     return rejected, kept + rejected
 
 
 def _compound_loss(stages: Iterable[tuple[int, int]]) -> float:
-    """Return what share is lost over stages of which each loses `lost` of `entered`."""
+    """Return the share lost over all stages, each of which loses `lost` of `entered`."""
     left = 1.0
     for lost, entered in stages:
         left *= 1 - lost / entered if entered else 1
@@ -120,7 +120,7 @@ def _compound_loss(stages: Iterable[tuple[int, int]]) -> float:
 
 
 def published_path(recipe: str) -> str:
-    """Return the path of the counts of what trainers have."""
+    """Return the path of the published build's counts."""
     return f"{recipe}/{GPU_PARTITIONS}/published.json"
 
 
@@ -128,10 +128,10 @@ _NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
 
 
 def write_published_counts(store: Store, ranks: Manifest) -> None:
-    """Keep what every stage of some ranks held, for later builds to be compared with.
+    """Store the counts of every stage of the published ranks, for comparison with later builds.
 
-    `published.json` has the ranks' `version`, when it was published (`at`), and for each of `stages` its `version`,
-    `code_version` and `counts`, and with which published version it was compared itself (`compared_with`).
+    `published.json` holds the ranks' `version`, the time of publication (`at`), and for each of `stages` its `version`,
+    `code_version`, `counts`, and the published version that it was compared with (`compared_with`).
     """
     path = published_path(ranks.key[0])
     kept = store.read_sealed(path)
@@ -142,12 +142,12 @@ def write_published_counts(store: Store, ranks: Manifest) -> None:
 
 @lru_cache(maxsize=8)
 def _decode_published(content: bytes) -> Mapping[str, Any] | None:
-    """Decode published counts: every stage of every dataset asks for the same, several times a build."""
+    """Decode published counts; cached, because every stage of every dataset reads them several times per build."""
     return parse_sealed(content)
 
 
 def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
-    """Return what is kept of the published ranks; where that was lost, or never written, their manifests say it."""
+    """Return the published counts; if they are lost or were never written, recompute them from manifests."""
     path = published_path(recipe)
     kept = _decode_published(store.read(path)) if store.exists(path) else None
     if kept is not None:
@@ -159,7 +159,7 @@ def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
         ranks = manifest.load_version(store, (recipe, GPU_PARTITIONS), current["version"])
         return _describe_stages(store, ranks, _NOTHING_PUBLISHED)
     except IntegrityError:
-        # One of them was collected: then nothing can be compared.
+        # gc removed one of the manifests, so nothing can be compared.
         return None
 
 
@@ -180,7 +180,7 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
 
 
 def read_counts(made: Manifest) -> dict[str, float]:
-    """Return the counts of an output that should not fall from one build to the next, by name."""
+    """Return the counts of an output that should not decrease from build to build, by name."""
     count = SHRINKING_COUNTS.get(made.stage)
     return {} if count is None else count(made)
 
@@ -213,7 +213,7 @@ SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
     PACKED_SHARDS: _count_packed,
     TRAINING_SPLITS: _measure_mixture_shares,
 }
-"""Stage → its counts: of the stages that the check `shrunk` is of."""
+"""Counts by stage, for the stages of the check `shrunk`."""
 
 
 def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
@@ -221,28 +221,29 @@ def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
     published = _load_published(store, made.key[0])
     before = (published or {}).get("stages", {}).get("/".join(made.key))
     if published is None or before is None:
-        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet that it could be compared with")
+        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
     now = read_counts(made)
     fell = {name: 1 - now.get(name, 0) / count for name, count in before["counts"].items() if count}
     if not fell:
-        return CrossStageMeasurement(NOT_APPLICABLE, "the published build had none of it")
+        return CrossStageMeasurement(NOT_APPLICABLE, "the published build had no such counts")
     name, share = max(fell.items(), key=lambda one: one[1])
     value = round(max(share, 0.0), 9)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     if not value:
-        return CrossStageMeasurement(value, f"nothing of it is less {since}")
+        return CrossStageMeasurement(value, f"nothing decreased {since}")
     what = (
-        f"{name}: {_format_count_or_share(now.get(name, 0))}, were {_format_count_or_share(before['counts'][name])} "
+        f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
+        f"{_format_count_or_share(before['counts'][name])} "
         f"{since}"
     )
     changed = _find_changed_options(store, made, published["stages"])
     return CrossStageMeasurement(
-        value, f"{what}; the options of {changed} changed, too" if changed else what, bool(changed)
+        value, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
     )
 
 
 def _find_changed_options(store: Store, made: Manifest, published: Mapping[str, Any]) -> str:
-    """Name a stage, among those that an output was made by, whose options are not those of the published build."""
+    """Return a stage of an output's history whose options differ from the published build's, or ""."""
     for one in _iterate_history(store, made):
         name = "/".join(one.key)
         if published.get(name, {}).get("code_version") != one.code_version:
@@ -251,7 +252,7 @@ def _find_changed_options(store: Store, made: Manifest, published: Mapping[str, 
 
 
 def _iterate_history(store: Store, made: Manifest) -> Iterator[Manifest]:
-    """Yield an output and all that it was made of, each once."""
+    """Yield an output and all its ancestors, each once."""
     waiting, seen = [made], set[StageKey]()
     while waiting:
         one = waiting.pop()
@@ -262,7 +263,7 @@ def _iterate_history(store: Store, made: Manifest) -> Iterator[Manifest]:
 
 
 def _find_compared_version(store: Store, made: Manifest) -> str:
-    """Return the published version that an output is held against; one that is published keeps its comparison."""
+    """Return the published version that an output is compared with; a published one keeps its comparison."""
     published = _load_published(store, made.key[0])
     if published is None:
         return ""
@@ -278,4 +279,4 @@ CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
     "end_to_end_loss": CrossStageFact(lambda _, made: digest_json(made.inputs), _measure_loss),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
-"""Check → how its number is found; the numbers of all other checks stand in the manifest."""
+"""Measurement by check; the facts of all other checks are in the manifest."""

@@ -1,12 +1,12 @@
-"""The thresholds of a stage as a Great Expectations suite over its facts, run beside our own comparison.
+"""A stage's thresholds as a Great Expectations suite over its facts, run in addition to our comparison.
 
 What belongs here: everything that imports Great Expectations. What does not: closing gates (`judge.py`), which compares
-numbers itself: importing the library costs four seconds of processor time, longer than a small build.
+numbers itself: importing the library takes four seconds of processor time, longer than a small build.
 
 `rowmill verify` runs the suites of all stages and reports each check on which the library and the saved result differ.
-Two traps of the library are closed here: its range expectations pass on null, NaN and empty columns, so only facts that
-are finite numbers are asked about; and an expectation that raised is reported as unsuccessful without a value, so it
-counts as a difference of its own.
+Two traps of the library are avoided: its range expectations pass on null, NaN and empty columns, so only finite facts
+are tested; and an expectation that raised is reported as unsuccessful without a value, so it counts as a separate kind
+of difference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
 
 _GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
-"""Our severities → the library's."""
+"""The library's severity for each of ours."""
 
 
 def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Threshold]) -> Iterator[str]:
-    """Yield a sentence for each result with a value on which Great Expectations decides otherwise.
+    """Yield a message for each result that Great Expectations contradicts.
 
-    `results` and `thresholds` belong together pair by pair, and all to one stage.
+    `results` and `thresholds` are parallel sequences of one stage.
     """
     asked = [
         (threshold, result.value)
@@ -38,19 +38,20 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
     for result in results:
         answer = answers.get(result.check)
         if result.check in names and answer != result.passed:
-            said = "raised an error" if answer is None else "passes" if answer else "fails"
+            outcome = "raised an error" if answer is None else "passes" if answer else "fails"
             yield (
-                f"{'/'.join(result.key)}: {result.check} {result.value:g}: Great Expectations {said}, the saved result "
+                f"{'/'.join(result.key)}: {result.check} {result.value:g}: Great Expectations {outcome}, the saved "
+                "result "
                 f"{'passes' if result.passed else 'fails'}; both must agree; report this with the recipe's gates"
             )
 
 
 def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
-    """Return which checks pass for their values, by one suite over a one-row frame; what raised is left out."""
+    """Return which checks pass for their values, by one suite over a one-row frame; checks that raised are omitted."""
     import great_expectations as gx
     import pandas as pd
 
-    # The library wants its context to be there before a suite is.
+    # The library needs a context before a suite can be made.
     batch = _open_facts_batch()
     suite: Any = gx.ExpectationSuite(name="checks")
     for threshold, _ in asked:
@@ -66,7 +67,7 @@ def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str,
 
 @cache
 def _open_facts_batch() -> Any:
-    """Return the library's handle on a frame of facts; made once per process, for it takes a third of a second."""
+    """Return the library's handle on a frame of facts; cached, because making it takes a third of a second."""
     import great_expectations as gx
 
     context: Any = gx.get_context(mode="ephemeral")

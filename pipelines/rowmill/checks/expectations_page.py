@@ -1,11 +1,11 @@
-"""What Great Expectations was asked about a stage's facts and what it answered, as a page for each stage.
+"""Renders a page per stage with the expectations on its facts and their results.
 
-What belongs here: wording expectations and results. What does not: judging (`judge.py`), the report of a
+What belongs here: rendering expectations and results. What does not: judging (`judge.py`), the report of a
 whole recipe (`report_page.py`).
 
-The library's own pages were tried: each calls fourteen foreign addresses for its style and scripts, and leaves
-the observed value out wherever it is a NumPy number. These hold the same (expectation, arguments, observed
-value, success) and stand alone.
+The library's own pages were tried: each loads fourteen external resources for style and scripts, and omits the observed
+value if it is a NumPy number. These pages hold the same content (expectation, arguments, observed value, success) and
+are self-contained.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from rowmill.schema.manifest import Manifest, StageKey
 
 
 def expectations_page_path(key: StageKey) -> str:
-    """Return where a stage's page lies, relative to the storage root; `#<check>` leads to a check."""
+    """Return the path of a stage's page, relative to the storage root; `#<check>` links to a check."""
     return f"reports/{key[0]}/expectations/{'-'.join(key[1:])}.html"
 
 
 def write_expectations_page(
     store: Store, manifest: Manifest, thresholds: Sequence[Threshold], results: Sequence[CheckResult]
 ) -> None:
-    """Write a stage's page, unless it says the same already."""
+    """Write a stage's page, unless it is unchanged."""
     path, content = (
         expectations_page_path(manifest.key),
         render_expectations_page(manifest, thresholds, results).encode(),
@@ -78,14 +78,14 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
         lines += [("note", result.note)] if result.note else []
         if not result.passed:
             lines.append(("waived", result.waiver) if result.waiver else ("what to do", result.remedy))
-        lines += [("look at", ", ".join(result.samples))] if result.samples else []
+        lines += [("samples", ", ".join(result.samples))] if result.samples else []
     if threshold.waiver_bound is not None:
         lines.append(("waiver", f"up to {threshold.waiver_bound:g}: {threshold.waiver_reason}"))
     yield html.render_table(["", ""], lines)
 
 
 def render_result_mark(result: CheckResult | None) -> str:
-    """Return the mark of a result: passed, failed and waived or warned, failed and blocking, or none of these."""
+    """Return the mark of a result: passed, failed and waived or warned, failed and blocking, or no result."""
     if result is None or result.outcome == "not_applicable":
         return f'<span class="dim">{number_text.NO_NUMBER}</span>'
     if result.passed:

@@ -1,7 +1,7 @@
-"""The options `gates` of a recipe: bounds, severities, waivers and own expectations, and the thresholds that they give.
+"""The option group `gates` of a recipe: bounds, severities, waivers, custom expectations, and the resulting thresholds.
 
 What belongs here: the option groups, their validation, and composing a check with a recipe's options into a
-`Threshold`. What does not: the checks and their defaults (`catalog.py`), holding numbers against them (`judge.py`).
+`Threshold`. What does not: the checks and their defaults (`catalog.py`), comparing values (`judge.py`).
 """
 
 import math
@@ -21,7 +21,7 @@ from rowmill.schema.manifest import Manifest, StageKey
 
 
 class Bound(Config):
-    """The threshold of one check in this recipe; what is left out keeps its default."""
+    """The threshold of one check in this recipe; omitted fields keep their defaults."""
 
     at_most: float | int | None = None
     """Highest value that passes; for checks with an upper bound."""
@@ -32,18 +32,18 @@ class Bound(Config):
 
 
 class Waiver(Config):
-    """A failed check that someone looked at and accepted, within a bound; shown on every page below."""
+    """A failure that was reviewed and accepted, within a bound; shown on every later page."""
 
     check: str = Field(validation_alias=AliasChoices("check", "law"))
-    """The check that may fail; `law` is an older name of this option."""
+    """The check that may fail; `law` is an alias of this option."""
     dataset: str | None = None
-    """The dataset it may fail for; null for checks of the whole recipe."""
+    """The dataset for which it may fail; null for checks of the whole recipe."""
     at_most: float | int | None = None
     """How far an upper bound may be exceeded."""
     at_least: float | int | None = None
     """How far a lower bound may be missed."""
     reason: str = Field(min_length=10)
-    """Why this is right; shown with every failure that it covers."""
+    """Why the failure is acceptable; shown with every failure that it covers."""
 
     @model_validator(mode="after")
     def _require_waivable_check(self) -> "Waiver":
@@ -56,10 +56,10 @@ class Waiver(Config):
             )
         if not check.waivable:
             raise ValueError(
-                f"{self.check} guards correctness and cannot be waived; remove the waiver and mend the cause"
+                f"{self.check} guards correctness and cannot be waived; remove the waiver and fix the cause"
             )
         if getattr(self, check.direction) is None:
-            raise ValueError(f"{self.check} needs {check.direction}; say how far it may fail")
+            raise ValueError(f"{self.check} needs {check.direction}; set how far it may fail")
         return self
 
 
@@ -71,10 +71,10 @@ ExpectationType = Literal[
     "expect_column_sum_to_be_between",
     "expect_column_values_to_be_between",
 ]
-"""The library's expectations that ask whether a number lies between bounds.
+"""The library's expectations that test whether a number is between bounds.
 
-They are listed so that a recipe is checked without importing the library. Its others ask for other arguments, cannot
-be asked about one number, or have the same answer for every number.
+They are listed so that a recipe can be validated without importing the library. The others take other arguments, do not
+apply to a single number, or give the same answer for every number.
 """
 
 
@@ -82,11 +82,11 @@ class Expectation(Config):
     """A Great Expectations rule of your own over a stage's facts."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_]+$")
-    """How the rule is called in results and checks; must not be the name of a check."""
+    """Name of the rule in results and checks; must not be the name of a check."""
     type: ExpectationType = "expect_column_max_to_be_between"
-    """The expectation's snake-case name; a fact is one number, so all of them ask the same of it."""
+    """The expectation's snake-case name; all are equivalent, since a fact is one number."""
     column: str
-    """The fact it looks at, as `rowmill verify --facts` lists them."""
+    """The fact that it tests; `rowmill verify --facts` lists them."""
     min_value: float | int | None = None
     """Lowest value that passes."""
     max_value: float | int | None = None
@@ -102,33 +102,31 @@ class Expectation(Config):
             return value
         guess = suggest_name(value, allowed)
         raise ValueError(
-            f"{value!r} is no expectation that asks for a number between bounds; choose {join_choices(allowed)}; "
-            f"{f'did you mean {guess}?' if guess else 'say it with min_value and max_value'}"
+            f"{value!r} is not an expectation that tests a number against bounds; choose {join_choices(allowed)}; "
+            f"{f'did you mean {guess}?' if guess else 'use min_value and max_value'}"
         )
 
     @model_validator(mode="after")
     def _require_bound(self) -> "Expectation":
         if self.min_value is None and self.max_value is None:
-            raise ValueError(
-                f"{self.name}: has no bound; min_value, max_value or both say what passes; give at least one"
-            )
+            raise ValueError(f"{self.name}: has no bound; expected min_value, max_value or both; set at least one")
         if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
             raise ValueError(
                 f"{self.name}: min_value {self.min_value:g} is above max_value {self.max_value:g}, so that nothing "
                 "passes; the lower bound must not be above the upper; correct one"
             )
         if self.name in CHECKS_BY_NAME:
-            raise ValueError(f"{self.name} is the name of a check; a rule of your own needs another; rename it")
+            raise ValueError(f"{self.name} is the name of a check; a custom rule needs another name; rename it")
         return self
 
 
 class GatesBase(Config):
-    """Thresholds of the checks; what is left out keeps its default."""
+    """Thresholds of the checks; omitted ones keep their defaults."""
 
     waivers: tuple[Waiver, ...] = ()
-    """Failures accepted with a reason."""
+    """Failures that are accepted with a reason."""
     expectations: dict[str, tuple[Expectation, ...]] = Field(default_factory=dict)
-    """Rules of your own: stage name → rules over that stage's facts."""
+    """Custom rules: a mapping from stage names to rules over the stage's facts."""
 
     @model_validator(mode="after")
     def _require_fitting_bounds(self) -> "GatesBase":
@@ -137,12 +135,12 @@ class GatesBase(Config):
             other = "at_least" if check.direction == "at_most" else "at_most"
             if bound is not None and getattr(bound, other) is not None:
                 raise ValueError(
-                    f"{check.name} has an {check.direction} bound, {other} means nothing for it; use {check.direction}"
+                    f"{check.name} has an {check.direction} bound, so {other} does not apply; use {check.direction}"
                 )
             if bound is not None and not check.waivable and _is_loosened_bound(check, bound):
                 raise ValueError(
                     f"{check.name} guards correctness; allowed is {check.direction} {check.bound:g} or stricter, and "
-                    "severity error; take the line out and mend the cause"
+                    "severity error; remove the option and fix the cause"
                 )
         for stage in self.expectations:
             stages = {s for check in CHECKS for s in check.stages}
@@ -154,16 +152,16 @@ class GatesBase(Config):
                 check = CHECKS_BY_NAME.get(one.column)
                 if check is not None and stage not in check.stages:
                     raise ValueError(
-                        f"expectations.{stage}: rule {one.name} looks at {one.column}, which this stage does not "
-                        f"measure; {join_choices(check.stages)} does; write the rule under "
-                        f"expectations.{check.stages[0]}"
+                        f"expectations.{stage}: rule {one.name} tests {one.column}, which this stage does not measure; "
+                        f"{join_choices(check.stages)} does; move the rule to expectations.{check.stages[0]}"
                     )
             names = Counter(one.name for one in self.expectations[stage])
             repeated = [name for name, count in names.items() if count > 1]
             if repeated:
                 raise ValueError(
-                    f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; each needs a name of "
-                    "its own, by which its result is kept; rename all but one"
+                    f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; rules need unique "
+                    "names, "
+                    "under which their results are stored; rename all but one"
                 )
         return self
 
@@ -177,7 +175,7 @@ def _is_loosened_bound(check: Check, bound: Bound) -> bool:
 
 
 def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> Iterator[str]:
-    """Name the checks that a recipe holds a stage to less strictly than the defaults, with both bounds."""
+    """Yield the checks of a stage whose bounds a recipe loosens, with both bounds."""
     for one in thresholds:
         check = CHECKS_BY_NAME.get(one.check)
         if check is None:
@@ -193,7 +191,7 @@ def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> It
 def _define_bound_field(check: Check) -> tuple[Any, Any]:
     sign = "≤" if check.direction == "at_most" else "≥"
     where = f" Applies to {check.applies_to}." if check.applies_to else ""
-    warned = "" if check.warn_from is None else f"; a warning from {check.warn_from:g} on"
+    warned = "" if check.warn_from is None else f"; warns from {check.warn_from:g}"
     text = f"{check.what[0].upper()}{check.what[1:]}; default {sign} {check.bound:g}, {check.severity}{warned}.{where}"
     return Bound | None, Field(default=None, description=text)
 
@@ -212,7 +210,7 @@ else:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a fact is held against: the check's bound as this recipe sets it."""
+    """A check's bound under this recipe, which a fact is compared with."""
 
     check: str
     direction: str
@@ -225,21 +223,21 @@ class Threshold:
     expectation: dict[str, Any] | None = None
     applies_to: str = ""
     warn_from: float | None = None
-    """A value beyond it fails, and blocks only beyond `bound`."""
+    """A value beyond it fails, but blocks only beyond `bound`."""
 
     @property
     def passing(self) -> float:
-        """The bound of what passes."""
+        """The bound for passing."""
         return self.bound if self.warn_from is None else self.warn_from
 
     @cached_property
     def digest(self) -> str:
-        """Identify the threshold: a result under another one says nothing about this one."""
+        """Digest of the threshold: a result under one threshold is not valid for another."""
         return digest_json(RESULT_VERSION, asdict(self))
 
     @property
     def wanted(self) -> str:
-        """Word the bound: `at most 0.05`."""
+        """The bound as text: `at most 0.05`."""
         own = self.expectation or {}
         if own.get("min_value") is not None and own.get("max_value") is not None:
             return f"from {own['min_value']:g} to {own['max_value']:g}"
@@ -250,7 +248,7 @@ class Threshold:
     def rule(self) -> tuple[str, dict[str, float | str]]:
         """Return the Great Expectations rule for the check: its snake-case name and arguments.
 
-        Range expectations on values pass over no rows; on the maximum and the minimum they do not.
+        Range expectations on values pass on zero rows; those on the maximum and minimum do not.
         """
         if self.expectation is not None:
             limits = {k: self.expectation[k] for k in ("min_value", "max_value") if self.expectation[k] is not None}
@@ -260,7 +258,7 @@ class Threshold:
         return "expect_column_min_to_be_between", {"column": self.check, "min_value": self.passing}
 
     def holds(self, value: float) -> bool:
-        """Return whether a number passes: every rule asks whether it lies between bounds that are part of them."""
+        """Return whether a number passes: every rule is an inclusive range."""
         _, arguments = self.rule
         return float(arguments.get("min_value", -math.inf)) <= value <= float(arguments.get("max_value", math.inf))
 
@@ -268,8 +266,8 @@ class Threshold:
 def list_thresholds(gates: GatesBase, stage: str, dataset: str | None, *, is_table: bool) -> tuple[Threshold, ...]:
     """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
-    `is_table` is what the dataset's kind declares, false for a stage of the whole recipe: without it, checks of tables
-    alone are left out.
+    `is_table` is what the dataset's kind declares, false for a stage of the whole recipe: without it, checks that exist
+    only for tables are omitted.
     """
     ours = tuple(
         _make_threshold(check, gates, dataset, is_table)
@@ -289,7 +287,7 @@ def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, is_tabl
     bound: Bound | None = getattr(gates, check.name, None)
     own = getattr(bound, check.direction) if bound else None
     covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
-    # One that names the dataset goes before one for all.
+    # A waiver for the dataset takes precedence over one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
     limit = check.bound if own is None else own
     stricter = min if check.direction == "at_most" else max
@@ -310,7 +308,7 @@ def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, is_tabl
 def _convert_expectation(expectation: Expectation) -> Threshold:
     upper = expectation.max_value is not None
     bound = expectation.max_value if upper else expectation.min_value
-    assert bound is not None  # its validator let none through without one
+    assert bound is not None  # its validator requires one
     return Threshold(
         check=expectation.name,
         direction="at_most" if upper else "at_least",
@@ -319,6 +317,6 @@ def _convert_expectation(expectation: Expectation) -> Threshold:
         what=f"{expectation.type} on {expectation.column}",
         remedy=f"see gates.expectations, rule {expectation.name}",
         expectation=expectation.model_dump(),
-        # A rule holds for a stage of every dataset; where its fact has no meaning, neither has the rule.
+        # A rule is for a stage of every dataset; where its fact does not apply, neither does the rule.
         applies_to=CHECKS_BY_NAME[expectation.column].applies_to if expectation.column in CHECKS_BY_NAME else "",
     )

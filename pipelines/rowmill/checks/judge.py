@@ -1,16 +1,15 @@
-"""Run checks on a stage's output, keep their results, and refuse an output of which a blocking check failed.
+"""Runs checks on a stage's output, stores their results, and refuses outputs with a failed blocking check.
 
-What belongs here: holding a manifest's facts against thresholds, and saved results. What does not: the checks
-(`catalog.py`), a recipe's bounds (`gates.py`), and computing the numbers: whoever writes a stage's output counts them
-into `Manifest.facts`, and a check never re-reads the data (`rowmill verify --deep` does, on purpose).
+What belongs here: comparing a manifest's facts with thresholds, and saved results. What does not: the checks
+(`catalog.py`), a recipe's bounds (`gates.py`), and computing facts: a stage counts them into `Manifest.facts` while it
+writes, and a check never reads the data again (`rowmill verify --deep` does, on purpose).
 
-Each threshold is one number between bounds, and is compared here. The same thresholds are a Great Expectations suite
-(`expectation_suite.py`), which `rowmill verify` runs as well; a recipe's own expectations are judged in the same way. A
-missing or non-finite fact fails as `not_measured`. Results are saved per (content version, thresholds) and never
-judged twice.
+Each threshold is one number between bounds, and is compared here. `rowmill verify` also runs the same thresholds as a
+Great Expectations suite (`expectation_suite.py`); a recipe's own expectations are judged in the same way. A missing or
+non-finite fact fails as `not_measured`. Results are saved per (content version, threshold) and never judged twice.
 
-A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. Only a check that says where it applies may have such
-a fact; for every other check it is not measured, which fails.
+A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. This is allowed only for checks with `applies_to`;
+for every other check it counts as not measured, which fails.
 """
 
 import math
@@ -27,17 +26,17 @@ from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stag
 
 CheckOutcome = Literal["passed", "failed", "not_applicable"]
 RESULTS_FOLDER = "check_results"
-"""Where a stage keeps the results of its checks."""
+"""Folder of a stage's check results."""
 OLD_RESULTS_FOLDER = "verdicts"
-"""Where versions of rowmill before `RESULT_VERSION` 5 kept them; nothing reads these."""
+"""Folder of results before `RESULT_VERSION` 5; they are no longer read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One check judged on one version of one stage's output.
 
-    `blocking` is true when it failed, its severity is error and no waiver covers the value. What is not applicable
-    has neither passed nor failed: ask for the `outcome`, or for `failed`.
+    `blocking` is true if it failed, its severity is error and no waiver covers the value. A check that is not
+    applicable neither passed nor failed: use `outcome` or `failed`.
     """
 
     check: str
@@ -59,19 +58,19 @@ class CheckResult:
 
     @property
     def outcome(self) -> CheckOutcome:
-        """Which of the three ways of ending it is."""
+        """The outcome: passed, failed or not applicable."""
         if self.note == NOT_APPLICABLE:
             return "not_applicable"
         return "passed" if self.passed else "failed"
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong, waived or not."""
+        """Whether the check failed, waived or not."""
         return self.outcome == "failed"
 
     @property
     def sentence(self) -> str:
-        """Say it in one line: check, number, bound, remedy."""
+        """The result in one line: check, value, bound, remedy."""
         if self.outcome == "not_applicable":
             return f"{self.check}: not applicable ({self.what}); applies to {self.applies_to}"
         shown = "not measured" if self.value is None else f"{self.value:.6g}"
@@ -82,7 +81,7 @@ class CheckResult:
 
 
 def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
-    """Return a result for each of the thresholds, judging only what was not judged before on this version."""
+    """Return a result for each threshold; only checks without a saved result on this version are judged."""
     saved = {one.check: _load_check_result(store, manifest, one) for one in thresholds}
     unsaved = [one for one in thresholds if saved[one.check] is None]
     fresh = {result.check: result for result in _evaluate_checks(store, manifest, unsaved)}
@@ -92,7 +91,7 @@ def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]
 
 
 def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> list[CheckResult]:
-    """Return the saved results on a version under these thresholds; what was never judged is left out."""
+    """Return the saved results on a version under these thresholds; checks without a result are omitted."""
     saved = (_load_check_result(store, manifest, one) for one in thresholds)
     return [result for result in saved if result is not None]
 
@@ -103,12 +102,12 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
     Raises
     ------
     GateError
-        Naming each closed check with its number, threshold and remedy.
+        If a check is closed; the message gives each one's value, threshold and remedy.
 
     """
     closed: list[str] = []
     for one in thresholds:
-        # What is measured against other outputs may have to be judged anew though this one did not change.
+        # A fact that compares outputs may change although this output did not.
         result = (
             run_checks(store, manifest, [one])[0]
             if one.check in cross_stage.CROSS_STAGE_FACTS
@@ -126,7 +125,7 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
 
 
 def _format_samples(result: CheckResult) -> str:
-    """Return what is wrong, line by line, where the samples of a check say it."""
+    """Return the samples of a check as lines, if they are sentences."""
     check = CHECKS_BY_NAME.get(result.check)
     return "".join(f"\n  {one}" for one in result.samples) if check is not None and check.names_samples else ""
 
@@ -154,12 +153,12 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
     whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
     explained = [_explain_threshold(one, across.get(one.check)) for one in thresholds]
     results = [_make_check_result(whole, one) for one in explained]
-    # A result is kept for the thresholds that were asked, whatever was said in its words.
+    # A result is stored under the original threshold, whatever its explanation says.
     return [replace(result, threshold_digest=one.digest) for result, one in zip(results, thresholds, strict=True)]
 
 
 def _explain_threshold(threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None) -> Threshold:
-    """Return a threshold that says what the number was made of; a change that the recipe explains blocks nothing."""
+    """Return a threshold with the measurement's explanation; an intended change only warns."""
     if measured is None:
         return threshold
     return replace(
@@ -180,13 +179,13 @@ def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
 
 def _make_check_result(manifest: Manifest, threshold: Threshold) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
-    # A rule of one's own names facts that other kinds of data may not count at all.
+    # A custom rule may name a fact that other kinds of data do not count.
     absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
     applies = not threshold.applies_to or manifest.facts.get(_fact_name(threshold), absent) != NOT_APPLICABLE
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
     passed = value is not None and threshold.holds(value)
     covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
-    # Between where a warning begins and the bound, a failure only shows.
+    # Between `warn_from` and `bound`, a failure is only a warning.
     severity = (
         "warn" if threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction) else None
     )

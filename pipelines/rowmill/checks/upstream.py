@@ -1,15 +1,15 @@
-"""What an output was made of, all the way up, and whether every part of that may be used today.
+"""Checks all ancestors of an output under the current thresholds.
 
-What belongs here: walking from manifests to those that they name, and judging on the way. What does not: the current
-versions and their gates (`build/gate.py`), what a judgement is (`judge.py`).
+What belongs here: walking from manifests to their inputs, and judging each. What does not: the current versions and
+their gates (`build/gate.py`), judging (`judge.py`).
 
     packed_shards ──► tokenized_examples v1 ──► canonical_rows v1 ──► raw_dataset v1
           └╌╌╌╌╌╌╌╌╌► truncation_stats of v1
-                                          canonical_rows v2 is current, passed, and says nothing of v1
+                                          canonical_rows v2 is current and passed, which does not cover v1
 
-A gate looks at the versions that are current. What a step reads may be older than these: made before a bound was
-tightened, or a kept version made current again. So every version that went into it is held against the recipe's present
-thresholds, too. A result is a function of content and thresholds, so one that nobody asked for yet is made here.
+A gate checks the current versions. A step's inputs may be built from older versions: built before a bound was
+tightened, or a kept version that was made current again. So every ancestor is also judged under the recipe's current
+thresholds. A result is a function of content and threshold, so a missing one is computed here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,23 +30,22 @@ def require_passing_ancestors(
     beside: Callable[[Manifest], Iterable[StageKey]],
     gated: Iterable[Manifest] = (),
 ) -> None:
-    """Refuse inputs of which any ancestor fails a blocking check under the present thresholds.
+    """Refuse inputs with an ancestor that fails a blocking check under the current thresholds.
 
-    `thresholds` returns those of an output, whether the recipe still has its stage and dataset or not.
-    `beside` returns the stages that it waits for without reading them; `gated` are manifests whose gates were
-    looked at already.
+    `thresholds` returns those of an output, whether or not the recipe still has its stage and dataset. `beside` returns
+    the stages that it waits for without reading them; `gated` are manifests whose gates were already checked.
 
     Raises
     ------
     GateError
-        Naming each closed check with its number, threshold and remedy.
+        If a check is closed; the message gives each one's value, threshold and remedy.
     IntegrityError
-        If an ancestor is not kept.
+        If an ancestor is no longer kept.
 
     """
     known = {(one.key, one.version): one for one in gated}
     closed = [
-        f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {result.sentence}"
+        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: {result.sentence}"
         for one in _iterate_ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
         for result in judge.run_checks(store, one, _select_blocking_thresholds(thresholds(one)))
@@ -57,7 +56,7 @@ def require_passing_ancestors(
 
 
 def _select_blocking_thresholds(thresholds: Sequence[Threshold]) -> list[Threshold]:
-    """Leave out what cannot block, and what an ancestor of a kept version cannot be asked: whether it is the newest."""
+    """Return the thresholds that can block, without comparisons with the published build."""
     return [
         one
         for one in thresholds
@@ -72,7 +71,7 @@ def _iterate_ancestors(
     beside: Callable[[Manifest], Iterable[StageKey]],
     known: Mapping[tuple[StageKey, str], Manifest],
 ) -> Iterator[Manifest]:
-    """Yield some manifests and all that they were made of, each version once; those `known` are not read again."""
+    """Yield some manifests and all their ancestors, each version once; `known` ones are not read again."""
     waiting, seen = list(inputs), set[tuple[StageKey, str]]()
     while waiting:
         one = waiting.pop()
@@ -88,22 +87,23 @@ def _iterate_ancestors(
 def _find_sibling_version(
     store: Store, made: Manifest, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
 ) -> Manifest:
-    """Return the version of a stage that was made of the same inputs as an output beside it."""
+    """Return the version of a sibling stage that was built from the same inputs as an output."""
     for one in _iterate_candidate_versions(store, key, known):
         if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
             return one
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
     raise GateError(
         f"{'/'.join(key)}: no kept version belongs to version {made.version[:12]} of {'/'.join(made.key)}, which was "
-        f"made of {named}; what was not judged cannot be used; make these current with `rowmill use`, and build "
-        f"{key[-1]} again"
+        f"built from {named}; an output without check results cannot be used; make these versions current with "
+        "`rowmill "
+        f"use`, and build {key[-1]} again"
     )
 
 
 def _iterate_candidate_versions(
     store: Store, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
 ) -> Iterator[Manifest]:
-    """Yield a stage's versions, the likeliest first, so that the others are seldom read."""
+    """Yield a stage's versions, the most likely first, so that the others are rarely read."""
     yield from (one for (of, _), one in known.items() if of == key)
     now = manifest.load_current(store, key)
     if now is not None:

@@ -468,7 +468,7 @@ def folder_in(built: Built, name: str) -> Path:
 def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:
     road = with_exports(Road(tmp_path), {"none": {"kind": "axolotl", "split": "test"}})
 
-    with pytest.raises(ConfigError, match=r"exports\.none\.split: test holds no sequence"):
+    with pytest.raises(ConfigError, match=r"exports\.none\.split: test has no sequence"):
         road.build()
 
 

@@ -181,7 +181,7 @@ def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
 def test_source_before_anything_was_generated_says_what_to_run(trained: Road) -> None:
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
-    with pytest.raises(SourceError, match=r"road/rows were never made in this storage; .* run `rowmill parse road`"):
+    with pytest.raises(SourceError, match=r"road/rows were never built in this storage; .* run `rowmill parse road`"):
         runner.build(project, only=["raw_dataset"])
 
 

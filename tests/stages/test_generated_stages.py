@@ -507,7 +507,7 @@ def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -
     kept = series.config.read_text()
     try:
         series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
-        with pytest.raises(ConfigError, match="column 'store' is none of the table that the model was trained on"):
+        with pytest.raises(ConfigError, match="column 'store' is not in the table that the model was trained on"):
             runner.build(series.project, only=["parsed_records"])
     finally:
         series.config.write_text(kept)

@@ -94,7 +94,7 @@ class AstrAI(Export):
             "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
             "loss_mask": "written"
             if needs_loss_mask(shape.kinds)
-            else "left out: every dataset is text, all of which is trained",
+            else "left out: every dataset is text, all of it trains",
         }
         return ExportLayout(jobs, notes=notes | self.NOTES)
 

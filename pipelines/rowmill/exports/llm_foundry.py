@@ -47,7 +47,7 @@ class LLMFoundry(Export):
         numbers = np.flatnonzero(shape.lengths > 1)
         notes = {
             "accept_appended_eos": self.accept_appended_eos,
-            "trailing_context": "left out: turns cannot hold tokens after a segment's last target",
+            "trailing_context": "left out: what follows a segment's last target has no place in turns",
         }
         left_out = {"not_taken": len(shape.lengths) - len(numbers)}
         jobs = [ExportJob("data", numbers, np.arange(len(numbers) + 1))] if len(numbers) else []

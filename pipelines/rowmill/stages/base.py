@@ -1,8 +1,8 @@
 """The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
-What belongs here: the form in which a stage declares itself, composing libraries over parts, and adding up what they
-counted. What does not: the list of stages (`catalog.py`), one part's work (`parts.py`), gates and reuse of whole stages
-(`runner.py`). A stage may import what works on one part; nothing of that imports a stage.
+What belongs here: the declaration of a stage, running work over parts, and summing their counts. What does not: the
+list of stages (`catalog.py`), one part's work (`text_rows.py`, `text_parts.py`, …), gates and reuse of whole stages
+(`runner.py`).
 
 | stage | per | reads | writes |
 |---|---|---|---|
@@ -10,15 +10,15 @@ counted. What does not: the list of stages (`catalog.py`), one part's work (`par
 | `canonical_rows` | dataset | parts | rows, rejects, ledger per part |
 | `tokenized_examples` | dataset | rows | examples, rejects, ledger per part |
 | `truncation_stats` | dataset | examples' lengths | histograms, what-if |
-| `packed_shards` | dataset | examples | shards, segments, what is left out |
+| `packed_shards` | dataset | examples | shards, segments, examples left out |
 | `training_splits` | recipe | sequences' counts | the order |
 | `gpu_partitions` | recipe | the order, shards | shards per rank |
-| `exports` | export | the order, shards | a trainer's own files |
+| `exports` | export | the order, shards | a trainer's files |
 | `parsed_records` | dataset | files of generated text | records, refused objects |
 | `generated_series` | dataset | examples, rows, a trained model | records |
 
-What a stage grew too large to hold stands beside it: `time_splits` of canonical rows, `split_plans` and `shard_files`
-of packed shards, `leaks` of training splits.
+Larger stages are packages, whose other modules hold parts of their work: `time_splits` of canonical rows, `pack_plans`
+and `shard_files` of packed shards, `leakage` of training splits.
 """
 
 import tempfile
@@ -57,16 +57,16 @@ TaskT = TypeVar("TaskT")
 
 
 class ProgressCallback(Protocol):
-    """Who wants to hear how far a stage is."""
+    """Callback that receives a stage's progress."""
 
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Hear that `done` of `total` parts of `chats/canonical_rows` are finished after so many rows and seconds."""
+        """Receive progress: `done` of `total` parts of `where` (`chats/canonical_rows`) are finished."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage is given: where it stands, what it reads, and who does the parts."""
+    """What a stage receives: its place, its inputs, and the worker pool."""
 
     recipe: Recipe
     store: Store
@@ -96,7 +96,7 @@ class StageContext:
 
     @property
     def dataset_key(self) -> tuple[str, str]:
-        """The recipe and dataset, which begin the keys of this dataset's other stages."""
+        """Recipe and dataset, the prefix of the keys of this dataset's stages."""
         assert self.dataset_name is not None
         return (self.recipe.name, self.dataset_name)
 
@@ -107,10 +107,10 @@ class StageContext:
 
 @dataclass(slots=True)
 class StageOutput:
-    """What a stage made, before it is a manifest; the fields are those of `manifest.Manifest`."""
+    """A stage's output before it becomes a manifest; the fields are those of `manifest.Manifest`."""
 
     facts: "DataclassInstance"
-    """Its numbers by name, as the stage declares them."""
+    """Its facts, an instance of the stage's declared type."""
     parts: Sequence[Part] = ()
     ledger: Sequence[tuple[str, str, int]] = ()
     token_ledger: Sequence[tuple[str, str, int]] = ()
@@ -133,7 +133,7 @@ def _accept_any(_: Manifest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStage:
-    """A stage ready to run: `outside` identifies what it reads beside its recipe and inputs, `make` does the work.
+    """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.
 
     `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text. `accepts` tells
     whether an output that is kept under the same fingerprint may be taken for one that is made now: not if it was made
@@ -146,16 +146,16 @@ class PreparedStage:
 
 
 Scope = Literal["dataset", "recipe", "export"]
-"""What a stage is run for: each dataset, the recipe as a whole, or each of its exports."""
+"""Whether a stage runs for each dataset, for the whole recipe, or for each export."""
 
 
 Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]], None]
-"""Gives an output whose checks block nothing to trainers, with its results and the bounds that were loosened."""
+"""Publishes an output for trainers if no check blocks, with its check results and the loosened bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFact:
-    """A number that is compared between two versions: its name for people, and the fact that holds it."""
+    """A fact that `rowmill diff` compares, with its display name."""
 
     name: str
     fact: str
@@ -174,87 +174,87 @@ def _applies_to_all(dataset: Dataset) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDeclaration:
-    """All that is known of a stage without running it: the one place for it, in the stage's own module.
+    """Everything known about a stage without running it, declared once, in the stage's module.
 
     `catalog.STAGES` lists the declarations in order. The graph, the plan, the runner and Dagster's assets are made
     from that list, so adding a stage takes its module and one line there.
     """
 
     name: str
-    """The last word of its key, or the one before an export's name; a folder below the storage root."""
+    """The last part of its key (for exports, the one before the name), and a folder name in storage."""
     description: str
-    """One sentence for people: what an output holds."""
+    """One sentence for users that describes the output."""
     identity: Callable[[Recipe, str], dict[str, Any]]
     """Every option that the stage reads, of the dataset or the export of that name, and the versions of the code that
     reads them, as explicit JSON values. Both identities below are computed from it, so that a build never remakes what
     Dagster calls fresh."""
     prepare: Callable[[StageContext], PreparedStage]
-    """Find out what the stage reads beside its recipe and inputs, and return the function that runs it."""
+    """Identify the stage's other inputs, such as tokenizer files, and return the function that runs it."""
     facts: "type[DataclassInstance]"
-    """What an output is counted by, a frozen dataclass; every check of the stage is named after one of its fields."""
+    """The frozen dataclass of its facts; every check of the stage is named after one of its fields."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
-    """Names of the stages that it reads: of the same dataset, or for a stage of the recipe of every dataset. A stage
+    """Names of the stages that it reads: of the same dataset, or, for a stage of the recipe, of every dataset. A stage
     without inputs reads source files."""
     gates: tuple[str, ...] = ()
-    """Names of further stages of the dataset that it does not read, and whose checks must have passed before it."""
+    """Names of other stages of the dataset whose checks must pass first although it does not read them."""
     gates_on_every_dataset: bool = False
-    """Whether the checks of all stages of all datasets must have passed before it."""
+    """Whether the checks of all stages of all datasets must pass first."""
     applies: Callable[[Dataset], bool] = _applies_to_all
     """Whether a dataset has the stage."""
     command: str = ""
-    """The command that runs it, if no build does unless the stage is named: it needs a trained model."""
+    """The command that runs it, for on-demand stages, which need a trained model."""
 
-    # What the runner asks.
+    # Hooks of the runner.
     require_ready: Callable[[StageContext], None] | None = None
-    """Raise ConfigError if something outside the storage root that it needs is not there: asked before a build."""
+    """Raise ConfigError if a requirement outside the storage root is missing; called before a build."""
     find_outside_change: Callable[[StageContext, Manifest], str | None] | None = None
-    """Word what changed outside the recipe and the inputs since an earlier output; None if nothing did."""
+    """Describe what changed outside the recipe and the inputs since an earlier output, or return None."""
     publish: Publish | None = None
-    """Give an output to trainers; None for a stage that trainers do not read through rowmill."""
+    """Publish an output for trainers; None for stages whose output the reader does not open."""
 
-    # What people are shown.
+    # Hooks of reports and statistics.
     feeds: StatsInputs = field(default_factory=StatsInputs)
-    """How many rows an output holds, what one of them is called, and the tables of statistics that it feeds."""
+    """The rows of an output with their noun, and the statistics tables that it contributes to."""
     summarize: Callable[[Any, str], Sequence[str]] = _summarize_rows
-    """Word in a few phrases what an output holds, from its facts, of the type above, and its number of rows (`1,342
-    rows`, or empty)."""
+    """Summarize an output in a few phrases, from its facts (of the type above) and its number of rows (`1,342 rows`, or
+    empty)."""
     compared: tuple[ComparedFact, ...] = ()
-    """The numbers that a comparison of two versions shows."""
+    """The facts that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
-    """Compare what files hold with the hashes of content in the manifest; yield a sentence for each that differs."""
+    """Compare the files' content with the content hashes of the manifest; yield a message per difference."""
 
-    # What Dagster shows and schedules.
+    # Hooks of the Dagster layer.
     uses_all_cores: bool = False
-    """Whether it runs its parts on all workers, so that two of it at once would take each other's cores."""
+    """Whether it uses all workers, so that two such stages at once would compete for cores."""
     partitions: Callable[[Recipe], tuple[str, ...]] | None = None
-    """Names of the pieces of its output that can be made one without another; None if there is one piece."""
+    """Names of the independent pieces of its output; None if there is only one."""
     find_data_version: Callable[[Recipe, Manifest], str] | None = None
-    """Identify an output of which only some pieces were made; None: by its content."""
+    """Return the data version of an output that may be partial; None to use its content digest."""
     shows_overdue: bool = False
-    """Whether it stands for all that trainers read when a recipe says how old that may be."""
+    """Whether `execution.overdue_hours` applies to this stage."""
 
     @property
     def on_demand(self) -> bool:
-        """Whether a build leaves it out unless it is named."""
+        """Whether a build includes it only on request."""
         return bool(self.command)
 
     def code_version(self, recipe: Recipe, name: str, waivers: Sequence[str]) -> str:
-        """Identify the options, waivers and code: what Dagster compares before anything is read."""
+        """Return the digest of options, waivers and code version, which Dagster compares before reading anything."""
         return digest_json(self.name, name, self.identity(recipe, name), list(waivers))[:16]
 
     @staticmethod
     def fingerprint(
         code_version: str, inputs: Mapping[str, str], waivers: Sequence[str], outside: Sequence[Any]
     ) -> str:
-        """Identify an output before it is made: the code version, and all that is not in the recipe.
+        """Return the identity of an output before it is made: the code version, and everything outside the recipe.
 
-        `inputs` are the content versions of its inputs by key, `waivers` all those it is built under.
+        `inputs` maps the keys of its inputs to content versions; `waivers` are all that apply.
         """
         return digest_json(code_version, dict(inputs), list(waivers), list(outside))
 
 
-# ── Parts are kept under their own fingerprints ────────────────────────────────────────────────────
+# ── Parts are stored under their fingerprints ────────────────────────────────────────────────────
 
 
 def part_folder(stage_folder: str, fingerprint: str) -> str:
@@ -263,14 +263,14 @@ def part_folder(stage_folder: str, fingerprint: str) -> str:
 
 
 def load_kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
-    """Return a part that an earlier build finished, even one that was killed later."""
+    """Return a part that an earlier build finished, even if that build was killed later."""
     raw = store.read_sealed(f"{part_folder(stage_folder, fingerprint)}/part.json")
     part = None if raw is None else parse_part(raw)
     return part if part is not None and all(store.has(file) for file in part.files.values()) else None
 
 
 def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
-    """Note that a part is whole; written after its files, so that it vouches for them."""
+    """Record that a part is complete; written after its files."""
     store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", asdict(part))
 
 
@@ -287,7 +287,7 @@ class PartTask:
 def make_parts(
     work: StageContext, function: Callable[[Any], Part], planned: Sequence[PartTask]
 ) -> tuple[list[Part], int, int]:
-    """Return all parts in order: kept ones as they are, the others made by the pool.
+    """Return all parts in order: kept ones are reused, the others are made by the pool.
 
     Returns the parts, how many were reused, and how many rows were read to make the others.
     """
@@ -321,11 +321,11 @@ def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence
 
 @contextmanager
 def scratch_folder(work: StageContext) -> Generator[Path]:
-    """Lend a local folder for files that are mapped while tokens move; beside the stage if its store is local."""
-    beside = Path(work.store.path(work.folder)) if work.store.is_local else None
-    if beside is not None:
-        beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=beside) as name:
+    """Yield a local folder for memory-mapped files; in the stage's folder if the store is local."""
+    local_folder = Path(work.store.path(work.folder)) if work.store.is_local else None
+    if local_folder is not None:
+        local_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=local_folder) as name:
         try:
             yield Path(name)
         finally:
@@ -333,7 +333,7 @@ def scratch_folder(work: StageContext) -> Generator[Path]:
 
 
 def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:
-    """Return some columns of Parquet files as one lazy frame; read as it streams where the files are local."""
+    """Return some columns of Parquet files as one lazy frame; local files are read in streaming mode."""
     if store.is_local:
         for file in files:
             store.content(file)
@@ -343,15 +343,15 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
 
 
 SHOWN_REASONS = 10
-"""Reasons that the check on rejects names."""
+"""Maximum number of reasons listed by the check on rejects."""
 
 
 def describe_rejects(
     reasons: Mapping[str, int], samples: Mapping[str, Sequence[str]], place_of: Callable[[int, str], str] | None = None
 ) -> tuple[str, ...]:
-    """Word each reason of rejects with its count and its first row, the commonest first.
+    """Describe each reject reason with its count and its first row, most frequent first.
 
-    `place_of` is given the rank of the reason, from 0, and the row's id.
+    `place_of` receives the rank of the reason, from 0, and the row's id.
     """
     most_first = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:SHOWN_REASONS]
     return tuple(
@@ -372,10 +372,10 @@ def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[s
 
 
 def format_rejected(rejected: int) -> str:
-    """Word how many records a stage rejected; empty if none."""
+    """Format the number of rejected records; empty if none."""
     return f"{rejected:,} rejected" if rejected else ""
 
 
 def compute_share(count: float, total: float) -> float:
-    """Return a share, 0 of nothing, rounded so that it is the same number on every machine."""
+    """Return a share, 0 if the total is 0, rounded so that it is equal on every machine."""
     return round(count / total, 9) if total else 0.0

@@ -1,6 +1,6 @@
-"""All stages, in the order in which they can run: the one list that the rest of the engine and Dagster go by.
+"""All stages, in the order in which they can run: the only list, which the rest of the engine and Dagster use.
 
-What belongs here: the list, and questions about it. What does not: anything about one stage; that is in the stage's
+What belongs here: the list, and lookups in it. What does not: anything about one stage; that is in the stage's
 declaration, in its own module.
 """
 
@@ -36,7 +36,7 @@ def find_stage(name: str) -> StageDeclaration:
     Raises
     ------
     IntegrityError
-        If there is none: the manifest that names it was written by another version of rowmill.
+        If there is none: another version of rowmill wrote the manifest that names it.
 
     """
     for stage in STAGES:
@@ -52,12 +52,12 @@ def list_stages(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclarat
 
 
 def count_output_rows(made: Manifest) -> RowCount | None:
-    """Return how many rows an output holds and what one of them is called; None if its stage does not say."""
+    """Return the rows of an output with their noun; None if its stage does not count them."""
     return find_stage(made.stage).feeds.rows(made)
 
 
 def list_stages_up_to(last: StageDeclaration) -> tuple[str, ...]:
-    """Return the names of a stage of a dataset and of all that must be built before it, in order."""
+    """Return the names of a dataset's stage and of all stages before it, in order."""
     wanted = {last.name}
     for stage in reversed(STAGES):
         if stage.name in wanted:

@@ -1,11 +1,11 @@
-"""A backend asked for what a dataset's model learned: series continued, or groups and rows of their own.
+"""Generates records with a backend that serves a dataset's model: continued series, or new groups and records.
 
-What belongs here: what the model was trained on, recovered from the manifests; asking; what is kept of it. What does
-not: how it is asked (`generation/`), how the backend is reached (`backends/`).
+What belongs here: recovering the model's training setup from manifests, generating, keeping the results. What does not:
+the generation loop (`generation/`), reaching the backend (`backends/`).
 
-Unlike every other stage it is not a function of its inputs: a model answers, and a server may stumble. So it runs only
-when it is asked for, what it made is kept under its fingerprint like anything else, and a run in which nothing at all
-came leaves nothing behind.
+Unlike other stages, it is not a function of its inputs: a model's answers vary, and a server may fail. So it runs only
+on request, its output is kept under its fingerprint like any other, and a run in which nothing was generated leaves
+nothing behind.
 """
 
 from collections import Counter
@@ -46,10 +46,10 @@ from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialis
 from rowmill.tokenization.encoder import Encoder
 
 VERSION = 2
-"""Raise it when the same model would be asked otherwise, or its answers would be parsed otherwise."""
+"""Increase it when requests to the same model, or the parsing of its answers, change."""
 
 UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
-"""Reasons that say nothing against an object: another was taken, or the series had ended or failed."""
+"""Reasons that do not mean an invalid object: another sample was chosen, or the series had ended or failed."""
 
 
 _TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
@@ -57,7 +57,7 @@ _TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_second
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSeriesFacts:
-    """What an output of the stage is counted by."""
+    """Facts of the stage's output."""
 
     valid_fraction: float
     failed_series: float
@@ -73,7 +73,7 @@ class GeneratedSeriesFacts:
 
 
 def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return how the model is asked; the key with which it is reached is not part of what it says."""
+    """Return the options of generation; the backend's API key does not affect its answers."""
     form = recipe.datasets[name].format.require_table()
     assert form.generation is not None
     options = form.generation
@@ -92,7 +92,7 @@ def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def load_trained_model(work: StageContext) -> TrainedModel:
-    """Return what the model was trained on."""
+    """Return the model's training setup."""
     meant = expected_texts(work)
     told = work.input(TOKENIZED_EXAMPLES).details["records"]
     frame = told["frame"]
@@ -114,12 +114,12 @@ def load_trained_model(work: StageContext) -> TrainedModel:
 
 
 def make_generated_series(work: StageContext) -> StageOutput:
-    """Ask the backend and keep what came.
+    """Generate with the backend, and store the results.
 
     Raises
     ------
     GenerationError
-        If nothing came because the backend could not be used.
+        If nothing was generated because the backend failed.
 
     """
     form, options = get_generation_options(work)
@@ -144,8 +144,8 @@ def _require_result(work: StageContext, result: GenerationResult) -> None:
     error = result.error or next((one.error for one in result.series if one.error), "")
     if result.status == "failed" and error:
         raise GenerationError(
-            f"{'/'.join(work.key)}: nothing was generated; the backend's last error: {error}; see that it runs, and "
-            "ask again"
+            f"{'/'.join(work.key)}: nothing was generated; the backend's last error: {error}; check that it runs, and "
+            "run the command again"
         )
 
 
@@ -153,9 +153,9 @@ def _require_result(work: StageContext, result: GenerationResult) -> None:
 
 
 def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
-    """Return how each series of train begins.
+    """Return the initial prefill of each training series.
 
-    Under differential privacy no beginnings are kept, and nothing of the data is used but how many series there are.
+    Under differential privacy, no prefills are stored, and only the number of series is taken from the data.
     """
     kept = work.input(TOKENIZED_EXAMPLES).files("prefill")
     if not kept:
@@ -168,7 +168,7 @@ def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
         assert not isinstance(record, RecordProblem), record
         key = {name: record[name] for name in trained.place.group_columns}
         start, stop = (_parse_time(line[name], trained.schema, order) for name in ("start", "stop"))
-        # A group of columns is called by its key.
+        # A group by columns is named by its key.
         name = "" if key or line["group_key"] == NO_KEY else line["group_key"]
         found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))
     return found
@@ -187,7 +187,7 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
 
 
 def _count_train_groups(work: StageContext) -> int:
-    """Count the groups of train, of columns or of files; without groups there is one series."""
+    """Count the training groups, by columns or by files; without groups there is one series."""
     keys: set[str] = set()
     for part in work.inputs[(*work.dataset_key, CANONICAL_ROWS)].parts:
         table = work.store.table(part.files["rows"], ["group_key", "split"])
@@ -235,7 +235,7 @@ def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: G
 
 
 def _compute_failed_share(result: GenerationResult, failed: int) -> float:
-    """Return the share of series that failed; where there are none, whether nothing came at all."""
+    """Return the share of failed series; without series, 1 if nothing was generated."""
     return compute_share(failed, len(result.series)) if result.series else float(result.status == "failed")
 
 
@@ -261,7 +261,7 @@ def _summarize_generated_series(facts: GeneratedSeriesFacts, rows: str) -> Seque
 STAGE = StageDeclaration(
     name=GENERATED_SERIES,
     facts=GeneratedSeriesFacts,
-    description="Records that the backend generated: series continued step by step, or groups and rows.",
+    description="Records generated by the backend: series continued step by step, or groups and records.",
     identity=identify_generated_series,
     prepare=lambda work: PreparedStage((), lambda: make_generated_series(work)),
     inputs=(TOKENIZED_EXAMPLES, CANONICAL_ROWS),

@@ -1,4 +1,4 @@
-"""Which generated records a source reads: the current version of a stage behind a trained model.
+"""Finds the generated records that a source reads: the current version of an on-demand stage.
 
 What belongs here: choosing the stage, its records as lines, lending them to a store that is gone afterwards. What does
 not: its gate (`build/gate.py`), staging them (`sources/generated.py`).
@@ -21,7 +21,7 @@ from rowmill.sources import ContentStager, FileScan, GeneratedSource, Generation
 
 GENERATION_STAGES: tuple[GenerationStage, ...] = get_args(GenerationStage)
 CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_SERIES: "generate"}
-"""The commands that make them."""
+"""The command that runs each stage."""
 
 
 def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -> Manifest:
@@ -30,7 +30,7 @@ def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -
     Raises
     ------
     SourceError
-        If nothing was generated, or both stages have something and the source names none.
+        If nothing was generated, or both stages have records and the source names none.
 
     """
     key = source.dataset_key(recipe)
@@ -39,12 +39,12 @@ def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -
     if not made:
         verbs = " or ".join(f"`rowmill {CLI_VERBS[stage]} {key[0]}`" for stage in wanted)
         raise SourceError(
-            f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never made in this "
-            f"storage; records that a model generated are needed; run {verbs}, or name another dataset"
+            f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never built in this "
+            f"storage; expected generated records; run {verbs}, or name another dataset"
         )
     if len(made) > 1:
         raise SourceError(
-            f"source.generated: {source.generated}: {' and '.join(made)} both have records; one of them is needed; set "
+            f"source.generated: {source.generated}: {' and '.join(made)} both have records; only one can be read; set "
             "source.stage"
         )
     return next(iter(made.values()))

@@ -1,10 +1,10 @@
-"""Generated records beside the table that the model was trained on: columns, associations, copies of training rows.
+"""Compares generated records with the training table: columns, associations, copies of training rows.
 
-What belongs here: reading both tables, in parts where all rows are needed. What does not: the measures
+What belongs here: reading both tables, part by part if all rows are needed. What does not: the measures
 (`table_comparison.py`), bounds (`catalog.py`).
 
-Copies are looked for among all training rows. Columns are compared over at most `MAX_SAMPLED_ROWS` rows of each table,
-evenly taken, because the measures sort values in memory.
+Copies are searched among all training rows. Columns are compared on at most `MAX_SAMPLED_ROWS` evenly sampled rows of
+each table, because the measures sort values in memory.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ COMPARISON_FACTS = (
 
 @dataclass(slots=True)
 class TrainComparison:
-    """What is said of generated records beside those of train; not applicable where one of the two has none."""
+    """Comparison of generated with training records; not applicable if either has none."""
 
     facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, NOT_APPLICABLE))
     tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
@@ -52,7 +52,7 @@ class TrainComparison:
 
 @dataclass(frozen=True, slots=True)
 class _TrainSearchTask:
-    """A part of training rows; `stride` takes every so manieth of them, `generated` are the hashes looked for."""
+    """A part of training rows; every `stride`-th row is sampled, and `generated` are the hashes to search for."""
 
     root: str
     rows: File
@@ -63,7 +63,7 @@ class _TrainSearchTask:
 
 
 def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainComparison:
-    """Compare the records of some parts with the train rows that the model was trained on."""
+    """Compare the records of some parts with the rows that the model was trained on."""
     trained = work.input(TOKENIZED_EXAMPLES)
     key = (*work.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(work.store, key, trained.inputs["/".join(key)])
@@ -73,7 +73,7 @@ def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainCompar
     train = read_facts(CanonicalRowsFacts, rows.facts).splits.get("train", 0)
     if not generated.num_rows or not train or not schema.names:
         return TrainComparison()
-    # Numbered groups of private series are nobody's; what else is equal is what counts.
+    # Numbered groups of private series are synthetic; only the other columns are compared.
     left_out = get_table_options(work).group_columns if get_table_options(work).privacy.dp_enabled else ()
     compared = tuple(name for name in schema.names if name not in left_out)
     cells = read_cells(generated.column("record"), schema.names)
@@ -122,7 +122,7 @@ def _build_comparison(
 
 
 def search_train_part(task: _TrainSearchTask) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
-    """Return which generated records a part's train rows equal, a number for each row, and the cells of some rows."""
+    """Return the generated records equal to training rows of a part, a hash per row, and the cells of sampled rows."""
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     cells = read_cells(train.column("record"), task.columns)
@@ -132,11 +132,11 @@ def search_train_part(task: _TrainSearchTask) -> tuple[NDArray[np.uint64], NDArr
 
 
 def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
-    """Return a number for each record, the sum of those of its cells."""
+    """Return a hash for each record, the sum of its cells' hashes."""
     return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)
 
 
 def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> tuple[str, str]:
-    """Word how much of generated text is valid, and what was refused."""
+    """Format the valid share of generated text, and the number of rejected objects."""
     valid = f"{format_percent(float(valid_fraction))} valid" if kept or rejected else ""
     return valid, format_rejected(rejected)

@@ -1,16 +1,16 @@
-"""What one worker does with generated texts: read them from files, take them apart, write records and rejects.
+"""One worker's task for generated texts: read them from files, parse them, write records and rejects.
 
-What belongs here: the shapes in which texts come, the files of a part. What does not: the parser (`parsing/`), which
-files there are (`parsed_records.py`).
+What belongs here: the file formats of texts, the files of a part. What does not: the parser (`parsing/`), choosing
+files (`parsed_records.py`).
 
 | file | a text is |
 |---|---|
 | `.txt` | the whole file (`sample_by: document`) |
-| `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` where the server told one |
+| `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` if the server reported one |
 | the same | each of a record's `choices`, as a completions server answers |
 
-A text continues the generation prompt: it stands behind BOS. It is closed by EOS, or where its `finish_reason` is
-`stop`, which is how servers say that they ate it.
+A text continues the generation prompt, after BOS. It is closed by EOS, or by the `finish_reason` `stop`, with which
+servers report that they removed the EOS.
 """
 
 import json
@@ -53,7 +53,7 @@ PARSED = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTextSpec:
-    """What a text is meant to be, as `tokenized_examples` tells it; goes to workers as it is."""
+    """The expected form of a text, from `tokenized_examples`; sent to workers."""
 
     schema: str
     mode: Mode
@@ -71,7 +71,7 @@ class GeneratedTextSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParseTask:
-    """A part of a file to take apart."""
+    """A part of a file to parse."""
 
     root: str
     folder: str
@@ -83,7 +83,7 @@ class ParseTask:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A generated text, or why the record that should hold one has none."""
+    """A generated text, or the reject of the record that should hold it."""
 
     text_id: str
     text: str
@@ -101,14 +101,14 @@ def load_text_spec(
     validation: str,
     where: str,
 ) -> GeneratedTextSpec:
-    """Recover what texts are meant to be from a `tokenized_examples` manifest of records.
+    """Recover the expected form of texts from a `tokenized_examples` manifest of a records dataset.
 
-    `interval_seconds` is the recipe's; null: the one that the data were found to have.
+    `interval_seconds` is the recipe's; None: the interval detected in the data.
 
     Raises
     ------
     ConfigError
-        If a column of the recipe is none of the table that was built.
+        If a column of the recipe is not in the table that was built.
 
     """
     told = details["records"]
@@ -116,7 +116,7 @@ def load_text_spec(
     for name in (*group_columns, *([] if order_column is None else [order_column])):
         if name not in known:
             raise ConfigError(
-                f"{where}: column {name!r} is none of the table that the model was trained on; it has "
+                f"{where}: column {name!r} is not in the table that the model was trained on; it has "
                 f"{join_choices(known)}; name one of them, or build and train again"
             )
     order = None if told["order"] is None else SortKey(told["order"])
@@ -143,7 +143,7 @@ def _parse_number(text: str) -> Any:
 
 @lru_cache(maxsize=2)
 def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
-    """Compile what a run has in common, once per worker."""
+    """Open parser and serializer, once per worker."""
     parser = Parser(
         meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
         validation=Validation.model_validate_json(meant.validation), wire=meant.wire,
@@ -165,7 +165,7 @@ def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
 
 
 def _read_whole_file(part: sources.SourcePart, base: Path) -> GeneratedText:
-    """Return a text file whole: a character that is damaged must not cost the records around it."""
+    """Return a whole text file; invalid characters are replaced, so that they do not lose the other records."""
     [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
     return GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
 
@@ -184,7 +184,7 @@ def _read_record_texts(name: str, value: dict[str, Json], raw: bytes) -> Iterato
 
 
 def parse_texts(task: ParseTask) -> Part:
-    """Take the texts of a part apart and write what came of them."""
+    """Parse the texts of a part, and write records and rejects."""
     parser, write = _open_parser(task.meant)
     log = RejectLog(PARSED_RECORDS)
     made = AcceptedRecords()
@@ -210,7 +210,7 @@ def parse_texts(task: ParseTask) -> Part:
 
 
 def log_invalid_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[TextSpan]) -> None:
-    """Keep the objects of a text that are no records, with their own characters."""
+    """Log the invalid objects of a text as rejects, with their source text."""
     for number, span in enumerate(one for one in spans if one.kind == "invalid"):
         raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
         log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
@@ -250,14 +250,14 @@ def save_parsed_part(
 
 
 def get_generation_options(work: StageContext) -> tuple[Records, Generation]:
-    """Return the dataset's options of records and of generation."""
+    """Return the dataset's records options and generation options."""
     form = work.dataset.format.require_table()
     assert form.generation is not None
     return form, form.generation
 
 
 def expected_texts(work: StageContext) -> GeneratedTextSpec:
-    """Return what generated texts of the dataset are meant to be."""
+    """Return the expected form of the dataset's generated texts."""
     form, generation = get_generation_options(work)
     return load_text_spec(
         work.input(TOKENIZED_EXAMPLES).details,

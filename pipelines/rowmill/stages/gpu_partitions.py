@@ -4,10 +4,10 @@ What belongs here: moving sequences to ranks, conservation, the file that traine
 which place belongs to which rank (`rank_assignment.py`).
 
     rank-00003-of-00008/
-    ├── data/part-00000.parquet …   that rank's sequences, in the order of training
+    ├── data/part-00000.parquet …   that rank's sequences, in training order
     └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
 
-`current.json` is what trainers open. It is written when all ranks of one order are there.
+Trainers open `current.json`. It is written once all ranks of one order are built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,13 +48,13 @@ from rowmill.stages.base import (
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
-"""Raise it when any rank may hold other bytes, or other facts are counted on the way."""
+"""Increase it when the bytes of any rank, or facts, may change."""
 
 SHARD_TOKENS = 2 << 20
 
 
 def rank_name(rank: int, world_size: int) -> str:
-    """Return the folder name of a rank: `rank-00003-of-00008`; another world size is never mistaken for it."""
+    """Return the folder name of a rank: `rank-00003-of-00008`; it includes the world size."""
     return f"rank-{rank:05d}-of-{world_size:05d}"
 
 
@@ -65,7 +65,7 @@ def rank_names(world_size: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GpuPartitionsFacts:
-    """What an output of the stage is counted by."""
+    """Facts of the stage's output."""
 
     conservation: int
     stale_rank: int
@@ -79,7 +79,7 @@ class GpuPartitionsFacts:
 
 
 def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide ranks (`ranks`), and the tags that trainers are told."""
+    """Return the options that decide ranks (`ranks`), and the tags for evaluation."""
     return {
         "ranks": {
             "versions": [VERSION],
@@ -92,12 +92,12 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def prepare_gpu_partitions(work: StageContext) -> PreparedStage:
-    """Find which ranks there will be: one can be built without the others."""
+    """Determine the ranks of the output: one can be built without the others."""
     return PreparedStage(list_ranks(work), lambda: make_gpu_partitions(work))
 
 
 def list_ranks(work: StageContext) -> tuple[str, ...]:
-    """Return the ranks that the manifest will name: those wanted and those kept already."""
+    """Return the ranks that the manifest will name: the wanted ones and those already built."""
     names = rank_names(work.recipe.partitions.world_size)
     wanted = set(work.ranks or names)
     return tuple(
@@ -108,24 +108,24 @@ def list_ranks(work: StageContext) -> tuple[str, ...]:
 
 
 def count_stale_ranks(work: StageContext, present: Sequence[str]) -> int:
-    """Count the ranks of which a kept version tells, but none of this order over these tokens.
+    """Count partitions kept for an older order or other shards.
 
-    One rank can be built alone. Those beside it then still are of the order before, and nobody may train on both.
+    Ranks can be built one at a time; the others are then still from an older order, and must not be mixed with it.
     """
     known = {name for one in manifest.list_versions(work.store, work.key) for name in one.card.get("ranks", ())}
     return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
 
 
 def _fingerprint_rank(work: StageContext, name: str) -> str:
-    """Identify a rank's files: the order, the sequences that it orders, the world size."""
+    """Return the fingerprint of a rank: the order, its sequences, the world size."""
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
+    # The order names sequences by number only, so the shards' content must be included.
     packed = [one.version for one in inputs.get_packed_shards(work).values()]
     return digest_json(GPU_PARTITIONS, identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name)
 
 
 def make_gpu_partitions(work: StageContext) -> StageOutput:
-    """Write the wanted ranks that are not kept, and describe all."""
+    """Write the wanted ranks that do not exist yet, and describe all."""
     present = list_ranks(work)
     kept = {name: load_kept_part(work.store, work.folder, _fingerprint_rank(work, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
@@ -141,7 +141,7 @@ def make_gpu_partitions(work: StageContext) -> StageOutput:
 
 
 def write_rank_scratch(task: ShardScratchTask) -> bytes:
-    """Lay a shard out for taking; return its sequences' content hashes, 16 bytes each."""
+    """Prepare a shard for random access; return its sequences' content hashes, 16 bytes each."""
     return b"".join(value.to_bytes(16, "little") for value in native.hash_sequences(native.lay_out_shard(task)))
 
 
@@ -159,7 +159,7 @@ class _RankTask:
 
 
 def write_rank(task: _RankTask) -> tuple[Part, int]:
-    """Write one rank's shards; return the part and the content hash of what was read back."""
+    """Write one rank's shards; return the part and the content hash of the files read back."""
     store = Store(task.root)
     files: dict[str, File] = {}
     found = 0
@@ -190,11 +190,11 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
 
 
 _FILLERS = ""
-"""Whose sequences fillers are; no dataset has an empty name."""
+"""The dataset name of fillers; no dataset has an empty name."""
 
 
 def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
-    """Add a shard's sequences, tokens and trained tokens to those of each dataset, fillers apart."""
+    """Add a shard's sequences, tokens and trained tokens to each dataset's counts; fillers are counted separately."""
     plain = shard.select(["tokens", "trained_tokens"]).append_column(
         "dataset", shard.column("dataset").cast(pa.string())
     )
@@ -275,7 +275,7 @@ def _make_rank_task(work: StageContext, name: str, files: tuple[str, ...], first
     )
 
 
-# ── What the manifest says, and what trainers open ─────────────────────────────────────────────────
+# ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
 
 
 def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
@@ -310,7 +310,7 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
 
 
 def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
-    """Place every token of the ranks; shards have labels, but no kinds of spans: what has no label is context."""
+    """Classify every token of the ranks; shards store labels but not span kinds, so unlabeled tokens are context."""
     tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
     padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
     return [
@@ -321,7 +321,7 @@ def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
 
 
 def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTable:
-    """Say what each dataset gives the ranks: sequences, tokens, trained tokens, and its share of each."""
+    """Tabulate each dataset's contribution to the ranks: sequences, tokens, trained tokens, and shares."""
     sums = {
         name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
         for name in work.recipe.datasets
@@ -338,12 +338,12 @@ def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTabl
 def publish_gpu_partitions(
     work: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
 ) -> None:
-    """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
+    """Write `current.json` for trainers, once every rank of this order is built and its tokens are conserved.
 
-    `results` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
-    the defaults: whoever opens the ranks can read under which thresholds they were made.
+    `results` are the check results of the output, `loosened` the bounds of the recipe that are wider than the defaults:
+    readers of the ranks can see under which thresholds they were built.
 
-    What it says is read from what was built: a kept version may be of another recipe than today's.
+    Its content comes from the output, not from the recipe, since a kept version may be from an older recipe.
     """
     facts = read_facts(GpuPartitionsFacts, made.facts)
     if facts.conservation or facts.ranks != facts.world_size:
@@ -370,7 +370,7 @@ def publish_gpu_partitions(
         "seq_len": int(first.card["seq_len"]),
         "places": order.places,
         "steps": order.steps,
-        # Orders that were kept by a version before 3 do not say.
+        # Orders kept from a VERSION before 3 do not record it.
         "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
         "sets": {name: _describe_evaluation_set(work, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
@@ -396,7 +396,7 @@ def publish_gpu_partitions(
 
 
 def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
-    """Name a dataset's own shards by split, in the order of its plans, and its tags: what evaluation reads."""
+    """Describe a dataset's shards by split, in the order of its plans, and its tags, for evaluation."""
     shards: dict[str, list[list[Any]]] = {}
     for part in packed.parts:
         if "shard" in part.files:
@@ -408,7 +408,7 @@ def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) ->
 
 
 def _identify_rank_data(recipe: Recipe, made: Manifest) -> str:
-    """Identify some ranks by the order they are dealt from and how many there are: what they all have in common."""
+    """Return the digest that all ranks share: of their order and their number."""
     return digest_json(made.inputs[f"{recipe.name}/{TRAINING_SPLITS}"], recipe.partitions.world_size)
 
 
@@ -422,7 +422,7 @@ def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
 STAGE = StageDeclaration(
     name=GPU_PARTITIONS,
     facts=GpuPartitionsFacts,
-    description="One folder of shards per data-parallel rank, in the order of training.",
+    description="One folder of shards per data-parallel rank, in training order.",
     scope="recipe",
     identity=identify_gpu_partitions,
     prepare=prepare_gpu_partitions,
@@ -431,7 +431,7 @@ STAGE = StageDeclaration(
     publish=publish_gpu_partitions,
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
     find_data_version=_identify_rank_data,
-    # Ranks hold shards, too: the same sequences again, which statistics have of the shards.
+    # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
     feeds=StatsInputs(count_rows_by_fact("sequences", "sequence")),
     summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
     compared=(

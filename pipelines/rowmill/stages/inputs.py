@@ -1,6 +1,6 @@
-"""What several stages read of an input's manifest: source parts, and the packed shards of all datasets.
+"""Values that several stages read from an input's manifest: source parts, and the packed shards of all datasets.
 
-What belongs here: recovering values from manifests. What does not: what only one stage reads.
+What belongs here: recovering values from manifests. What does not: values that only one stage reads.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from rowmill.stages.base import StageContext
 
 
 def load_scans(made: Manifest | None) -> list[FileScan]:
-    """Recover what a stage that scans files found in each of them; nothing if it was never built."""
+    """Recover the file scans of a manifest; empty if the stage was never built."""
     return [] if made is None else [FileScan.from_json(one) for one in made.details["scans"]]
 
 
@@ -24,16 +24,16 @@ def load_source_parts(scanned: Manifest) -> list[sources.SourcePart]:
 
 
 def number_source_parts(scanned: Manifest) -> Iterator[tuple[int, sources.SourcePart]]:
-    """Yield the source's parts, each with the number of its group: of the part of `canonical_rows` with its rows."""
+    """Yield the source's parts, each with its group number: the part of `canonical_rows` that contains its rows."""
     for number, group in enumerate(load_part_groups(scanned)):
         for part in group:
             yield number, part
 
 
 def load_part_groups(scanned: Manifest) -> list[PartGroup]:
-    """Recover the groups that rows are made of: one for each part of `canonical_rows`, in its order."""
+    """Recover the groups of parts whose rows are made together: one per part of `canonical_rows`, in order."""
     parts = load_source_parts(scanned)
-    # A manifest of before files shared groups has each part alone.
+    # In manifests older than grouping, every part is its own group.
     ends = list(accumulate(scanned.details.get("groups", [1] * len(parts)), initial=0))
     return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]
 

@@ -1,6 +1,6 @@
-"""The files of a part: Parquet tables, the rejects and the ledger beside the rows, one writer for each.
+"""The files of a part: Parquet tables, the rejects and the ledger next to the rows, one writer for each.
 
-What belongs here: writing what every stage writes for a part. What does not: making rows or examples
+What belongs here: writing the files that every stage writes for a part. What does not: making rows or examples
 (`canonical_rows/`, `tokenized_examples/`), or which parts there are.
 """
 
@@ -22,7 +22,7 @@ from rowmill.schema.rows import REJECT_SCHEMA, Rejected
 
 
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
-    """Write a table whole or not at all; zstd at its fastest level, no dictionaries for unique columns."""
+    """Write a table atomically; zstd at its fastest level, no dictionaries for unique columns."""
     content = _as_parquet(table)
     store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
@@ -42,7 +42,7 @@ def _as_parquet(table: pa.Table) -> bytes:
 
 @dataclass(slots=True)
 class RejectLog:
-    """Rejected records of a part, kept raw."""
+    """Rejected records of a part, with their raw bytes."""
 
     stage: str
     row_ids: list[str] = field(default_factory=list[str])
@@ -51,14 +51,14 @@ class RejectLog:
     raws: list[bytes] = field(default_factory=list[bytes])
 
     def add(self, row_id: str, rejected: Rejected, raw: bytes) -> None:
-        """Keep one reject with its reason and what it was."""
+        """Add one reject with its reason and raw record."""
         self.row_ids.append(row_id)
         self.reasons.append(rejected.reason)
         self.details.append(rejected.detail[:500])
         self.raws.append(raw)
 
     def table(self) -> pa.Table:
-        """Return the rejects as `rows.REJECTS`."""
+        """Return the rejects in `REJECT_SCHEMA`."""
         return pa.table(
             [self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws],
             schema=REJECT_SCHEMA,
@@ -78,7 +78,7 @@ def write_accounts(
     left_out: Sequence[str] = (),
     state: str = NOT_TAKEN,
 ) -> dict[str, File]:
-    """Write what became of each record of a part: the rejects, and the ledger, with those `left_out` in one state."""
+    """Write the rejects and the ledger of a part; `left_out` records share one state."""
     at = f"{stage_folder}/parts/{fingerprint}"
     return {
         "rejects": _write_rejects(store, stage_folder, at, log),
@@ -87,7 +87,7 @@ def write_accounts(
 
 
 def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
-    """Return the part's counts of what was not kept: rejects by reason with the first of each, and what is left out."""
+    """Return the part's counts of rejects by reason, with samples, and of records left out."""
     return {
         "reasons": log.counts(),
         "examples_of_rejects": sample_rejects(log),
@@ -96,7 +96,7 @@ def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NO
 
 
 def _write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
-    """Write a part's rejects; the many parts that have none share one file."""
+    """Write a part's rejects; parts without rejects share one file."""
     if log.row_ids:
         return write_parquet(store, f"{at}/rejects.parquet", log.table())
     path = f"{stage_folder}/no_rejects.parquet"
@@ -138,7 +138,7 @@ def sample_rejects(log: RejectLog) -> dict[str, list[str]]:
 
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:
-    """Return a stored canonical row as JSON, for the rejects of later stages: the raw record is one trace away."""
+    """Return a stored canonical row as JSON, for the rejects of later stages; `rowmill trace` finds the raw record."""
     kept = {
         k: v
         for k, v in row.items()

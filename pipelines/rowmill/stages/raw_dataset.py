@@ -1,6 +1,6 @@
-"""Source files → parts: every file is read once and cut into parts with digests; columns are untouched.
+"""Source files → parts: every file is read once and cut into parts with digests; columns are not changed.
 
-What belongs here: scanning, and what a person wants to know about the files. What does not: records.
+What belongs here: scanning, and tables about the files. What does not: records.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ VERSION = 2
 
 
 def scan_dataset_source(work: StageContext) -> list[FileScan]:
-    """Scan a dataset's source; files whose stamp did not move since the last build are not read again."""
+    """Scan a dataset's source; files whose stamp did not change since the last build are not read again."""
     stage, source = sources.StoreStager(work.store, f"{work.folder}/staged"), work.dataset.source
     if isinstance(source, GeneratedSource):
         [made] = work.inputs.values()
@@ -35,23 +35,23 @@ def scan_dataset_source(work: StageContext) -> list[FileScan]:
 
 
 def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
-    """Return what the last build knew of each file."""
+    """Return the last build's scan of each file."""
     known = load_scans(manifest.load_current_if_intact(work.store, work.key))
     return {scan.url: scan for scan in known}
 
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return what decides how sources are read; tags are for whoever evaluates."""
+    """Return the options that decide how sources are read; tags only affect evaluation."""
     source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags"})
     for option in ("delimiter", "quote"):
-        # Said only where it is set: sources without tables keep their versions.
+        # Included only if set, so that sources of other kinds keep their versions.
         if source.get(option) is None:
             source.pop(option, None)
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
 
 
 def prepare_raw_dataset(work: StageContext) -> PreparedStage:
-    """Scan the source: what it holds is the parts' digests and places."""
+    """Scan the source; its content is identified by the digests and places of its parts."""
     scans = scan_dataset_source(work)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
@@ -65,14 +65,14 @@ def prepare_raw_dataset(work: StageContext) -> PreparedStage:
 
 
 def _identify_shared_groups(groups: list[PartGroup]) -> dict[str, str]:
-    """Identify which files share a group; where none does, nothing says so, and what was built without groups holds."""
+    """Identify which files share a group; empty if none does, so that versions built without groups stay valid."""
     if all(len(group) == 1 for group in groups):
         return {}
     return {"groups": digest_json(sharing.GROUPING_VERSION, [len(group) for group in groups])}
 
 
 def _list_unusual_dialects(scans: list[FileScan]) -> list[list[Any]]:
-    """Name the files whose dialect is not that of their suffix: equal cells written otherwise are another version."""
+    """List the files with a dialect other than their suffix's default, since the dialect is part of the version."""
     return [[scan.url, *found] for scan in scans if (found := sources.find_unusual_dialect(scan)) is not None]
 
 
@@ -83,7 +83,7 @@ def _summarize_raw_dataset(facts: RawDatasetFacts, rows: str) -> Sequence[str]:
 STAGE = StageDeclaration(
     name=RAW_DATASET,
     facts=RawDatasetFacts,
-    description="Source files read once and cut into parts with digests; columns untouched.",
+    description="Source files, read once and cut into parts with digests; columns are not changed.",
     identity=identify_raw_dataset,
     prepare=prepare_raw_dataset,
     feeds=StatsInputs(count_rows_by_fact("records", "record"), files={"rejects": "rejects"}),
@@ -92,7 +92,7 @@ STAGE = StageDeclaration(
 
 
 def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[PartGroup]) -> StageOutput:
-    """Report what a scan found."""
+    """Build the output from the scans."""
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     return StageOutput(
@@ -118,7 +118,7 @@ FILES_SHOWN = 30
 
 
 def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> DisplayTable:
-    """List the files, those that this version brought or that moved in it first."""
+    """List the files, new and changed ones first."""
     news = {scan.url: _describe_file_change(scan, earlier.get(scan.url)) for scan in scans}
     order = sorted(scans, key=lambda scan: (news[scan.url] == UNCHANGED, scan.url))
     rows = [
@@ -136,7 +136,7 @@ def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> Display
 
 
 def _name_file_reader(scan: FileScan) -> str:
-    """Name what reads a file, and what separates its cells where that is not a comma."""
+    """Return the reader of a file, with its delimiter if that is not a comma."""
     return scan.reader if scan.delimiter in (None, ",") else f"{scan.reader} by {scan.delimiter!r}"
 
 

@@ -1,6 +1,6 @@
-"""The recipe's tokenizer, opened once and kept in the store as data.
+"""The recipe's tokenizer, opened once and stored as data.
 
-What belongs here: which tokenizer a build uses, and its kept form. What does not: opening its files
+What belongs here: which tokenizer a build uses, and its stored form. What does not: opening its files
 (`tokenization/`).
 """
 
@@ -13,7 +13,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
-"""Folders of a store: tokenizers as data, and which commit a revision of the hub was when it was last asked for."""
+"""Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
 
 
 def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
@@ -26,7 +26,7 @@ def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
 
 
 def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:
-    """Return where the recipe's tokenizer is; what a revision of the hub is today is noted in the store."""
+    """Locate the recipe's tokenizer; the current commit of a hub revision is recorded in the store."""
     choice = work.recipe.tokenizer_choice
     noted = f"{COMMIT_FOLDER}/{digest_json(choice.name, choice.revision)}.json"
     last: dict[str, Any] = work.store.read_sealed(noted) or {}
@@ -37,7 +37,7 @@ def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:
 
 
 def copy_tokenizers(source: Store, target: Store) -> None:
-    """Take kept tokenizers along to another store: opening one anew takes seconds."""
+    """Copy stored tokenizers to another store, since opening one from its files takes seconds."""
     for folder in (TOKENIZER_FOLDER, COMMIT_FOLDER):
         for name in source.list(folder):
             target.write(f"{folder}/{name}", source.read(f"{folder}/{name}"))

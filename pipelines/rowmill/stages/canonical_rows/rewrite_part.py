@@ -1,12 +1,12 @@
-"""A finished part of canonical rows, written again: some rows rejected after all, some in another split.
+"""Rewrites a finished part of canonical rows: rejects some rows, moves some to another split.
 
-What belongs here: what follows for a part's files and counts. What does not: which rows, and why; that is decided
-over all parts (`canonical_rows/stage.py`, `time_splits.py`).
+What belongs here: the new files and counts of a part. What does not: choosing the rows, which is decided over all parts
+(`canonical_rows/stage.py`, `time_splits.py`).
 
     rows of the part   a  b  c  d          drop b: duplicate      rows a c d, rejects + b, ledger b: rejected
     splits             0  0  0  0          splits 0 0 1 0         c is validation
 
-The part as it was stays beside the new one: the next build begins with it.
+The original part is kept as well: the next build starts from it.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from rowmill.stages.canonical_rows.text_rows import count_normalizations
 from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 
 SPLITS = ("train", "validation", "test")
-"""What the codes of `RewriteTask.splits` mean."""
+"""Meaning of the codes in `RewriteTask.splits`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """A part, the places of the rows to drop with the reason of each, and each row's split (None: as it was)."""
+    """A part, the rows to drop with their reasons, and each row's split (None: unchanged)."""
 
     root: str
     folder: str
@@ -43,7 +43,7 @@ class RewriteTask:
 
 
 def rewrite_rows(task: RewriteTask) -> Part:
-    """Write a part again; rows that are dropped join its rejects."""
+    """Rewrite a part; dropped rows are added to its rejects."""
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
     rows = store.table(task.part.files["rows"])

@@ -1,11 +1,11 @@
 """Parts → canonical rows: formats, reasoning, tools, filters and splits over all parts, then duplicates among them.
 
-What belongs here: which parts to make, duplicates across parts, adding up. What does not: what happens to
-one record (`canonicalization.py`), to one part (`parts.py`).
+What belongs here: which parts to make, duplicates across parts, summing counts. What does not: processing one record
+(`canonicalization.py`) or one part (`text_rows.py`).
 
-Duplicates are found after all parts are made, from their hashes alone: the first of equal rows stays, in
-source order, so appended rows never displace earlier ones and a finished part stays finished. Then come splits by
-time that need all rows (`time_splits.py`).
+Duplicates are found after all parts are made, from their hashes alone: the first of equal rows in source order is kept,
+so appended rows never displace earlier ones and a finished part stays finished. Then follow splits by time that need
+all rows (`time_splits.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,11 +48,11 @@ from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 7
-"""Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
+"""Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options and versions that decide rows (`rows`), and those that decide only what is said of them."""
+    """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
         own = table_schema.identify_table_rows(recipe, name)
@@ -64,19 +64,19 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def _digest_row_options(work: StageContext) -> str:
-    """Identify what decides the rows of a part, the part itself left out."""
+    """Return the digest of everything that decides the rows of a part, except the part itself."""
     name = work.dataset_name or ""
     return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(work.recipe, name)["rows"])
 
 
 def make_canonical_rows(work: StageContext) -> StageOutput:
-    """Make the rows of all parts and leave later copies out."""
+    """Make the rows of all parts, and drop duplicates."""
     part_groups = inputs.load_part_groups(work.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     _require_one_holdout(work, scanned)
     options = _digest_row_options(work)
     if work.dataset.format.IS_TABLE:
-        # A cell is found again by its place in its part: small files of tables share no group.
+        # A cell is located by its place in its part, so small files of tables are not grouped.
         made, reused, rows_made, known = table_schema.make_table_rows(
             work, _flatten_groups(_limit_groups(work, part_groups)), options
         )
@@ -106,7 +106,7 @@ def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) 
 
 
 def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
-    """Return the parts of a dataset's source with how many records of each are taken; None is all."""
+    """Return the parts of a dataset's source, each with the number of its records to take (None: all)."""
     return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input(RAW_DATASET))))
 
 
@@ -115,7 +115,7 @@ def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePa
 
 
 def _limit_groups(work: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
-    """Say of each part how many of its records `max_items` lets in; None is all."""
+    """Return each part with the number of its records that `max_items` admits (None: all)."""
     left = work.dataset.filters.max_items
     if left is None:
         return [tuple((part, None) for part in group) for group in groups]
@@ -133,7 +133,7 @@ def _limit_groups(work: StageContext, groups: Sequence[sources.PartGroup]) -> li
 def _plan_row_tasks(work: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
     planned: list[PartTask] = []
     for taken in _limit_groups(work, groups):
-        # A part alone is identified by itself, so that what was built before files shared groups holds.
+        # A single part keeps the fingerprint that it had before small files were grouped.
         each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
         fingerprint = digest_json(options, *each[0]) if len(each) == 1 else digest_json(options, "group", each)
         task = text_rows.CanonicalTask(
@@ -144,7 +144,7 @@ def _plan_row_tasks(work: StageContext, groups: Sequence[sources.PartGroup], opt
 
 
 def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
-    """Write the parts that hold later copies again, without them."""
+    """Rewrite the parts that hold duplicates of earlier rows, without them."""
     if work.dataset.filters.deduplicate == "off" or not made:
         return made
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
@@ -170,7 +170,7 @@ def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
 
 
 def _map_duplicates(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
-    """Map the place of each later copy to the place of the first row that equals it."""
+    """Map each duplicate's place to the place of the first equal row."""
     kept = np.flatnonzero(keep)
     order = kept[np.argsort(hashes[kept, 0], kind="stable")]
     sorted_half = hashes[order, 0]
@@ -203,18 +203,18 @@ def _count_rows(
     groups: pl.DataFrame,
     boundaries: dict[str, str],
 ) -> CanonicalRowsFacts:
-    """Add up what the parts counted."""
+    """Sum the counts of the parts."""
     records = sum(part.records for part in scanned)
     ledger = _build_rows_ledger(final)
     reasons = {reason: count for state, reason, count in ledger if state == REJECTED}
     left_out = sum(count for state, _, count in ledger if state not in (KEPT, REJECTED))
-    # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
+    # Blank lines are not records: they must not reduce the share of rejects.
     taken = records - left_out - reasons.get("blank", 0)
     kept = sum(int(p.facts["kept"]) for p in final)
     options = work.dataset.splits
     return CanonicalRowsFacts(
         nonempty=kept,
-        # A class of one's own may make several rows of one record; each has a line of its own.
+        # A custom class may make several rows of one record; each has its own ledger line.
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         unknown_roles=_share_unknown_roles(work, final, taken),
         preference_data=_share_preference_data(work, final, taken),
@@ -263,7 +263,7 @@ def _build_rows_output(
         tables={
             **_build_rows_tables(reasons, final, groups, samples),
             **_build_message_tables(final, facts),
-            # New rows move boundaries that come from shares, so a recipe had better pin them.
+            # New rows move boundaries that are computed from shares, so a recipe should pin them.
             **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
         },
         histograms=_draw_group_sizes(groups, work),
@@ -284,9 +284,9 @@ def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:
 
 
 def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
-    """Return what words where a row stands in its source: `data/sales.csv line 20002 (3f0c…:17)`.
+    """Return a function that describes a row's place in its source: `data/sales.csv line 20002 (3f0c…:17)`.
 
-    A line takes reading, so only the row of the commonest reason, of rank 0, gets one.
+    Finding a line requires reading the file, so only the row of the most frequent reason, rank 0, gets one.
     """
 
     @cache
@@ -306,14 +306,14 @@ def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
 
 
 def _share_unknown_roles(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
-    """Return the share of rows with a role that is not known; only conversations have roles."""
+    """Return the share of rows with an unknown role; only conversations have roles."""
     if work.dataset.row_kind != "conversation":
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
 def _share_preference_data(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
-    """Return the share of records that have answers judged in a column that nothing reads."""
+    """Return the share of records with a column of preference data that no option reads."""
     if work.dataset.format.list_answer_columns() is None:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
@@ -349,20 +349,20 @@ def _build_rows_tables(
 
 
 def _sort_by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the 30 commonest, most first."""
+    """Return the 30 most frequent, in descending order."""
     return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:30]
 
 
 def _tabulate_found(
     name: str, columns: tuple[str, str], lines: Iterable[tuple[str, object]]
 ) -> dict[str, DisplayTable]:
-    """Return a table of this name with what was found; none if nothing was."""
+    """Return a table under a name, or nothing if it has no rows."""
     rows = tuple(lines)
     return {name: DisplayTable(columns, rows)} if rows else {}
 
 
 def _count_messages(final: Sequence[Part]) -> dict[str, Any]:
-    """Add up messages, reasoning, tools and notes, under names that are the same whatever the data holds."""
+    """Sum messages, reasoning, tools and notes, under names that do not depend on the data."""
     by_role = sum_counts(p.facts["messages_by_role"] for p in final)
     counts = sum_counts(p.facts["reasoning_and_calls"] for p in final) | sum_counts(p.facts["noticed"] for p in final)
     total = sum(by_role.values())
@@ -378,7 +378,7 @@ def _count_messages(final: Sequence[Part]) -> dict[str, Any]:
 
 
 def _build_message_tables(final: Sequence[Part], facts: CanonicalRowsFacts) -> dict[str, DisplayTable]:
-    """Show the messages of each role, and what there is of reasoning and tools; nothing where there are no messages."""
+    """Tabulate messages by role, and counts of reasoning and tools; nothing if there are no messages."""
     by_role = sum_counts(p.facts["messages_by_role"] for p in final)
     if not by_role:
         return {}
@@ -414,7 +414,7 @@ def _is_under_contract(work: StageContext, kept: Manifest) -> bool:
 STAGE = StageDeclaration(
     name=CANONICAL_ROWS,
     facts=CanonicalRowsFacts,
-    description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
+    description="One row per record, in one shape for all sources; rejects are kept with their reason.",
     identity=identify_canonical_rows,
     prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work), partial(_is_under_contract, work)),
     inputs=(RAW_DATASET,),

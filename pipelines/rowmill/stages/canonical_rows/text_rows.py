@@ -1,7 +1,7 @@
-"""What one worker does with one source part of conversations, pairs or texts: records to rows, rejects and a ledger.
+"""One worker's task for a source part of conversations, pairs or texts: records to rows, rejects and a ledger.
 
-What belongs here: reading a part record by record, and the files of its rows. What does not: how one record is read
-(`formats/`), tables (`table_rows.py`), what is decided over all parts (`stage.py`).
+What belongs here: reading a part record by record, and writing the files of its rows. What does not: reading one record
+(`formats/`), tables (`table_rows.py`), decisions over all parts (`stage.py`).
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts,
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTask:
-    """Source parts to make rows of together."""
+    """Source parts whose rows are made together."""
 
     root: str
     folder: str
@@ -47,7 +47,7 @@ class CanonicalTask:
 
 def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of some source parts; a kind may make several of one record."""
-    # A class of the user's may remember what it has read: every part gets a reader of its own.
+    # A user's class may keep state: every part gets a new reader.
     reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base))
     splitter = Splitter(task.dataset.splits)
     log = RejectLog(CANONICAL_ROWS)
@@ -62,7 +62,7 @@ def canonicalize_part(task: CanonicalTask) -> Part:
         further += len(made) - 1
         for k, row in enumerate(made):
             name = f"{row_id}.{k}" if k else row_id
-            # Rows of one record are not copies of each other, whatever its first 200 characters.
+            # Rows of one record are not duplicates of each other, although its first 200 characters are equal.
             seen = [k, record.value] if k else record.value
             refused = row if isinstance(row, Rejected) else columns.add(name, row, seen)
             if refused is not None:
@@ -90,13 +90,13 @@ class _RowColumns:
         self.with_preferences: list[str] = []
 
     def note_preferences(self, row_id: str, names: Sequence[str]) -> None:
-        """Count a record's columns of preference data, whatever becomes of the record."""
+        """Count a record's columns of preference data, whether or not the record is rejected."""
         if names:
             self.preferences.update(names)
             self.with_preferences.append(row_id)
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
-        """Add a row, or return why it cannot be stored or its split cannot be told."""
+        """Add a row, or return the reject if it cannot be stored or has no split."""
         texts = _row_to_json(row)
         if isinstance(texts, Rejected):
             return texts
@@ -122,7 +122,7 @@ class _RowColumns:
         return None
 
     def table(self) -> pa.Table:
-        """Return the rows as `rows.ROWS`."""
+        """Return the rows in `ROW_SCHEMA`."""
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         columns: list[Any] = [
@@ -136,11 +136,11 @@ class _RowColumns:
 
 
 DEPTH_LIMIT = 254
-"""What orjson encodes. The reader holds records to less; JSON text inside them (arguments, tools) is parsed later."""
+"""Limit of orjson. Records have a lower limit; JSON text inside them (arguments, tools) is parsed later."""
 
 
 def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
-    """Return a row's messages, tools, template values and record as JSON text, or why they have none."""
+    """Return a row's messages, tools, template kwargs and record as JSON text, or the reject."""
     values = (
         row.messages if row.kind == "conversation" else None,
         row.tools,
@@ -150,14 +150,14 @@ def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
     try:
         return tuple(None if value is None else orjson.dumps(value).decode() for value in values)
     except TypeError:
-        # Integers beyond 64 bits are the row's own content; nesting without end breaks whatever reads it later.
+        # Integers beyond 64 bits are valid content; too deep nesting breaks later readers.
         if _is_deeper(values, DEPTH_LIMIT + 1):
             return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
         return tuple(None if value is None else to_json(value) for value in values)
 
 
 def _is_deeper(value: Json, limit: int) -> bool:
-    """Tell whether lists and objects are nested in more than `limit` levels."""
+    """Return whether lists and objects are nested in more than `limit` levels."""
     level = [value]
     for _ in range(limit):
         inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
@@ -168,7 +168,7 @@ def _is_deeper(value: Json, limit: int) -> bool:
 
 
 def _hash_prompt(row: Row) -> bytes | None:
-    """Identify what a row asks, case-folded and with spaces collapsed: the same prompt in two splits is a leak."""
+    """Hash a row's prompt, case-folded with collapsed spaces: an equal prompt in two splits is a leak."""
     prompt = row.text if row.kind == "pair" else next((m["content"] for m in row.messages if m["role"] == "user"), None)
     if not prompt:
         return None
@@ -178,7 +178,7 @@ def _hash_prompt(row: Row) -> bytes | None:
 def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
     names = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
              "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
-    # Rows of one schema about which there is nothing to say share one report.
+    # Rows of one schema without notes share one report object.
     each = {id(report): report for report in reports}
     places = {key: place for place, key in enumerate(each)}
     rows = pa.array([places[id(report)] for report in reports], pa.int32())
@@ -225,5 +225,5 @@ def _save_rows(
 
 
 def count_normalizations(table: pa.Table) -> dict[str, int]:
-    """Add up what canonicalisation noticed in the rows of a part."""
+    """Sum what canonicalization noted about the rows of a part."""
     return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS}

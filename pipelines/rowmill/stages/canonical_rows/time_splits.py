@@ -1,13 +1,13 @@
-"""Splits by time that need all rows: boundaries from shares, and groups that stand on both sides of one.
+"""Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary.
 
-What belongs here: looking at the times and groups of all parts, and which rows change. What does not: reading a
-time, the rules of one row (`splits.py`), writing a part again (`rewrite_part.py`).
+What belongs here: collecting times and groups of all parts, and deciding which rows change. What does not: parsing a
+time, the rules for one row (`splits.py`), rewriting a part (`rewrite_part.py`).
 
     group  times          boundary at 10          later                 reject
     a      3  7                 │                 train                 train
     b      8 12            ─────┼─────            validation, both      straddles_split, both
 
-Times are read once per distinct value of a part; what is held is one code per row and one line per group.
+Times are parsed once per distinct value of a part; memory holds one code per row and one line per group.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewr
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """The parts with every row in its split, and the boundaries that shares came to (None: the recipe's own)."""
+    """The parts with every row in its split, and the boundaries computed from shares (None: the recipe sets them)."""
 
     parts: list[Part]
     resolved: Boundaries | None
@@ -36,14 +36,14 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class _SplitDecisions:
-    """A part's rows: the code of each one's split, -1 where it is rejected, and why."""
+    """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
 
     codes: NDArray[np.int8]
     rejected: dict[int, Rejected]
 
 
 def split_by_time(work: StageContext, made: list[Part]) -> TimeSplit:
-    """Put every row of a dataset into its split by time; parts in which nothing changes stay as they are."""
+    """Put every row of a dataset into its split by time; parts without changes are kept."""
     splits = work.dataset.splits
     if not splits.needs_all_rows or not made:
         return TimeSplit(made, None)
@@ -79,14 +79,14 @@ def _decide_by_time(work: StageContext, part: Part, splitter: Splitter) -> _Spli
 def _reconcile_groups(
     work: StageContext, made: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
 ) -> list[_SplitDecisions]:
-    """Bring each group together in its latest split, or reject the rows of a group that has several."""
+    """Move each group to its latest split, or reject the rows of groups in several splits."""
     frames = [_read_groups(work, part, one) for part, one in zip(made, decided, strict=True)]
     ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
     merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
-    torn = merged.filter(pl.col("first") < pl.col("last"))
-    if torn.is_empty():
+    spanning = merged.filter(pl.col("first") < pl.col("last"))
+    if spanning.is_empty():
         return list(decided)
-    return [_reconcile_part(one, frame, torn, later=later) for one, frame in zip(decided, frames, strict=True)]
+    return [_reconcile_part(one, frame, spanning, later=later) for one, frame in zip(decided, frames, strict=True)]
 
 
 _FIRST_SPLIT, _LAST_SPLIT = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
@@ -100,9 +100,9 @@ def _read_groups(work: StageContext, part: Part, decided: _SplitDecisions) -> pl
 
 
 def _reconcile_part(
-    decided: _SplitDecisions, rows: pl.DataFrame, torn: pl.DataFrame, *, later: bool
+    decided: _SplitDecisions, rows: pl.DataFrame, spanning: pl.DataFrame, *, later: bool
 ) -> _SplitDecisions:
-    last = rows.join(torn, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
+    last = rows.join(spanning, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
     moves = (last >= 0) & (decided.codes >= 0)
     if later:
         return replace(decided, codes=np.where(moves, last, decided.codes).astype(np.int8))
@@ -116,7 +116,7 @@ def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> P
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
         return PartTask(part.fingerprint, None, 0, 0)
     drop = sorted(decided.rejected)
-    # A dropped row needs some split to be written with; its rejects do not show it.
+    # A dropped row is written with an arbitrary split, which its reject does not show.
     codes = np.maximum(decided.codes, 0).tobytes()
     why = tuple(decided.rejected[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())

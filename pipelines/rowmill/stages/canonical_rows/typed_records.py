@@ -1,11 +1,11 @@
-"""Decoded records to typed ones: their texts, their groups' keys, and their places in the order, by the contract.
+"""Decoded records to typed ones, by the table contract: JSON text, group key, order key and domain.
 
-What belongs here: making these of cells of CSV and of values of JSON, and why a record has none. What does not: reading
-a part and writing its rows (`table_rows.py`), how one cell is read (`table_contract/`), texts (`serialization/`).
+What belongs here: making these from CSV cells and JSON values, and the rejects. What does not: reading a part and
+writing its rows (`table_rows.py`), reading one cell (`table_contract/`), the text of a record (`serialization/`).
 
-Both go column by column, and each distinct cell or value is read and written once. Of JSON, `ValueRowBuilder` is the
-reference path: it makes the row of one record. `ValueColumnBuilder` takes from it what a column's value is, and leaves
-to it the records with a value that does not fit.
+Both paths work column by column, and each distinct cell or value is read and written once. For JSON, `ValueRowBuilder`
+is the reference path: it makes the row of one record. `ValueColumnBuilder` uses it for single values, and leaves to it
+the records with a value that does not fit.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ def _reject_absent(reason: str, column: str) -> Rejected:
 
 
 class TypedRecord(NamedTuple):
-    """A record that can go on: its text, its keys, and what it is for its split.
+    """A valid record: its text, its group and order keys, and its domain.
 
     A named tuple, not a dataclass: one is made per record, and a frozen dataclass takes three times as long.
     """
@@ -57,7 +57,7 @@ class TypedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TypedColumns:
-    """What the rows of a part hold of its records: as `TypedRecord`, column by column, and why some have none."""
+    """The records of a part column by column, in the form of `TypedRecord`, and the rejects."""
 
     texts: pl.Series
     groups: pl.Series
@@ -68,28 +68,28 @@ class TypedColumns:
 
 @dataclass(slots=True)
 class RefusedRecords:
-    """Why records have no row, by their places; the first reason counts."""
+    """Rejects by place; the first reason of a record counts."""
 
     found: dict[int, Rejected] = field(default_factory=dict[int, Rejected])
 
     def add(self, place: int, why: Rejected) -> None:
-        """Refuse one record."""
+        """Reject one record."""
         self.found.setdefault(place, why)
 
     def add_many(self, places: NDArray[np.bool_], why: Rejected) -> None:
-        """Refuse the records that are marked."""
+        """Reject the marked records."""
         for place in np.flatnonzero(places).tolist():
             self.found.setdefault(place, why)
 
     def add_all(self, count: int, why: Rejected) -> None:
-        """Refuse all records of a part."""
+        """Reject all records of a part."""
         for place in range(count):
             self.found.setdefault(place, why)
 
 
 @dataclass(slots=True)
 class MismatchLog:
-    """Values that do not fit their columns, by column: how many, and the first with its record's number."""
+    """Values that do not fit their columns: by column, their count, and the first with its record's number."""
 
     found: dict[str, tuple[int, str, int]] = field(default_factory=dict[str, tuple[int, str, int]])
 
@@ -105,7 +105,7 @@ class MismatchLog:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """Which columns say in which group, at which time and of which domain a record is."""
+    """The columns that hold a record's group, order, time and domain."""
 
     group: tuple[str, ...]
     is_list: bool
@@ -115,11 +115,11 @@ class ColumnRoles:
     domain: str | None
 
     def key_of(self, texts: Sequence[str]) -> str:
-        """Return a group's key of the JSON texts of its values."""
+        """Return a group's key from the JSON texts of its values."""
         return f"[{','.join(texts)}]" if self.is_list else texts[0]
 
     def join_keys(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        """Return the key of each record's group, of the columns of JSON texts that name it."""
+        """Return each record's group key, from columns of JSON texts."""
         joined = pl.concat_str(columns, separator=",")
         return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self.is_list else joined
 
@@ -159,9 +159,9 @@ class CellRowBuilder:
         self._roles = roles
 
     def __call__(self, cells: Mapping[str, CellColumn], rows: Sequence[int], mismatches: MismatchLog) -> TypedColumns:
-        """Return what the records of a part hold, which all have the same columns; `rows` are their numbers."""
+        """Return the typed columns of a part's records, which all have the same columns; `rows` are record numbers."""
         count, refused = len(rows), RefusedRecords()
-        # In the order of the schema, so that a row's first misfit is that of its first column.
+        # In schema order, so that a row's first mismatch is that of its first column.
         texts = {
             name: self._write_column(name, cells[name], rows, refused, mismatches)
             for name in self._names
@@ -204,7 +204,7 @@ class CellRowBuilder:
         count: int,
         refused: RefusedRecords,
     ) -> pl.Expr:
-        """Return the groups' keys: the cells as they are written, whatever type their columns have."""
+        """Return the group keys: the cells as written, whatever the types of their columns."""
         keys: list[pl.Expr] = []
         for name in self._roles.group:
             if name not in cells:
@@ -262,13 +262,13 @@ class CellRowBuilder:
 
 
 def _mark_absent(cells: CellColumn, written: pa.LargeStringArray | None) -> NDArray[np.bool_]:
-    """Tell which distinct cells hold no value."""
+    """Mark the distinct cells without a value."""
     is_empty = are_equal(cells.texts, "")
     return is_empty if written is None else is_empty | are_equal(written, NULL)
 
 
 def join_members(columns: Mapping[str, pl.Expr], count: int) -> pl.Expr:
-    """Join the JSON texts of columns to the texts of `count` objects; null where one of them is."""
+    """Join the JSON texts of columns to the texts of `count` objects; null if one of them is null."""
     if not columns:
         return _repeat("{}", count)
     pieces: list[pl.Expr] = []
@@ -285,7 +285,7 @@ def _repeat(text: str | None, count: int) -> pl.Expr:
 
 
 class ValueRowBuilder:
-    """Makes rows of decoded JSON objects, one by one; all that the options decide is worked out here, once."""
+    """Makes rows of decoded JSON objects, one by one; everything that depends only on options is computed once."""
 
     def __init__(
         self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
@@ -307,7 +307,7 @@ class ValueRowBuilder:
         }
 
     def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> TypedRecord | Rejected:
-        """Return what a row holds of a record, or why it has none."""
+        """Return the typed record, or its reject."""
         record = self._convert_record(decoded, row, mismatches)
         if isinstance(record, Rejected):
             return record
@@ -324,13 +324,13 @@ class ValueRowBuilder:
         return TypedRecord(text.removesuffix("\n"), group, order, domain)
 
     def read(self, decoded: Mapping[str, Json]) -> tuple[Record, str] | None:
-        """Return a record and its text; None where a value does not fit or has no text."""
+        """Return a record and its text; None if a value does not fit or has no text."""
         record = self._convert_record(decoded, 0, mismatches := MismatchLog())
         text = None if isinstance(record, Rejected) or mismatches.found else self._write(record)
         return None if isinstance(record, Rejected) or not isinstance(text, str) else (record, text)
 
     def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> Record | Rejected:
-        """Return a decoded object's record; a misfit is rejected, or null where its contract says so."""
+        """Return a decoded object's record; a mismatch is rejected, or becomes null if the contract allows it."""
         if not decoded.keys() <= self._names:
             decoded = {name: value for name, value in decoded.items() if name in self._names}
         if self._words and any(self._is_absent(name, decoded.get(name)) for name in self._words):
@@ -365,7 +365,7 @@ class ValueRowBuilder:
         return None
 
     def _write_group_key(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
-        """Return the group's key: the values as the source wrote them."""
+        """Return the group's key: the values as in the source."""
         if not self._roles.group:
             return None
         texts: list[str] = []
@@ -377,7 +377,7 @@ class ValueRowBuilder:
         return self._roles.key_of(texts)
 
     def key_of(self, name: str, value: Json) -> str | Rejected:
-        """Return what a group column's value adds to its group's key."""
+        """Return a group column's contribution to the group key."""
         if value is None or self._is_absent(name, value):
             return _reject_absent("group_missing", name)
         return self._key(value)
@@ -390,7 +390,7 @@ class ValueRowBuilder:
         return None if name is None else self.position_of(record.get(name))
 
     def position_of(self, value: Value) -> str | Rejected | None:
-        """Return the place in time, or in the order, of a value of the column that says it."""
+        """Return the time or order key of a value of the order column."""
         name = self._roles.time_key or self._roles.order
         if name is None or (self._roles.time_key is None and self._order is None):
             return None
@@ -407,20 +407,20 @@ class ValueRowBuilder:
 
 
 ABSENT = object()
-"""Stands in a column for records that lack it."""
+"""Placeholder in a column for records that lack it."""
 _ResultT = TypeVar("_ResultT")
 _TextT = TypeVar("_TextT", str, str | None)
 
 
 class ColumnValues:
-    """The values of one key of many records, `ABSENT` where a record lacks it."""
+    """The values of one key of many records; `ABSENT` if a record lacks it."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
 
     @cached_property
     def _identity_keys(self) -> Sequence[Any]:
-        """What is equal for values of one type and one text alone: 1 equals True, and 1.5 equals 1.50."""
+        """Keys that are equal only for equal type and text, since 1 == True and 1.5 == 1.50."""
         types = set(map(type, self._values)) - {type(None), type(ABSENT)}
         return self._values if types in ({str}, {int}, {bool}) else list(map(id, self._values))
 
@@ -429,7 +429,7 @@ class ColumnValues:
         return dict(zip(self._identity_keys, self._values, strict=True))
 
     def map(self, make: Callable[[Any], _ResultT]) -> list[_ResultT]:
-        """Return what a function makes of each value; it is called once for equal ones."""
+        """Apply a function to each value; it is called once for equal values."""
         made = {key: make(value) for key, value in self._distinct_values.items()}
         return [made[key] for key in self._identity_keys]
 
@@ -448,12 +448,12 @@ def split_columns(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValu
 _CACHED_TYPES = frozenset({str, int, bool})
 _MAX_CACHED_CHARS = 64
 _MAX_CACHED_VALUES = 1 << 16
-"""Short values of a column that are kept from part to part: a part of a small file holds few rows."""
+"""Short values of a column that are cached across parts: a part of a small file has few rows."""
 _NO_ROLES = ColumnRoles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
 
 
 class ValueColumnBuilder:
-    """Makes rows of decoded JSON objects, column by column: those that `ValueRowBuilder` makes one by one."""
+    """Makes rows of decoded JSON objects, column by column, equal to those of `ValueRowBuilder`."""
 
     def __init__(
         self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
@@ -470,9 +470,9 @@ class ValueColumnBuilder:
         rows: Sequence[int],
         mismatches: MismatchLog,
     ) -> TypedColumns:
-        """Return what the records of a part hold; `rows` are their numbers."""
+        """Return the typed columns of a part's records; `rows` are record numbers."""
         if "." in (self._roles.time_key or ""):
-            # The typed record itself is looked into.
+            # A nested time key needs the typed record.
             made = {place: self._one_by_one(one, rows[place], mismatches) for place, one in enumerate(records)}
             return _join_typed([[None] * len(records) for _ in TypedRecord._fields], made)
         absent = ColumnValues([ABSENT] * len(records))
@@ -490,7 +490,7 @@ class ValueColumnBuilder:
         return _join_typed([texts, list(groups), list(orders), list(domains)], made)
 
     def _write_piece(self, name: str, value: Any) -> str | None:
-        """Return what a value adds to its record's text, a comma before it; None if it does not fit."""
+        """Return a value's piece of its record's text, with a leading comma; None if it does not fit."""
         return self._read_value(name, value)[0]
 
     def _typed_value(self, name: str, value: Any) -> Value:
@@ -540,7 +540,7 @@ class ValueColumnBuilder:
 
         def position_of(value: Any) -> str | Rejected | None:
             if name in self._alone and self._write_piece(name, value) is None:
-                # Records whose value does not fit are made already.
+                # Records whose value does not fit were made one by one.
                 return None
             return self._one_by_one.position_of(self._typed_value(name, value))
 
@@ -554,7 +554,7 @@ class ValueColumnBuilder:
 
 
 def _join_typed(columns: Sequence[list[Any]], made: Mapping[int, TypedRecord | Rejected]) -> TypedColumns:
-    """Return the columns of texts, groups, orders and domains, with the records that were made one by one in them."""
+    """Return the columns of texts, groups, orders and domains, including the records that were made one by one."""
     for place, one in made.items():
         if isinstance(one, TypedRecord):
             for column, value in zip(columns, one, strict=True):
@@ -567,7 +567,7 @@ def _make_text_column(texts: list[str | None]) -> pl.Series:
     try:
         return pl.Series(texts, dtype=pl.String)
     except UnicodeEncodeError:
-        # A lone surrogate, which JSON can escape and UTF-8 cannot hold, in a value that stands in no record's text.
+        # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
         held = [None if one is None else one.encode("utf-8", "backslashreplace").decode() for one in texts]
         return pl.Series(held, dtype=pl.String)
 
@@ -584,7 +584,7 @@ def _zip_columns(columns: Sequence[Sequence[str | None]], count: int) -> Iterabl
 
 
 def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_TextT]:
-    """Return the texts, nothing for those that are none; the first reason of a record is its row's."""
+    """Return the texts, empty for rejects; a record's first reason is kept."""
     for place, one in enumerate(found):
         if type(one) is Rejected:
             made.setdefault(place, one)
@@ -592,7 +592,7 @@ def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedR
 
 
 def make_key_writer() -> Callable[[Value], str]:
-    """Return what writes a value as JSON text by its own type: 1 is not "1"."""
+    """Return a function that writes a value as JSON text by its type: 1 is not "1"."""
     write = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
 
     def text_of(value: Value) -> str:

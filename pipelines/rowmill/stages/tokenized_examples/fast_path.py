@@ -1,12 +1,12 @@
-"""The fast lane of plain chats: rows of roles and contents alone become examples a batch at a time.
+"""The fast path of plain chats: rows with only roles and contents become examples batch by batch.
 
-What belongs here: which rows may go this way, their texts and byte ranges as arrays, and the comparison with
-the way that every row can go. What does not: what makes the lane true (`content_tracing.py`,
-`turn_layouts.py`), and rows that are longer than the limit or have no target, which leave it again.
+What belongs here: which rows can take the fast path, their texts and byte ranges as arrays, and the comparison with the
+reference path. What does not: the proof that makes the fast path correct (`content_tracing.py`, `turn_layouts.py`), and
+rows that are longer than the limit or have no target, which leave the fast path again.
 
     messages ─► roles, contents ─► shape ─► text = pattern % contents ─► encode ─► token masks by addition
 
-Measured on two cores, Qwen3 template, a row of two messages: 18 µs, one by one 110 µs.
+Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the reference path 110 µs.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and
 
 @dataclass(slots=True)
 class _PlainChatRows:
-    """Rows that go the fast lane: their places in the batch, shapes, contents and texts."""
+    """Rows on the fast path: their places in the batch, shapes, contents and texts."""
 
     places: list[int]
     shapes: list[TurnLayout]
@@ -54,16 +54,17 @@ class _PlainChatRows:
 
 
 class BatchedChatPath:
-    """The lane of one dataset; learns a shape the first time a sequence of roles is seen.
+    """The fast path of one dataset; learns a layout when a sequence of roles is seen for the first time.
 
-    Rows that hold one of the strings of `control` go one by one. Examples longer than `limit` leave the lane
-    (null: none does). `share` of the rows, chosen by their hash, are masked the other way, too, and compared.
+    Rows that contain one of the strings of `control` take the reference path. Examples longer than `limit` leave the
+    fast path (None: none does). `share` of the rows, chosen by hash, are masked on the reference path as well, and
+    compared.
     """
 
     def __init__(
         self, masker: Masker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
     ) -> None:
-        """Keep what rows are made with; nothing is learned yet."""
+        """Store the arguments; no layout is learned yet."""
         self._masker = masker
         self._encoder = encoder
         self._control = control
@@ -74,7 +75,7 @@ class BatchedChatPath:
         self._literals: frozenset[str] = frozenset()
 
     def take(self, rows: pa.Table, places: Ints, counts: TokenizationCounts) -> ExampleColumns | None:
-        """Return the examples of all rows that can go this way; null if none can, or if a compared one differs."""
+        """Return the examples of all rows that can take the fast path; None if none can or a compared one differs."""
         chosen = self._choose_rows(rows)
         if not chosen.places:
             return None
@@ -120,7 +121,7 @@ class BatchedChatPath:
         return shape
 
     def _exclude_literals(self, rows: pa.Table, found: _PlainChatRows) -> _PlainChatRows:
-        """Leave out rows that hold a text which some template step asks for; then print the others."""
+        """Exclude rows that contain a text which the template tests for; then render the others."""
         if self._literals and found.places:
             column = rows.column("messages").take(pa.array(found.places))
             hits = pc.match_substring_regex(column, make_literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
@@ -153,7 +154,7 @@ class BatchedChatPath:
         return make_batch(encoded, pieces, trained)
 
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
-        """Compare the rows whose hash says so with what `Masker.mask` makes of them; it prints them plainly, too."""
+        """Compare the rows chosen by hash with `Masker.mask`, which also renders them plainly."""
         if not self._compares:
             return True
         hashes = rows.column("content_hash").combine_chunks()
@@ -162,7 +163,7 @@ class BatchedChatPath:
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            # The shape itself was proven when it was learned.
+            # The layout itself was proven when it was learned.
             if not _masks_agree(
                 self._masker.mask(one, prove_sample=False),
                 shape.mask(contents),
@@ -173,14 +174,14 @@ class BatchedChatPath:
 
 
 def _masks_agree(one: MaskedConversation | Rejected, other: MaskedConversation, *, exactly: bool) -> bool:
-    """Compare two masks of a row; very short contents are only searched for one by one, and may be found elsewhere."""
+    """Compare two masks of a row; the reference path searches very short contents, and may find them elsewhere."""
     if isinstance(one, Rejected) or exactly:
         return one == other
     return (one.text, one.spans, one.trained) == (other.text, other.spans, other.trained)
 
 
 def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:
-    """Return per content where the one before it ends in its row, and where the one behind it begins."""
+    """Return for each content the end of the previous one in its row, and the start of the next one."""
     lasts = np.cumsum(flat.counts)
     before, behind = np.roll(flat.ends, 1), np.roll(flat.starts, -1)
     before[lasts - flat.counts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
@@ -200,7 +201,7 @@ def _count_content_bytes(chosen: _PlainChatRows) -> Sequence[int]:
 
 
 def _read_hash_prefixes(hashes: pa.FixedSizeBinaryArray) -> "NDArray[np.uint64]":
-    """Return the first eight bytes of hashes of sixteen as integers."""
+    """Return the first 8 bytes of 16-byte hashes as integers."""
     buffer = hashes.buffers()[1]
     words = np.frombuffer(buffer, "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
     return words[::2]

@@ -1,8 +1,8 @@
-r"""Whether a prompt that is sent as text becomes the ids that the model was trained on.
+r"""Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
 
-What belongs here: comparing one conversation's generation prompt, encoded alone, with the ids that the conversation
-trains with. What does not: which rows are compared (`text_examples.py`), whether the template prints the prompt before
-the answer at all (`TemplateContract.prompt_match`).
+What belongs here: comparing one conversation's generation prompt, encoded alone, with the ids of the training example.
+What does not: choosing the rows to compare (`text_examples.py`), whether the template prints the prompt before the
+answer at all (`TemplateContract.prompt_match`).
 
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
@@ -21,13 +21,13 @@ from rowmill.schema.rows import MaskedConversation, Rejected
 
 
 def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:
-    """Return the rows of a part to compare: those in the share, by their hash, and the first of all."""
+    """Return the rows of a part to compare: the first one, and those chosen by hash."""
     return [place for place, one in enumerate(hashes) if place == 0 or needs_plain_check(one, share)]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptAndExample:
-    """The prompt for a conversation's last answer, as a server prints it, and the conversation up to that answer."""
+    """The prompt for a conversation's last answer, as a server renders it, and the conversation up to that answer."""
 
     row_id: str
     prompt: str
@@ -37,9 +37,9 @@ class PromptAndExample:
 def print_prompt(
     row_id: str, conversation: Conversation, printer: ChatRenderer, masker: Masker
 ) -> PromptAndExample | None:
-    """Print the prompt for a conversation's last answer, and the conversation as it trains.
+    """Render the prompt for a conversation's last answer, and the conversation as in training.
 
-    None where there is nothing to compare: no message is answered, or the text does not begin with the prompt.
+    None if there is nothing to compare: no message is answered, or the text does not start with the prompt.
     """
     messages = conversation.messages
     last = max(masker.supervised(messages), default=0)
@@ -48,7 +48,7 @@ def print_prompt(
     asking = {**conversation.kwargs, "add_generation_prompt": True}
     prompt = printer.plain(messages[:last], conversation.tools, asking)
     answered = replace(conversation, messages=messages[: last + 1])
-    # The row's own mask was verified when its example was made; here only its text and cuts count.
+    # The row's mask was verified when its example was made; only its text and cuts matter here.
     masked = masker.mask(answered, only=frozenset({last}), prove_sample=False, compare_plain=False)
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
@@ -56,5 +56,5 @@ def print_prompt(
 
 
 def begins_with(ids: Tokens, prompt: Tokens) -> bool:
-    """Return whether an example's ids begin with those of its prompt."""
+    """Return whether an example's ids start with those of its prompt."""
     return np.array_equal(ids[: len(prompt)], prompt)

@@ -1,4 +1,4 @@
-"""Where generated series begin: the first records of each train series, as they are trained.
+"""The initial prefill of generated series: the first records of each training series, as trained.
 
 What belongs here: the file of initial prefills. What does not: generating (`generated_series.py`).
 """
@@ -32,14 +32,14 @@ PREFILL_SCHEMA = pa.schema(
         pa.field("length", pa.int64(), nullable=False),
     ]
 )
-"""Per train series, in the order of keys: its first records as they are trained, its first and last time as JSON, and
-how many records it has."""
+"""Per training series, in the order of keys: its first records as trained, its first and last time as JSON, and its
+number of records."""
 
 
 def write_prefill(
     work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan, index: RowIndex
 ) -> list[Part]:
-    """Write the initial prefill; under differential privacy there is none, since it publishes records."""
+    """Write the initial prefill; none under differential privacy, since it would publish records."""
     form = get_table_options(work)
     train = next((one for one in plan.splits if one.split == "train"), None)
     if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:

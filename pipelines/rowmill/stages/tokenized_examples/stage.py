@@ -1,10 +1,10 @@
 """Canonical rows → tokenized examples, over all parts: the tokenizer and template are opened once, parts in workers.
 
-What belongs here: finding tokenizer and template, which parts to make, adding up. What does not: one row's
-way to tokens (`text_examples.py`), one part's (`parts.py`).
+What belongs here: finding tokenizer and template, choosing the parts to make, summing counts. What does not: one row
+(`text_examples.py`), one part (`text_parts.py`).
 
-The tokenizer is loaded through `transformers` once and kept as data under the storage root, so that workers
-and later builds need neither that library nor its two seconds.
+The tokenizer is loaded through `transformers` once and stored as data under the storage root, so that workers and later
+builds need neither that library nor its two seconds.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 VERSION = 5
-"""Raise it when any row may become another example, or other facts are counted."""
+"""Increase it when any row may become another example, or facts change."""
 
 
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
@@ -61,7 +61,7 @@ UNVERIFIED_REASONS = frozenset(
 
 
 def describe_tokenizer_origin(work: StageContext, loaded: LoadedTokenizer) -> dict[str, Any]:
-    """Say under which name and at which commit the tokenizer was found: a note, no part of what is made with it."""
+    """Record the tokenizer's name and commit; they are not part of the output's identity."""
     found = find_recipe_tokenizer(work)
     return {
         "name": found.choice.name,
@@ -72,7 +72,7 @@ def describe_tokenizer_origin(work: StageContext, loaded: LoadedTokenizer) -> di
 
 
 def describe_tokenizer_change(work: StageContext, earlier: Manifest) -> str | None:
-    """Say how the tokenizer differs from the one that earlier examples were made with, the recipe being the same."""
+    """Describe how the tokenizer differs from that of earlier examples although the recipe is the same."""
     was: dict[str, Any] = earlier.details.get("tokenizer", {})
     now = describe_tokenizer_origin(work, open_recipe_tokenizer(work)[0])
     if (was.get("name"), was.get("revision")) != (now["name"], now["revision"]):
@@ -84,12 +84,12 @@ def describe_tokenizer_change(work: StageContext, earlier: Manifest) -> str | No
 
 
 def resolve_renderer_spec(work: StageContext, loaded: LoadedTokenizer) -> RendererSpec | None:
-    """Return what the dataset's chat template is; None for kinds that have no template."""
+    """Return the spec of the dataset's chat template; None for kinds without a template."""
     return build_renderer_spec(work.dataset, work.base, loaded)
 
 
 def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
-    """Return what a dataset's chat template is; None for kinds that have no template."""
+    """Return the spec of a dataset's chat template; None for kinds without a template."""
     card, options = loaded.card, dataset.template
     if "template" not in dataset.format.GROUPS:
         return None
@@ -121,7 +121,7 @@ def _resolve_template_path(options: Template, base: Path) -> Template:
 
 
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide examples; of a tokenizer in a folder its files, wherever they lie."""
+    """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
         own = table_examples.identify_table_examples(recipe, name)
@@ -140,13 +140,13 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
 def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
     choice, table = recipe.tokenizer_choice, recipe.datasets[name].format.as_table()
     named = {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
-    # The prompts of this style are chosen by what the tokenizer is called.
+    # The prompts of this style depend on the tokenizer's name.
     is_by_name = table is not None and table.prompt.style == "reference"
     return {**named, "name": choice.name} if is_by_name else named
 
 
 def prepare_tokenized_examples(work: StageContext) -> PreparedStage:
-    """Open tokenizer and template: their content decides, wherever it lies."""
+    """Open tokenizer and template, which are identified by content."""
     loaded, path = open_recipe_tokenizer(work)
     open_in_workers(text_parts.open_shared_encoder, work.store.root, path)
     spec = resolve_renderer_spec(work, loaded)
@@ -158,7 +158,7 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
 
 
 def _digest_example_options(work: StageContext, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
-    """Identify what decides the examples of a part of rows, the rows themselves left out."""
+    """Return the digest of everything that decides the examples of a part, except its rows."""
     own = identify_tokenized_examples(work.recipe, work.dataset_name or "")["examples"]
     return digest_json(TOKENIZED_EXAMPLES, own, loaded.card.digest, _spec_to_json(spec))
 
@@ -204,7 +204,7 @@ def _plan_tokenize_task(
         rows=part.files["rows"],
         base=str(work.base),
     )
-    # Compressed rows are about a quarter of their text.
+    # Compressed rows have about a quarter of their text's size.
     return PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
 
 
@@ -233,7 +233,7 @@ def _build_examples_output(
     classes = sum_counts(p.facts["tokens_by_class"] for p in made)
     ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items())]
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    # What is cut for its length, or has nothing to train, has checks of its own.
+    # Rows rejected for length, or without targets, have their own checks.
     refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET_REASONS, "content_dropped"}}
     counted = {name: sum(int(p.facts[name]) for p in made) for name in _COUNTED_FACTS}
     facts = TokenizedExamplesFacts(
@@ -292,11 +292,11 @@ _COUNTED_FACTS = ("verified", "outside_vocabulary", "usual_way", "lane_differenc
 
 TEMPLATE_FACTS = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
                "prompt_parity")  # fmt: skip
-"""Facts about how a chat template prints rows; data without one has none of them."""
+"""Facts about how a chat template prints rows; not applicable to data without one."""
 
 
 def _compute_short_share(rows: Sequence[Part], made: Sequence[Part]) -> float | str:
-    """Return the share of short documents among those of text files, of which lines may have been made."""
+    """Return the share of short documents of text files, which may be lines of longer documents."""
     of_files = [done for part, done in zip(rows, made, strict=True) if part.facts["is_text_file"]]
     documents = sum(int(part.facts["documents"]) for part in of_files)
     short = sum(int(part.facts["short_documents"]) for part in of_files)
@@ -306,7 +306,7 @@ def _compute_short_share(rows: Sequence[Part], made: Sequence[Part]) -> float | 
 def _summarize_template(
     work: StageContext, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
 ) -> dict[str, Any]:
-    """Return what the template makes of the checks; all parts were printed by the same one."""
+    """Return the template's facts for the checks; all parts have the same template."""
     found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
     named = {
         "template_warnings": list(found.get("warnings", ())),
@@ -331,7 +331,7 @@ def _summarize_template(
 
 
 def build_examples_card(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
-    """Return the identity card that every shard bears."""
+    """Return the identity card of the shards."""
     card = loaded.card
     return {
         "tokenizer_digest": card.digest, "tokenizer_files": card.files,
@@ -385,7 +385,7 @@ def require_tokenizer_ready(work: StageContext) -> None:
     Raises
     ------
     ConfigError
-        If one of them is not there.
+        If one of them is missing.
 
     """
     loaded, path = open_recipe_tokenizer(work)
@@ -404,7 +404,7 @@ def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> S
 STAGE = StageDeclaration(
     name=TOKENIZED_EXAMPLES,
     facts=TokenizedExamplesFacts,
-    description="Token ids with a verified loss mask, and what every token is.",
+    description="Token ids with a verified loss mask and the span of every token.",
     identity=identify_tokenized_examples,
     prepare=prepare_tokenized_examples,
     inputs=(CANONICAL_ROWS,),

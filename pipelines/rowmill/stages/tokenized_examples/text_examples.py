@@ -1,13 +1,13 @@
-"""Canonical rows → tokenized examples: rendering, masking, truncation and tokenization in their order.
+"""Canonical rows → tokenized examples: rendering, masking, truncation and tokenization.
 
-What belongs here: the order of those steps for one batch of rows of each kind, and the example that comes
-out. What does not: any of the steps' own work, or files (`text_parts.py`).
+What belongs here: the order of those steps for one batch of rows of each kind, and the resulting examples. What does
+not: any step's work, or files (`text_parts.py`).
 
     conversation   render ─► mask ─► encode ─► too long? truncate, and again ─► Example
     pair           encode input, encode output as its continuation ─► BOS input sep output EOS
     text           encode ─► BOS text EOS ─► too long? windows, or the first tokens
 
-Batches are columnar where tokens are concerned; a Python object exists per message, never per token.
+Tokens are handled in columns; there is a Python object per message, never per token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,15 +57,15 @@ BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
 
 RowOutcome = list[Example] | Rejected
-"""What became of one row: its examples in order, or why there are none."""
+"""The outcome of one row: its examples in order, or its reject."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedExamples:
-    """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
+    """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 
-    `places` int64[E] are the rows' places of the examples; `verified` counts examples whose token mask was found
-    to agree with their spans (`batches.Columns.verified`).
+    `places` int64[E] are the rows of the examples; `verified` counts examples whose token mask agrees with their spans
+    (`batches.Columns.verified`).
     """
 
     examples: pa.Table
@@ -74,7 +74,7 @@ class PreparedExamples:
     verified: int
 
     def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
-        """Return what each row's examples teach, or why it has none."""
+        """Return the ids and masks of each row's examples, or its reject."""
         bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
         ids, mask = self._flatten_column("input_ids"), self._flatten_column("loss_mask")
         weights = self._flatten_column(WEIGHT_COLUMN) if WEIGHT_COLUMN in self.examples.column_names else None
@@ -112,7 +112,7 @@ def decode_conversations(table: pa.Table) -> list[Conversation]:
 
 
 def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[Conversation, dict[str, str]]":
-    """Return the conversation with placeholders for control strings, and what each stands for."""
+    """Return the conversation with placeholders for control strings, and the string of each placeholder."""
     value = [one.messages, one.tools, one.kwargs]
     hidden, placeholders = control.hide(value, to_json(value))
     messages, tools, kwargs = cast("list[Any]", hidden)
@@ -122,7 +122,7 @@ def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[C
 def show_control_strings(
     masked: MaskedConversation, placeholders: dict[str, str]
 ) -> "tuple[MaskedConversation, list[tuple[int, int]]]":
-    """Put control strings back into a masked text; return it and where they stand."""
+    """Restore control strings in a masked text; return it and their positions."""
     if not placeholders:
         return masked, []
     text, ranges = restore_control_strings(masked.text, placeholders)
@@ -142,7 +142,7 @@ def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 
 
 class ExampleBuilder:
-    """What turns one dataset's rows into examples, opened once per process."""
+    """Builds examples from one dataset's rows; opened once per process."""
 
     def __init__(
         self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
@@ -164,7 +164,7 @@ class ExampleBuilder:
         self._chats = self._open_chat_path()
 
     def _open_chat_path(self) -> BatchedChatPath | None:
-        """Open the lane of plain chats; rows over the limit leave it again, unless they are to stay as they are."""
+        """Open the fast path of plain chats; rows over the limit leave it again, unless they are kept as they are."""
         if self._masker is None or self._control is None or self._cuts_apart or self._chat_bos is not None:
             return None
         as_it_is = self._get_overlong_policy("conversation") in ("keep", "raise")
@@ -178,7 +178,7 @@ class ExampleBuilder:
 
     @property
     def raises(self) -> bool:
-        """Whether rows over the limit are to stop the build; the stage gathers them all first."""
+        """Whether rows over the limit stop the build; the stage collects all of them first."""
         return self._dataset.truncation.overlong == "raise"
 
     def _describe_template(self) -> dict[str, Any]:
@@ -193,11 +193,11 @@ class ExampleBuilder:
 
     @property
     def printer(self) -> Renderer | None:
-        """The renderer, for whoever wants to see what it prints."""
+        """The renderer, for inspecting its output."""
         return self._printer
 
     def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
-        """Turn canonical rows into examples; what becomes of a row does not depend on those beside it."""
+        """Build examples from canonical rows; a row's outcome does not depend on other rows."""
         made: list[ExampleColumns] = []
         rejected: list[tuple[int, Rejected]] = []
         counts.template = self._describe_template()
@@ -228,11 +228,11 @@ class ExampleBuilder:
         )
 
     def compare_prompts(self, table: pa.Table, counts: TokenizationCounts) -> None:
-        """Encode the generation prompts of a share of the conversations alone, as a server does, and compare."""
+        """Encode the generation prompts of some conversations alone, as a server does, and compare."""
         if self._masker is None or self._printer is None or self._control is None:
             return
         rows = table.filter(pc.equal(table.column("kind"), "conversation"))
-        # A control string in a row's own text is encoded otherwise on purpose; `control_strings` counts such rows.
+        # A control string in a row's text is encoded differently on purpose; `control_strings` counts such rows.
         rows = rows.filter(pa.array(~self._control.find_rows(rows)))
         chosen = choose_rows(rows.column("content_hash").to_pylist(), self._dataset.template.verify_render)
         rows = rows.take(pa.array(chosen, pa.int64()))
@@ -242,7 +242,7 @@ class ExampleBuilder:
             for row_id, one in zip(names, decode_conversations(rows), strict=True)
         )
         pairs = [one for one in printed if one is not None]
-        # Counted apart: these rows have been encoded and counted before.
+        # Counted separately, because these rows were already counted.
         examples = self._encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
         prompts = self._encode_prompts([one.prompt for one in pairs])
         for one, example, prompt in zip(pairs, examples, prompts, strict=True):
@@ -263,7 +263,7 @@ class ExampleBuilder:
     def _build_plain_chats(
         self, rows: pa.Table, places: Ints, counts: TokenizationCounts, made: list[ExampleColumns]
     ) -> tuple[pa.Table, Ints]:
-        """Take plain chats all at once; return the other rows, which go one by one."""
+        """Build plain chats as a batch; return the other rows, which take the reference path."""
         columns = None if self._chats is None else self._chats.take(rows, places, counts)
         if columns is None:
             return rows, places
@@ -309,7 +309,7 @@ class ExampleBuilder:
             try:
                 conversation, placeholders = hide_control_strings(conversation, self._control)
             except ConfigError as error:
-                # A control token of one character, and a row that uses every letter and digit: no stand-in is free.
+                # The control token has one character and the row uses every letter and digit: no placeholder is free.
                 return Rejected("control_token_in_content", str(error))
         if controlled:
             counts.add_control_strings(self._control, before)
@@ -333,7 +333,7 @@ class ExampleBuilder:
         return replace(conversation, messages=limit_reasoning(conversation.messages, limit, self._cut_reasoning))
 
     def _inline_reasoning(self, conversation: Conversation) -> Conversation:
-        """Return the conversation as the template gets it: with `think_mode: inline`, reasoning heads the content."""
+        """Return the template's input: with `think_mode: inline`, reasoning is at the start of the content."""
         options = self._dataset.reasoning
         if options.think_mode != "inline":
             return conversation
@@ -355,7 +355,7 @@ class ExampleBuilder:
         return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
 
     def _fit_to_limit(self, draft: "_RenderedCandidate", example: Example, counts: TokenizationCounts) -> RowOutcome:
-        """Apply the policy for what is too long to one example."""
+        """Apply the overlong policy to one example."""
         settled = self._apply_overlong_policy(example, "conversation", counts)
         if settled is not None:
             return settled
@@ -368,7 +368,7 @@ class ExampleBuilder:
         return shortened
 
     def _apply_overlong_policy(self, example: Example, kind: RowKind, counts: TokenizationCounts) -> RowOutcome | None:
-        """Return what becomes of an example that is not to be shortened; None if it is."""
+        """Return the outcome of an example that is not shortened; None if it is."""
         policy = self._get_overlong_policy(kind)
         if len(example.ids) <= self._limit or policy in ("keep", "raise"):
             return [example]
@@ -450,9 +450,9 @@ class ExampleBuilder:
         piece: TruncatedConversation,
         chosen: frozenset[int],
     ) -> Example:
-        """Say what structured truncation took, stage by stage, so that original = tokens + removed.
+        """Attribute the removed tokens to the stages of truncation, so that original = tokens + removed.
 
-        Without `original` the piece is one of several: its own length before it was shortened counts.
+        Without `original`, the example is one of several pieces, and its own length before shortening counts.
         """
         left = int(example.mask.sum()) + example.cut_trained
         after_exchanges = left
@@ -489,7 +489,7 @@ class ExampleBuilder:
         assert self._masker is not None
         shown = self._inline_reasoning(replace(draft.conversation, messages=messages, tools=tools))
         if self._cuts_apart:
-            # Where a text is cut is known only with its mask.
+            # The cut of a text is known only with its mask.
             masked = self._masker.mask(shown)
             if isinstance(masked, MaskedConversation):
                 masked, ordinary = show_control_strings(masked, draft.placeholders)
@@ -587,11 +587,11 @@ class ExampleBuilder:
         ]
 
     def _fit_built_example(self, built: BuiltExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
-        """Apply the policy for what is too long to an example that has no structure to shorten by."""
+        """Apply the overlong policy to an example without structure."""
         if isinstance(built, Rejected):
             return built
-        # Nothing is known of its parts but what trains: a span for each stretch that does or does not. The first
-        # token is never a target and goes with the one behind it.
+        # Only the mask is known, so there is a span for each run of trained or untrained tokens. The first token is
+        # never a target and belongs to the run after it.
         starts = np.append(0, np.flatnonzero(np.diff(built.mask[1:])) + 2)
         trains = built.mask[np.minimum(np.maximum(starts, 1), len(built.mask) - 1)]
         example = Example(
@@ -618,13 +618,13 @@ class ExampleBuilder:
     def _make_edge_column(
         self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool
     ) -> list[TokenColumn]:
-        """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
+        """Return the stream of a BOS or EOS, or none: `auto` adds the token if the tokenizer has it."""
         wanted = self._token_options.add_bos if option == "add_bos" else self._token_options.add_eos
         if wanted is False or (wanted == "auto" and not by_itself):
             return []
         if token_id is None:
             raise ConfigError(
-                f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto"
+                f"format.{option}: true, but the tokenizer has no such token; expected auto or false; set auto"
             )
         return [make_constant_column(token_id, count, kind=TEMPLATE_KIND, trains=trains)]
 
@@ -653,16 +653,16 @@ def _build_mask_rules(dataset: Dataset) -> MaskRules:
 
 
 def _resolve_chat_bos(encoder: Encoder, dataset: Dataset) -> int | None:
-    """Return the BOS to put before chats, which the recipe has to ask for: the template decides by itself."""
+    """Return the BOS to put before chats, only if the recipe sets it; otherwise the template decides."""
     if dataset.format.get_token_options().add_bos is not True:
         return None
     if encoder.card.bos_id is None:
-        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; only auto or false can stand; set auto")
+        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; expected auto or false; set auto")
     return encoder.card.bos_id
 
 
 def _resolve_pair_loss(dataset: Dataset) -> tuple[bool, bool]:
-    """Tell whether a pair's input and output train."""
+    """Return whether a pair's input and output are trained."""
     loss = dataset.loss
     if loss.trains_everything:
         return True, True
@@ -700,7 +700,7 @@ def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutc
 
 
 def _mask_cut_reasoning(masked: MaskedConversation, messages: frozenset[int]) -> MaskedConversation:
-    """Take the loss off reasoning that was cut: it stays as context, but nobody should learn to stop thinking there."""
+    """Remove the loss from truncated reasoning: it stays as context, but the model must not learn to stop there."""
     cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
     if not cut:
         return masked

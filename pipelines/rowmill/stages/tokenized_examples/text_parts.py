@@ -1,7 +1,7 @@
-"""What one worker does with one part of rows: examples in columns, rejects and a ledger.
+"""One worker's task for a part of rows: examples in columns, rejects and a ledger.
 
-What belongs here: opening tokenizer and template once, the files and counts of a part. What does not: how rows become
-examples (`text_examples.py`), tables (`table_tokens.py`).
+What belongs here: opening tokenizer and template once, the files and counts of a part. What does not: building examples
+from rows (`text_examples.py`), tables (`table_tokens.py`).
 """
 
 import gc
@@ -72,14 +72,14 @@ _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 
 def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
-    """Return this process's example builder for a task's options; the last ones are kept."""
+    """Return this process's example builder for a task's options; the latest ones are cached."""
     key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
     if key not in _EXAMPLE_BUILDERS:
         _EXAMPLE_BUILDERS.clear()
         encoder = open_encoder(task.root, task.tokenizer)
         _EXAMPLE_BUILDERS[key] = ExampleBuilder(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
         if multiprocessing.parent_process() is not None:
-            # What a worker has opened stays: walking it at every collection cost ten per cent of a part.
+            # Opened objects live as long as the worker: scanning them at every garbage collection cost 10 % of a part.
             gc.collect()
             gc.freeze()
     return _EXAMPLE_BUILDERS[key]
@@ -103,7 +103,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
 
 
 def make_overlong_error(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
-    """Word the error of `overlong: raise`: how many, the longest, and up to twenty of them."""
+    """Return the error of `overlong: raise`, with the number of rows, the longest, and up to twenty ids."""
     longest = max(length for _, length in found)
     names = ", ".join(row_id for row_id, _ in found[:20])
     return ContextOverflowError(
@@ -113,11 +113,11 @@ def make_overlong_error(limit: int, count: int, found: Sequence[tuple[str, int]]
 
 
 SHORT_TOKENS = 20
-"""Documents under it are rather lines of a document that was cut wrongly."""
+"""Shorter documents are probably lines of a document that was cut wrongly."""
 
 
 def _count_short_documents(rows: pa.Table, prepared: PreparedExamples) -> dict[str, int]:
-    """Count the documents that became examples, and those of them that are shorter than `SHORT_TOKENS`."""
+    """Count the documents that became examples, and those shorter than `SHORT_TOKENS`."""
     is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
     lengths = prepared.examples.column("original_tokens").to_numpy()
     tokens = np.bincount(prepared.places, weights=lengths, minlength=rows.num_rows)[is_text]
@@ -185,7 +185,7 @@ def _count_tokens_by_weight(table: pa.Table) -> dict[str, int]:
 
 
 def _list_overlong_rows(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
-    """Name the rows over the limit with their lengths, longest first, where such rows are to stop the build."""
+    """List the rows over the limit with their lengths, longest first, if such rows stop the build."""
     if task.dataset.truncation.overlong != "raise":
         return []
     lengths = table.column("tokens").to_numpy()
@@ -203,7 +203,7 @@ def _measure_part_tools(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_leng
 
 
 def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
-    """Add up, per split, what every original token became: each is in exactly one class."""
+    """Count the original tokens of each split by class; each token is in exactly one."""
     names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
     columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
     removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()

@@ -1,9 +1,9 @@
-"""How many tokens a row's tools add to its print, so that `rowmill stats` can say what schemas cost.
+"""Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill stats`.
 
-What belongs here: measuring the tools of a part's rows, once per distinct list. What does not: printing and
-encoding; both are handed in opened.
+What belongs here: measuring the tools of a part's rows, once per distinct list. What does not: rendering and encoding;
+both are passed in.
 
-    print(user, tools) − print(user)   tokens of the schemas and of what the template says around them
+    print(user, tools) − print(user)   tokens of the schemas and of the template's text around them
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ PROBES: Sequence[Sequence[Message]] = (
     ({"role": "user", "content": "x"},),
     ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}),
 )
-"""Conversations to print tools with; some templates refuse one that ends with a user's message."""
+"""Conversations to render tools with; some templates refuse one that ends with a user message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolLengths:
-    """Rows with tools, the tokens that their tools add over all of them, and the most in one row."""
+    """The number of rows with tools, the tokens that tools add in total, and the most in one row."""
 
     rows: int = 0
     tokens: int = 0
@@ -35,10 +35,10 @@ class ToolLengths:
 
 
 def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolLengths:
-    """Measure a column of tools as JSON text; null: the row has none.
+    """Measure a column of tools as JSON text; null if the row has none.
 
-    Templates that print tools only beside something else are measured on the first probe that they take; if
-    they take none, the schemas' JSON text is counted.
+    If a template prints tools only in some contexts, they are measured on the first probe that it accepts; if it
+    accepts none, the schemas' JSON text is counted.
     """
     counted = pc.value_counts(tools.drop_null())
     distinct: list[str] = counted.field("values").to_pylist()

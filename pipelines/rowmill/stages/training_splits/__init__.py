@@ -1,4 +1,4 @@
-"""The stage `training_splits`: the order of training over all datasets, and what leaks between splits.
+"""The stage `training_splits`: the training order over all datasets, and leaks between splits.
 
-What belongs here: the order's files and the leakage checks. What does not: how a mixture is ordered (`packing/`).
+What belongs here: the order's files and the leakage checks. What does not: ordering a mixture (`packing/`).
 """

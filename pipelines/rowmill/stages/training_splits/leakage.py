@@ -1,10 +1,10 @@
-"""What stands in train and in evaluation alike: rows, groups, times, prompts, and texts that are nearly the same.
+"""Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts.
 
-What belongs here: the counts of leaks over all datasets of a recipe, with ten ids of each. What does not: their
+What belongs here: the counts of leaks over all datasets of a recipe, with ten sample ids of each. What does not: their
 bounds (`catalog.py`), deciding splits (`splits.py`).
 
-Everything is counted from what was written, not from what was decided: rows from their Parquet files, tokens from
-the shards. Only keys that stand outside train are held in memory.
+Everything is counted from the written files, not from decisions: rows from their Parquet files, tokens from the shards.
+Only keys outside train are held in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ from rowmill.stages.base import StageContext, compute_share, scan_rows, scratch_
 from rowmill.stages.training_splits import ngrams, table_leakage
 
 MAX_SAMPLE_IDS = 10
-"""Ids that a check result shows."""
+"""Sample ids of a check result."""
 NEAR_SHARE = 0.5
-"""Share of an example's sampled n-grams in train from which on it counts as nearly the same."""
+"""Minimum share of an example's sampled n-grams in train for a near-duplicate."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 _ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prompt_hash")
@@ -40,13 +40,13 @@ _ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prom
 
 @dataclass(slots=True)
 class LeakReport:
-    """The numbers of the checks on leaks, and ids of what leaked."""
+    """The facts of the leak checks, and sample ids."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
 
     def note(self, check: str, value: float, ids: Sequence[str]) -> None:
-        """Keep a check's number and the first ids."""
+        """Store a check's fact and the first ids."""
         self.facts[check] = value
         if ids:
             self.samples[check] = tuple(ids[:MAX_SAMPLE_IDS])
@@ -79,7 +79,7 @@ def find_leaks(work: StageContext, packed: Mapping[str, Manifest]) -> LeakReport
 
 @dataclass(frozen=True, slots=True)
 class _LeakSource:
-    """The rows that a dataset's shards were made of, and those whose split was decided later, by number."""
+    """The rows that a dataset's shards were built from, and those whose split was decided later, by number."""
 
     canonical: Manifest
     moved: Sequence[File]
@@ -99,7 +99,7 @@ class _LeakSource:
             return rows
         moved = scan_rows(store, self.moved, ("row_id", "split"))
         joined = rows.join(moved, on="row_id", how="left", suffix="_moved")
-        # The surplus is in no split: nobody trains on it or is judged by it.
+        # The surplus is in no split: it is used neither for training nor for evaluation.
         now = joined.with_columns(pl.coalesce("split_moved", "split").alias("split")).drop("split_moved")
         return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
 
@@ -109,7 +109,7 @@ def _load_leak_input(work: StageContext, made: Manifest, key: StageKey) -> Manif
 
 
 def has_groups(dataset: Dataset) -> bool:
-    """Tell whether a dataset's rows stand in groups that a split must keep together."""
+    """Return whether a dataset's rows belong to groups that must stay in one split."""
     return dataset.format.has_groups(dataset)
 
 
@@ -119,7 +119,7 @@ def has_groups(dataset: Dataset) -> bool:
 def _count_split_overlaps(
     leaks: LeakReport, check: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]
 ) -> None:
-    """Count keys with rows in more than one split; only keys that stand outside train can be such."""
+    """Count keys with rows in more than one split; only keys outside train can be such."""
     named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
@@ -127,7 +127,7 @@ def _count_split_overlaps(
 
 
 def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:
-    """Measure the share of held-out rows whose prompt also stands in train."""
+    """Measure the share of held-out rows whose prompt is also in train."""
     named = held.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
     train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
     asked = train.unique().collect(engine="streaming")
@@ -140,7 +140,7 @@ def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFra
 
 
 def _exclude_tables(work: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
-    """Leave out the rows of tables, which nobody prompts by themselves."""
+    """Exclude the rows of records datasets, which have no prompts."""
     tables = [name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE]
     return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
@@ -150,7 +150,7 @@ def _count_lazy_rows(rows: pl.LazyFrame) -> int:
 
 
 def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) -> list[str]:
-    """Return held-out rows of the first keys that leaked, ten at most."""
+    """Return at most ten held-out rows, of the first keys that leaked."""
     if leaked.is_empty():
         return []
     first = leaked.sort(key).head(MAX_SAMPLE_IDS).lazy()
@@ -159,13 +159,13 @@ def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) 
 
 
 def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mapping[str, _LeakSource]) -> float:
-    """Return how far a split's share of rows lies from the share asked for, where a share was asked for."""
+    """Return the largest distance of a split's share of rows from its configured share, if there is one."""
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
     for name, dataset in work.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
         has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
-        # Rows of a validation source are not among those of which a share was asked for.
+        # Rows of a validation source do not count toward configured shares.
         total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
         if not total or dataset.splits.time_key is not None:
             continue
@@ -179,7 +179,7 @@ def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mappin
 
 
 def _count_time_leaks(leaks: LeakReport, work: StageContext, sources: Mapping[str, _LeakSource]) -> None:
-    """Count rows that stand in an earlier split than their time: train would know what it is asked about later."""
+    """Count rows in an earlier split than their time allows: training would see what evaluation asks about."""
     found: list[str] = []
     count = 0
     for name, source in sources.items():
@@ -197,7 +197,7 @@ def _count_time_leaks(leaks: LeakReport, work: StageContext, sources: Mapping[st
 
 
 def _load_boundaries(canonical: Manifest) -> Boundaries | None:
-    """Return the boundaries that shares of time came to; None where nothing was held out."""
+    """Return the boundaries computed from shares of time; None if nothing was held out."""
     recorded = read_facts(CanonicalRowsFacts, canonical.facts).boundaries
     return Boundaries.model_validate(recorded) if recorded else None
 
@@ -209,20 +209,20 @@ def _find_early_rows(splitter: Splitter, table: pa.Table) -> list[str]:
     for row_id, when, split in zip(*columns, strict=True):
         if when not in known:
             decided = splitter.assign_by_time(when)
-            # A row inside the gap, or without a time, may stand nowhere.
+            # A row inside the gap, or without a time, must not be in any split.
             known[when] = len(SPLITS) if isinstance(decided, Rejected) else SPLITS.index(decided)
         if known[when] > SPLITS.index(split):
             early.append(row_id)
     return early
 
 
-# ── Texts that are nearly the same ─────────────────────────────────────────────────────────────────
+# ── Near-duplicate texts ─────────────────────────────────────────────────────────────────────────────
 
 
 def _measure_near_duplicates(
     leaks: LeakReport, work: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
 ) -> None:
-    """Measure the share of held-out examples, of tables records, that are nearly the same as one of train."""
+    """Measure the share of held-out examples (records for tables) that nearly duplicate training data."""
     tables = {name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE}
     near = [_find_dataset_near_records(work, name, sources[name]) for name in packed if name in tables]
     examples, names = _find_near_examples(work, [one for name, one in packed.items() if name not in tables])
@@ -240,7 +240,7 @@ def _find_dataset_near_records(work: StageContext, name: str, source: _LeakSourc
 
 
 def _find_near_examples(work: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
-    """Count held-out examples, and name those of whose n-grams half or more stand in train."""
+    """Count held-out examples, and list those with at least half of their n-grams in train."""
     parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
@@ -276,7 +276,7 @@ def sample_held_out(task: _HeldOutNgramTask) -> "tuple[list[str], NDArray[np.uin
 
 
 def find_ngrams_in_train(task: _TrainNgramTask) -> NDArray[np.int64]:
-    """Return which of the held-out n-grams, by place in their sorted list, stand in a training shard."""
+    """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
     held = np.load(task.held, mmap_mode="r")
     table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
@@ -296,7 +296,7 @@ def _read_segments(root: str, file: File) -> native.Segments:
 
 @dataclass(frozen=True, slots=True)
 class _HeldOutNgrams:
-    """Held-out n-grams: `distinct` ones sorted, and for each that stands somewhere its place there and its example."""
+    """Held-out n-grams: the sorted `distinct` ones, and for each occurrence its index in them and its example."""
 
     names: list[str]
     distinct: NDArray[np.uint64]
@@ -319,7 +319,7 @@ class _HeldOutNgrams:
         return cls(list(numbers), distinct, places, example_of[segments], len(numbers))
 
     def examples_with(self, seen: NDArray[np.bool_]) -> list[str]:
-        """Name the examples of whose n-grams at least `NEAR_SHARE` were seen."""
+        """Return the examples with at least `NEAR_SHARE` of their n-grams seen."""
         every = np.bincount(self.owners, minlength=self.examples)
         found = np.bincount(self.owners, weights=seen[self.places], minlength=self.examples)
         return [self.names[number] for number in np.flatnonzero((every > 0) & (found >= NEAR_SHARE * every)).tolist()]

@@ -1,12 +1,12 @@
-"""Sampled n-grams of token ids as 64-bit hashes: enough to tell that two long texts are nearly the same.
+"""Sampled n-grams of token ids as 64-bit hashes, to detect near-duplicate long texts.
 
-What belongs here: hashing and sampling. What does not: which texts are compared, and what follows (`leakage.py`).
+What belongs here: hashing and sampling. What does not: choosing and comparing texts (`leakage.py`).
 
     ids      5 9 2 7 … ─► one hash per run of 13 ids inside a segment ─► kept where the hash is 0 mod 16
 
-The sample is decided by the hash alone, so equal n-grams are kept or left out alike wherever they stand: a share
-of common n-grams in the sample estimates the share in the whole, for a sixteenth of the memory. Rejected: MinHash
-with locality-sensitive buckets, which answers for whole documents and misses a test question inside a long page.
+The sample depends only on the hash, so equal n-grams are kept or dropped alike everywhere: the share of common n-grams
+in the sample estimates the share in the whole, with a sixteenth of the memory. Rejected: MinHash with
+locality-sensitive buckets, which compares whole documents and misses a test question inside a long page.
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from rowmill.core.permutation import mix_array
 NGRAM_LENGTH = 13
 """Token ids in an n-gram."""
 SAMPLE_ONE_IN = 16
-"""One n-gram in so many is kept: those whose hash it divides. A power of two."""
+"""One n-gram in this many is kept, those whose hash is a multiple of it. A power of two."""
 
-# Hashes and ids of so many places stay in the second-level cache while thirteen passes go over them.
+# Hashes and ids of this many places stay in the second-level cache during thirteen passes.
 _CHUNK = 1 << 14
 
 _MULTIPLIER = np.uint64(0x5851F42D4C957F2D)
@@ -28,7 +28,7 @@ _MULTIPLIER = np.uint64(0x5851F42D4C957F2D)
 def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the hashes of the kept n-grams and the segment of each.
 
-    Segment k is `ids[offsets[k]:offsets[k + 1]]`; no n-gram reaches over its end. A polynomial of the ids modulo
+    Segment k is `ids[offsets[k]:offsets[k + 1]]`; n-grams do not cross its end. A polynomial of the ids modulo
     2^64, then scrambled, so that the low bits that decide the sample depend on every id.
     """
     kept: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
@@ -45,7 +45,7 @@ def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[N
 
 
 def _hash_ngrams(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Hash the n-gram at each place where a whole one begins."""
+    """Hash the complete n-gram that starts at each place."""
     wide = ids.astype(np.uint64)
     count = len(wide) - NGRAM_LENGTH + 1
     hashes = wide[:count].copy()

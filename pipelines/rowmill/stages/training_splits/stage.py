@@ -1,9 +1,9 @@
-"""Sequences of all datasets → the order of training, and what leaks between splits.
+"""Sequences of all datasets → the training order, and leaks between splits.
 
-What belongs here: sizes for the mixture, dealing. What does not: the order itself (`mixture.py`, `rank_assignment.py`),
-tokens, what leaks between splits (`leakage.py`).
+What belongs here: sizes for the mixture, rank assignment. What does not: the order itself (`mixture.py`,
+`rank_assignment.py`), tokens, leaks between splits (`leakage.py`).
 
-The order is one line per place: dataset, sequence, pass, step. It knows no world size: rank r of W takes
+The order is one line per place: dataset, sequence, pass, step. It does not depend on the world size: rank r of W takes
 every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
 """
 
@@ -43,7 +43,7 @@ from rowmill.stages.training_splits import leakage, table_leakage
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
-"""Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
+"""Increase it when any recipe's order, or facts, may change."""
 
 
 ORDER_SCHEMA = pa.schema(
@@ -72,7 +72,7 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
     return {
-        # Recipes without tables are as they were.
+        # Recipes without records datasets keep their identity.
         **({"tables": [table_leakage.VERSION, tables]} if tables else {}),
         "order": {
             "versions": [VERSION],
@@ -87,7 +87,7 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_training_splits(work: StageContext) -> StageOutput:
-    """Mix, deal, and check for leaks."""
+    """Mix the datasets, assign ranks, and measure leaks."""
     packed = get_packed_shards(work)
     _require_one_tokenizer(work, packed)
     sequences = {name: _read_sequences(work, one) for name, one in packed.items()}
@@ -108,7 +108,7 @@ def make_training_splits(work: StageContext) -> StageOutput:
 
 
 def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -> None:
-    """Refuse datasets whose ids are of two tokenizers: one that moved between two of them, or an old version used."""
+    """Refuse datasets tokenized with different tokenizers: the tokenizer changed, or an old version is in use."""
     made_with: dict[str, list[str]] = {}
     for name, one in packed.items():
         made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
@@ -116,7 +116,7 @@ def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -
         found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
         raise IntegrityError(
             f"{'/'.join(work.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
-            "one order must be of one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+            "one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
         )
 
 
@@ -264,7 +264,7 @@ def _build_order_output(
 
 
 def _shares_table(work: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
-    """Set the share of examples that each split of a dataset got beside the one that was asked for, where one was."""
+    """Tabulate each split's share of examples with the configured share, if there is one."""
     lines: list[tuple[Any, ...]] = []
     for name, dataset in work.recipe.datasets.items():
         own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
@@ -283,7 +283,7 @@ def _number_globally(order: SampleOrder, sizes: dict[str, int]) -> Ints:
 
 
 def _measure_balance(steps: pa.Table) -> tuple[float, int]:
-    """Return how far the busiest rank lies above the mean one, over steps, and the pairs with nothing trained."""
+    """Return the mean excess of the largest rank over the mean, and the number of (step, rank) without targets."""
     frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
     if not len(frame):
         return 0.0, 0
@@ -335,7 +335,7 @@ def _mixture_table(
 STAGE = StageDeclaration(
     name=TRAINING_SPLITS,
     facts=TrainingSplitsFacts,
-    description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
+    description="The training order of all sequences, mixed by weight, with checks of leaks between splits.",
     scope="recipe",
     identity=identify_training_splits,
     prepare=lambda work: PreparedStage((), lambda: make_training_splits(work)),

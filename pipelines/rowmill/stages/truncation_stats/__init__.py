@@ -1,4 +1,4 @@
-"""The stage `truncation_stats`: what truncation removed, and what another context length would do.
+"""The stage `truncation_stats`: what truncation removed, and the effect of other context lengths.
 
-What belongs here: counting and planning anew over lengths. What does not: truncating.
+What belongs here: counting and planning from lengths. What does not: truncating.
 """

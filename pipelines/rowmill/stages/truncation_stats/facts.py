@@ -1,4 +1,4 @@
-"""The facts of truncation statistics, of records as of all other rows.
+"""The facts of truncation statistics, for records datasets and all others.
 
 What belongs here: their names and types. What does not: counting them (`stage.py`, `table_lengths.py`).
 """
@@ -10,14 +10,14 @@ from rowmill.schema.facts import UNCOUNTED, Uncounted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationStatsFacts:
-    """What an output of the stage is counted by; nothing is truncated where examples are put together of records."""
+    """Facts of the stage's output; examples assembled from records are never truncated."""
 
     context_overflow: float
     limit: int
-    """Tokens that an example may have."""
+    """Maximum tokens of an example."""
     examples: int
     records: int | Uncounted = UNCOUNTED
-    """Records that examples were planned of."""
+    """Records from which examples were planned."""
     shortened: int | str
     dropped_for_length: int
     tokens_removed: int | str

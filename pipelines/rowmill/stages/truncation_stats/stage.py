@@ -1,7 +1,7 @@
-"""What truncation did, and what another context length would do: integers about lengths, no token is read.
+"""What truncation removed, and the effect of other context lengths, computed from lengths; no token is read.
 
-What belongs here: facts for the check of context overflow, histograms, the what-if table, advice. What does
-not: truncating (`truncation.py`), examples that are planned of records and never truncated (`table_lengths.py`).
+What belongs here: facts for the check of context overflow, histograms, the what-if table, hints. What does not:
+truncating (`truncation.py`), examples planned from records, which are never truncated (`table_lengths.py`).
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 2
 
 DROPPED = ("overlong", "overlong_after_structure")
-"""Reasons of rejects that are about length."""
+"""Reject reasons about length."""
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
@@ -39,7 +39,7 @@ DOMAINS_SHOWN = 30
 
 
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
+    """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
     own = table_lengths.identify_table_lengths(recipe, name) if dataset.format.IS_TABLE else {}
     return {
@@ -112,7 +112,7 @@ def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
 
 
 def _find_first_shortened(work: StageContext, limit: int = 10) -> tuple[str, ...]:
-    """Return the first examples that lost tokens; read from as few parts as it takes."""
+    """Return the first examples that lost tokens; read from as few parts as possible."""
     found: list[str] = []
     for file in work.input(TOKENIZED_EXAMPLES).files("examples"):
         table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
@@ -129,7 +129,7 @@ def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
 def _compare_seq_lens(
     work: StageContext, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int
 ) -> DisplayTable:
-    """Say what other limits would do; documents that are cut into pieces lose nothing at any of them."""
+    """Tabulate the effect of other limits; documents that are cut into pieces lose nothing at any limit."""
     candidates = stats.choose_candidate_seq_lens(limit)
     if not _cuts_into_pieces(work):
         return stats.estimate_seq_len_effects(original, trained, candidates, plan=_make_sequence_counter(work))
@@ -163,7 +163,7 @@ def _make_sequence_counter(work: StageContext) -> Any:
 
 
 def _domains_table(columns: pa.Table) -> dict[str, DisplayTable]:
-    """Say per domain what truncation took, most first; nothing where no row has a domain."""
+    """Tabulate what truncation removed per domain, most first; nothing if no row has a domain."""
     if columns.column("domain").null_count == len(columns):
         return {}
     frame = cast(
@@ -182,7 +182,7 @@ def _domains_table(columns: pa.Table) -> dict[str, DisplayTable]:
 
 
 def _stages_table(columns: pa.Table) -> DisplayTable:
-    """Say per stage of truncation how many examples it touched, and what it took: messages, tokens, trained ones."""
+    """Tabulate per stage of truncation the examples it changed, and the messages, tokens and trained tokens removed."""
     stages = (
         ("exchanges", "exchanges_removed", "exchanges_trained"),
         ("reasoning", "reasoning_removed", "reasoning_trained"),
@@ -214,11 +214,11 @@ def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Seque
 STAGE = StageDeclaration(
     name=TRUNCATION_STATS,
     facts=TruncationStatsFacts,
-    description="Length distribution, what truncation removed, and what another context length would do.",
+    description="Length distribution, what truncation removed, and the effect of other context lengths.",
     identity=identify_truncation_stats,
     prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),
     inputs=(TOKENIZED_EXAMPLES,),
-    # It writes no rows; these are those that it measures.
+    # It writes no rows; these are the measured ones.
     feeds=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
     summarize=_summarize_truncation_stats,
     compared=(

@@ -146,10 +146,10 @@ def test_contract_tells_how_generation_blocks_differ_from_marks(
         ({"end_of_turn": "missing"}, "auto", "no EOS"),
         ({"end_of_turn": "missing", "eos_token": "</s>"}, "auto", None),
         ({"end_of_turn": "missing"}, "<stop>", None),
-        ({"end_of_turn": "own", "end_is_one_token": True, "generation_blocks": "differs"}, "auto", "not learn to stop"),
-        ({"end_of_turn": "own"}, "auto", "not a single token"),
+        ({"end_of_turn": "own", "end_is_one_token": True, "generation_blocks": "differs"}, "auto", "would not stop"),
+        ({"end_of_turn": "own"}, "auto", "no single token"),
         ({"end_of_turn": "own", "end_is_one_token": True, "bos": "double"}, "auto", "BOS"),
-        ({"end_of_turn": "own", "end_is_one_token": True, "marks_inert": False}, "auto", "rendered a second time"),
+        ({"end_of_turn": "own", "end_is_one_token": True, "marks_inert": False}, "auto", "rendered twice"),
     ],
 )
 def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish: str, word: str | None) -> None:

@@ -104,28 +104,18 @@ def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") 
     """Return properties of a template that can spoil training, each with its remedy; `finish` is `loss.finish`."""
     found: list[str] = []
     if contract.end_of_turn in ("missing", "next_header") and finish == "none":
-        found.append("loss.finish: none leaves the last turn of a conversation without an end; set auto or eos")
+        found.append("a conversation's last turn has no end, and loss.finish: none appends none; write auto or eos")
     elif contract.end_of_turn == "missing" and not contract.eos_token and finish in ("auto", "eos"):
-        found.append(
-            "the template prints no end of turn and the tokenizer has no EOS; write the end of turn into loss.finish"
-        )
+        found.append("no end of turn is printed and the tokenizer has no EOS; write the end into loss.finish")
     elif contract.generation_blocks != "none" and not contract.end_trained:
-        found.append(
-            "{% generation %} blocks leave out the end of turn, so the model would not learn to stop; "
-            "set template.spans: marks"
-        )
+        found.append("{% generation %} leaves out the end of turn, so a model would not stop; template.spans: marks")
     if contract.end_of_turn != "missing" and not contract.end_is_one_token:
-        found.append(
-            "the end of turn is not a single token of the tokenizer; use the chat template made for this tokenizer"
-        )
+        found.append("the end of turn is no single token of the tokenizer; use the template that belongs to it")
     if contract.bos == "double":
-        found.append(
-            "template and tokenizer both add a BOS; rowmill keeps the template's; do not add a second one at inference"
-        )
+        found.append("template and tokenizer both add a BOS; rowmill keeps the template's; at inference add none")
     if not contract.marks_inert:
         found.append(
-            "the template reads its own output, so every row is rendered a second time without marks; "
-            "choose another template if many rows are rejected as render_mismatch"
+            "the template reads what it printed, so every row is rendered twice; if many differ, choose another"
         )
     return found
 

@@ -435,7 +435,7 @@ def test_generation_block_that_holds_another_message_is_refused() -> None:
     )
 
     assert mask(template, [user("the question"), assistant("the answer")]).startswith(
-        "foreign_text_trained: message 1 would train on text of message 0"
+        "foreign_text_trained: message 1 holds text of message 0"
     )
 
 

@@ -222,9 +222,7 @@ def test_answer_of_reasoning_alone_that_is_not_printed_is_refused() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
 
     assert mask(CHATML, rows) == "assistant_untrained: message 1"
-    assert (
-        mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: the template prints nothing of it"
-    )
+    assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
 
 
 def test_white_space_before_an_appended_end_trains_with_it() -> None:

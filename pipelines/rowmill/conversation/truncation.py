@@ -272,10 +272,7 @@ class ConversationTruncator:
                     cut.append(index)
             tokens = without
         if tokens > self.limit and self.token_cut == "reject":  # noqa: S105  (tokens of text)
-            return Rejected(
-                "overlong_after_structure",
-                f"{tokens} tokens after messages and reasoning were removed, at most {self.limit}",
-            )
+            return Rejected("overlong_after_structure", f"{tokens} tokens after all else was cut, at most {self.limit}")
         return replace(
             state,
             messages=tuple(messages),

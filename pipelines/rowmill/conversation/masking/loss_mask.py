@@ -175,7 +175,7 @@ class Masker:
         located = self._locate_by_proof(conversation, printed)
         if located is None:
             return Rejected(
-                "span_not_found", "the template inspects text, which prevents the proof of where own text is"
+                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
             )
         return self._cut_and_verify(conversation, printed, supervised, located)
 
@@ -330,7 +330,7 @@ class Masker:
     def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
         if not any(message["role"] in self._roles for message in messages):
             return Rejected("no_assistant", "no message has one of the model's roles")
-        return Rejected("no_loss_tokens", "every message is context by its flag, its role, or loss.supervise")
+        return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
 
     # ── dropped content ──
 

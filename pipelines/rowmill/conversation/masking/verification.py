@@ -39,7 +39,7 @@ def verify_mask(
         own = located.own.get(index)
         if not own:
             # Only template text would train: an empty answer that the row does not have.
-            return Rejected("assistant_untrained", f"message {index}: the template prints nothing of it")
+            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
         for piece in own:
             if piece.kind == "reasoning" and index in excluded:
                 continue
@@ -47,7 +47,7 @@ def verify_mask(
             if not (spans[0].start <= start and end <= spans[0].end) and not any(
                 span.start <= start and end <= span.end for span in spans
             ):
-                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; set template.spans: marks")
+                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
         problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
         if problem is not None:
             return problem
@@ -74,9 +74,7 @@ def _find_foreign_text(
                         found = text[piece.start : piece.end]
                         # Text that both messages have, such as a value that two calls share, is not foreign.
                         if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
-                            return Rejected(
-                                "foreign_text_trained", f"message {index} would train on text of message {other}"
-                            )
+                            return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
     return None
 
 

@@ -82,9 +82,8 @@ class Adaptation:
             text = source if source is not None else json.dumps(arguments, ensure_ascii=False)
             call = {**call, "function": {**function, "arguments": text}}
         elif isinstance(arguments, str) and not self.takes_text:
-            raise BadArgumentsError(
-                f"{function.get('name')}: the arguments are not a JSON object, which the template needs"
-            )
+            # A reject's detail, so other words would change the bytes of a build.
+            raise BadArgumentsError(f"{function.get('name')}: arguments are no JSON object, and the template needs one")
         if self.tool_ids != "any" and isinstance(call.get("id"), str):
             call = {**call, "id": make_nine_character_id(call["id"])}
         return call

@@ -309,7 +309,7 @@ class Renderer:
             adapted = [dict(message) for message in adapted]
         size, mark = size_and_mark or self._choose_mark(adapted, tools, kwargs)
         if not mark:
-            return Rejected("template_error", "the row contains every character that could serve as a mark")
+            return Rejected("template_error", "the row holds every character that could serve as a mark")
         self._recorder.watch(adapted, mark)
         marked_loops = self._recorder.marked_loops
         text = self._run_template(self._marked, adapted, tools, kwargs, size)

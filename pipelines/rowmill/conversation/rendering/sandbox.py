@@ -219,7 +219,7 @@ class ToJson:
     ) -> str:
         """Encode with the arguments that `json.dumps` has."""
         if indent is not None and _is_wide_indent(indent):
-            raise BudgetError(f"the template calls tojson with an indent over {MAX_WIDTH:,}")
+            raise BudgetError("the template asks tojson for an enormous indent")
 
         def encode() -> str:
             return json.dumps(
@@ -308,7 +308,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self.budget.grow(_measure_power(left, right))
             case _:
                 if isinstance(left, str) and _WIDE_FORMAT.search(left):
-                    raise BudgetError("the template formats text with a computed width, or one of five digits or more")
+                    raise BudgetError("the template formats with an enormous width")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -338,7 +338,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if getattr(value, "__name__", "") in ("format", "format_map"):
             owner = getattr(value, "__self__", None)
             if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
-                raise BudgetError("the template formats text with a computed width, or one of five digits or more")
+                raise BudgetError("the template formats with an enormous width")
         return super().wrap_str_format(value)
 
 
@@ -427,7 +427,7 @@ def _limit_width(function: Callable[..., Any], budget: RenderBudget, *, is_forma
         value = args[takes] if len(args) > takes else ""
         if isinstance(value, str):
             if is_format and _WIDE_FORMAT.search(value):
-                raise BudgetError("the template formats text with a computed width, or one of five digits or more")
+                raise BudgetError("the template formats with an enormous width")
             # An indent is added to every line.
             budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
         return function(*args, **kwargs)
@@ -438,7 +438,7 @@ def _limit_width(function: Callable[..., Any], budget: RenderBudget, *, is_forma
 def _check_widths(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     for one in (*args, *kwargs.values()):
         if isinstance(one, int) and abs(one) > MAX_WIDTH:
-            raise BudgetError(f"the template asks for a width over {MAX_WIDTH:,}")
+            raise BudgetError("the template asks for an enormous width")
 
 
 def _count_passed_arguments(function: Callable[..., Any]) -> int:

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.core.arrays import Integers
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.packing.layout import (
-    Integers,
     SequencePlan,
     attention_spans,
-    cu_seqlens,
     make_labels,
-    mark_loss_positions,
     mark_targets,
     position_ids,
     segment_ids,
@@ -418,10 +416,6 @@ def test_position_ids_start_again_in_each_span() -> None:
     assert position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
 
 
-def test_cu_seqlens_begin_with_zero() -> None:
-    assert cu_seqlens(np.array([3, 1, 2])).tolist() == [0, 3, 4, 6]
-
-
 def test_segment_ids_count_within_each_sequence() -> None:
     assert segment_ids(plan_concat(np.array([3, 6]), 4, "keep")).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0]
 
@@ -445,8 +439,12 @@ def test_attention_spans_are_segments_or_whole_sequences() -> None:
         ([1, 1, 1, 1], [4], [1, 1, 1, 0]),
     ],
 )
-def test_loss_stands_one_before_its_target_inside_a_span(mask: list[int], spans: list[int], loss: list[int]) -> None:
-    assert mark_loss_positions(np.array(mask, dtype=bool), np.array(spans)).astype(int).tolist() == loss
+def test_loss_is_one_position_before_its_target_in_the_same_span(
+    mask: list[int], spans: list[int], loss: list[int]
+) -> None:
+    targets = np.flatnonzero(mark_targets(np.array(mask, dtype=bool), np.array(spans)))
+
+    assert (targets - 1).tolist() == np.flatnonzero(loss).tolist()
 
 
 def test_labels_are_unshifted_and_spare_the_ignored_token() -> None:
@@ -464,9 +462,8 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
     lengths = np.array(spans)
     span_of = np.repeat(np.arange(len(spans)), lengths)
     predicted = mark_targets(mask, lengths)
-    predictors = np.flatnonzero(mark_loss_positions(mask, lengths))
+    predictors = np.flatnonzero(predicted) - 1
 
-    assert np.array_equal(predictors + 1, np.flatnonzero(predicted))
     assert np.array_equal(span_of[predictors], span_of[predictors + 1])
     assert np.array_equal(predicted, mask & (position_ids(lengths) > 0))
 

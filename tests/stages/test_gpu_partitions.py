@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.manifest import Manifest
-from rowmill.shards.label_conventions import IGNORED_LABEL
 from tests.support.recipes import CHAT, Road, chat
 
 

@@ -1,9 +1,10 @@
-"""Names of the NumPy array types that the engine passes around.
+"""NumPy array types that the engine passes around, and joining index ranges.
 
-What belongs here: aliases of array types. What does not: functions on arrays, schemas of files (`rowmill.schema`).
+What belongs here: aliases of array types, and functions on index arrays that several packages need. What does not:
+schemas of files (`rowmill.schema`).
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,3 +20,16 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 Weights: TypeAlias = NDArray[np.float32]
 """Loss weights, one per token."""
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
+"""Integers of any width."""
+
+
+def expand_ranges(starts: Integers, lengths: Integers) -> Ints:
+    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array, to gather tokens once.
+
+    starts 7 0, lengths 2 3 ─► 7 8 0 1 2
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)

@@ -15,6 +15,7 @@ from pydantic import Field
 from rowmill.core.errors import ConfigError
 from rowmill.exports import hf
 from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
+from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -56,7 +57,7 @@ class Axolotl(Sharded):
         with (folder / path).open("wb") as sink:
             for chunk in chunks:
                 labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
-                tally.add(chunk, trained=int((labels != label_conventions.IGNORED_LABEL).sum()))
+                tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
                 for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
                     sink.write(_encode_row(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
         return [tally.written(path)]

@@ -31,6 +31,7 @@ from rowmill.exports.base import (
     WrittenFile,
     write_parquet,
 )
+from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
@@ -137,7 +138,7 @@ def _make_fingerprint(card: str) -> str:
 
 def _count_table(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
     labels = table.column("labels").combine_chunks().flatten().to_numpy()
-    tally.add(chunk, trained=int((labels != label_conventions.IGNORED_LABEL).sum()))
+    tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
     return table
 
 

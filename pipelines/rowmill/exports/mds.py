@@ -22,7 +22,7 @@ from pydantic import Field
 
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, RecipeSummary, WrittenFile
-from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -147,7 +147,7 @@ class MDS(Export):
             }
             if chunk.weights is not None:
                 sample[WEIGHT_COLUMN] = chunk.weights[here]
-            trained = int((labels[here] != label_conventions.IGNORED_LABEL).sum())
+            trained = int((labels[here] != IGNORED_LABEL).sum())
             yield sample, (int(segments[i]), here.stop - here.start, trained)
 
     def _make_pretrain_samples(

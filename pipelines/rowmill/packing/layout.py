@@ -9,19 +9,12 @@ moving tokens (`shards/`).
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools
-
-IGNORED_LABEL = -100
-"""The label of a position that is not a target, which every trainer's cross entropy skips."""
-
-
-Integers: TypeAlias = NDArray[np.integer[Any]]
-
+from rowmill.core.arrays import Bools, Integers, expand_ranges
+from rowmill.schema.examples import IGNORED_LABEL
 
 # --- the plan ---
 
@@ -56,16 +49,6 @@ class SequencePlan:
 # --- facts of planned sequences ---
 
 
-def expand_ranges(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
-    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: tokens are gathered once.
-
-    starts 7 0, lengths 2 3 ─► 7 8 0 1 2
-    """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
-
-
 def attention_spans(
     plan: SequencePlan, *, block_cross_document_attention: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -89,11 +72,6 @@ def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
     return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
 
 
-def cu_seqlens(span_lengths: Integers) -> NDArray[np.int32]:
-    """Return `[0] + cumulative lengths` of one sequence's spans."""
-    return np.concatenate([[0], np.cumsum(span_lengths)]).astype(np.int32)
-
-
 def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
     """Return which positions are predicted: those of the mask that have a position before them in their span.
 
@@ -104,11 +82,6 @@ def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
     ends = np.cumsum(span_lengths, dtype=np.int64)
     predicted[ends - span_lengths] = False
     return predicted
-
-
-def mark_loss_positions(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Return which positions have a loss: each is one before its target."""
-    return np.append(mark_targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
 
 
 def make_labels(

@@ -24,7 +24,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.packing.layout import Integers, SequencePlan, expand_ranges
+from rowmill.core.arrays import Integers, expand_ranges
+from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Strategy
 from rowmill.packing.slicing import ExampleSlices, require_positive
 

@@ -17,19 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rowmill.core.arrays import Integers
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 
 FILLER = -1
 """Marks a place of a step that no sequence fills."""
 
-Integers: TypeAlias = NDArray[np.integer[Any]]
 _FULL_LOAD = 1 << 62
 # Steps are balanced together; a million members at a time need less than 100 MB of scratch space.
 _MEMBERS_AT_ONCE = 1 << 20

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools
+from rowmill.core.arrays import Bools, Integers, expand_ranges
 from rowmill.core.errors import ContextOverflowError
-from rowmill.packing.layout import Integers, expand_ranges
 from rowmill.packing.options import SliceStrategy
 
 # --- too-long examples ---

@@ -36,10 +36,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Weights
 from rowmill.core.errors import ConfigError
 from rowmill.reader.sequences import PackedSequence, make_position_ids
-from rowmill.schema.examples import WEIGHT_COLUMN
-
-IGNORED_LABEL = -100
-"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 
 LayoutName: TypeAlias = Literal["flat", "padded"]
 Batch: TypeAlias = dict[str, Any]

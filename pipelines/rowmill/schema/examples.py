@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
 
+IGNORED_LABEL = -100
+"""The label of a position that is not a target, which PyTorch's cross entropy skips."""
+
 TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
 """The stages of structured truncation, in the order in which they act."""
 

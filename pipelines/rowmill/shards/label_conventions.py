@@ -21,9 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
-
-IGNORED_LABEL = -100
-"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+from rowmill.schema.examples import IGNORED_LABEL
 
 LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
 """How a format stores targets; `none`: ids alone, and the trainer trains on all of them."""

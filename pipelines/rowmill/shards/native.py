@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.storage import Store
-from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
 from rowmill.shards import gather
-from rowmill.shards.label_conventions import IGNORED_LABEL
 from rowmill.shards.sequences import make_list_array
 
 ROW_GROUP = 1024
@@ -88,9 +87,7 @@ class Segments:
 
 def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
     """Return the places of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
-    first = row_offsets[rows] + starts
-    begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[:-1]
-    return np.repeat(first - begin, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+    return expand_ranges(row_offsets[rows] + starts, lengths)
 
 
 @dataclass(frozen=True, slots=True)

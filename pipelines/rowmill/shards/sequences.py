@@ -19,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
-from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.shards import gather
-from rowmill.shards.label_conventions import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +113,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     back = np.empty(len(segments), np.int64)
     back[by_file] = np.arange(len(segments))
     sizes = np.concatenate([one.sizes for one in pieces])
-    tokens = _expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
+    tokens = expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
     weights = [one.weights for one in pieces if one.weights is not None]
     return SequenceBatch(
@@ -149,7 +148,7 @@ class _FileSegments:
 def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
     lengths = _flatten_list_values(table, "segment_lengths").astype(np.int64)
     sizes = lengths[wanted]
-    tokens = _expand_ranges(_cumulate_counts(lengths)[:-1][wanted], sizes)
+    tokens = expand_ranges(_cumulate_counts(lengths)[:-1][wanted], sizes)
     segments = _read_list_offsets(table, "segment_lengths")
     rows = np.searchsorted(segments, wanted, "right") - 1
     is_open = np.diff(_read_list_offsets(table, "seq_lengths")) < np.diff(segments)
@@ -177,11 +176,6 @@ def _read_list_offsets(table: pa.Table, name: str) -> Ints:
 
 def _cumulate_counts(counts: Ints) -> Ints:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-
-
-def _expand_ranges(begins: Ints, sizes: Ints) -> Ints:
-    """Return `begins[k]`, `begins[k] + 1`, … for each k, end to end."""
-    return np.repeat(begins - _cumulate_counts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
 
 
 # ── Checks before anything is written ─────────────────────────────────────────────────────────────────────

@@ -12,12 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, expand_ranges
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.exports import astrai, export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportLayout
-from rowmill.packing.layout import expand_ranges
 from rowmill.packing.plan import plan_best_fit
 from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts, read_facts

@@ -25,10 +25,9 @@ from rowmill.core.arrays import Ints
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan
-from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
-from rowmill.shards.label_conventions import IGNORED_LABEL
 from rowmill.shards.sequences import make_list_array
 
 SEGMENTS = pa.schema(

@@ -82,7 +82,7 @@ def test_a_rare_dataset_gets_a_place_when_it_is_due() -> None:
 
 
 def test_a_rare_dataset_without_a_place_in_fixed_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 5000 is enough"):
+    with pytest.raises(ConfigError, match="at least 5000 is needed"):
         block_counts({"a": 0.0002, "b": 0.9998}, 2048, 1, block_rounding="fixed")
 
 
@@ -331,12 +331,12 @@ def test_budget_of_a_half_keeps_three_of_seven() -> None:
 
 
 def test_budget_that_empties_a_weighted_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset b has weight"):
+    with pytest.raises(ConfigError, match="dataset b has a weight"):
         mixed({"a": 100, "b": 3}, target_budget=10, experiment_budget=1)
 
 
 def test_weight_on_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset b has weight"):
+    with pytest.raises(ConfigError, match="dataset b has a weight"):
         mixed({"a": 100, "b": 0}, train_weights={"a": 1, "b": 1}, stop_strategy="first_exhausted")
 
 
@@ -369,7 +369,7 @@ def test_step_starts_follow_the_batch_schedule() -> None:
         ({"stop_strategy": "restart"}, "without train_weights"),
         ({"block_rounding": "fixed"}, "without train_weights"),
         ({"target_budget": 5}, "set both or neither"),
-        ({"target_budget": 5, "experiment_budget": 6}, "exchange them"),
+        ({"target_budget": 5, "experiment_budget": 6}, "swap them"),
         (
             {"target_budget": 5, "experiment_budget": 1, "batch_size": 1, "max_train_batches": {"a": 1}},
             "delete one",

@@ -105,9 +105,9 @@ STEPS = {"batch_size": 4, "steps": 2}
     ("dataset", "top", "expected"),
     [
         ({}, {"mixture": STEPS | {"train_weights": {"a": -1}}},
-         "mixture.train_weights.a: -1 is not a weight; a weight is a decimal of 0 or more; write one such as 0.3"),
+         "mixture.train_weights.a: -1 is not a weight; expected a decimal of at least 0; write for example 0.3"),
         ({}, {"mixture": STEPS | {"train_weights": [[0, {"a": "x"}]]}},
-         "mixture.train_weights.0.1.a: 'x' is not a weight; a weight is a decimal of 0 or more; write one such as 0.3"),
+         "mixture.train_weights.0.1.a: 'x' is not a weight; expected a decimal of at least 0; write for example 0.3"),
         ({}, {"mixture": STEPS | {"train_weights": {"a": float("nan")}}},
          ("mixture.train_weights.a: .nan is not a finite number; an option takes finite numbers; "
           "write one")),
@@ -122,16 +122,14 @@ STEPS = {"batch_size": 4, "steps": 2}
          "integer; got 'no', which is a string; write an integer; or must be a mapping; got 'no', which is a string; "
          "write a mapping")),
         ({}, {"mixture": {"batch_size": 3}, "partitions": {"world_size": 2}},
-         ("partitions.world_size: 2 does not divide batch_size 3; every rank gets as many sequences of a "
-          "step; choose "
-         "1 or 3, or another batch_size")),
+         ("partitions.world_size: 2 does not divide batch_size 3; every rank must get the same number of "
+          "sequences of a step; choose 1 or 3, or another batch_size")),
         ({}, {"mixture": {"batch_size": [[0, 4], [10, 6]]}, "partitions": {"world_size": 4}},
-         ("partitions.world_size: 4 does not divide batch_size 4 or 6; every rank gets as many sequences "
-          "of a step; "
-         "choose 1 or 2, or another batch_size")),
+         ("partitions.world_size: 4 does not divide batch_size 4 or 6; every rank must get the same number of "
+          "sequences of a step; choose 1 or 2, or another batch_size")),
         ({"packing": {"pack_strategy": "concat"}}, {},
-         ("datasets.a: packing.pack_strategy: concat for rows of kind conversation; concat cuts anywhere and is for "
-         "text only; choose best_fit or greedy")),
+         ("datasets.a: packing.pack_strategy: concat for rows of kind conversation; concat cuts examples anywhere, "
+         "so it is only allowed for text; choose best_fit or greedy")),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_about_what_was_written(

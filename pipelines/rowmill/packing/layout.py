@@ -1,7 +1,7 @@
-"""Describe planned sequences: segments, attention spans, positions, labels.
+"""Lay out planned sequences: segments, attention spans, positions, labels.
 
-What belongs here: the plan as data, and the arrays that follow from it. What does not: making the plan (`plan.py`),
-moving tokens (`shards/`).
+What belongs here: the plan as data, and the arrays derived from it. What does not: making the plan (`plan.py`), moving
+tokens (`shards/`).
 
     plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
     position_ids  0 1 2 0 1 │ 0 1 2 3
@@ -21,11 +21,11 @@ from rowmill.schema.examples import IGNORED_LABEL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePlan:
-    """Which tokens are in which sequence: the lineage of every packed token.
+    """The tokens of every sequence, and the examples that they come from.
 
-    Sequence s holds segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
-    `[ranges[k, 0], ranges[k, 0] + ranges[k, 1])` of example `examples[k]`. Segments stand in ascending
-    example number, sequences in order of their first example.
+    Sequence s has segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
+    `[ranges[k, 0], ranges[k, 0] + ranges[k, 1])` of example `examples[k]`. Segments are sorted by example number,
+    sequences by their first example.
 
     sequence_offsets int64[S + 1] · examples int64[K] · ranges int32[K, 2] (start, length in tokens)
     """
@@ -46,15 +46,15 @@ class SequencePlan:
         return np.diff(before[self.sequence_offsets])
 
 
-# --- facts of planned sequences ---
+# --- arrays of planned sequences ---
 
 
 def attention_spans(
     plan: SequencePlan, *, block_cross_document_attention: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
+    """Return span lengths int32[Q] (`seq_lengths` of all sequences, concatenated) and their offsets int64[S + 1].
 
-    Blocked attention makes a span of every segment, open attention one of every sequence.
+    With blocked attention every segment is a span, with open attention every sequence.
     """
     if block_cross_document_attention:
         return plan.ranges[:, 1].copy(), plan.sequence_offsets
@@ -67,16 +67,16 @@ def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
 
 
 def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
-    """Count the segments of each sequence from 0: int32, one per token. Padding (-1) is the reader's."""
+    """Return the number of each token's segment in its sequence, from 0: int32[T]; the reader pads with -1."""
     numbers = expand_ranges(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
     return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
 
 
 def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Return which positions are predicted: those of the mask that have a position before them in their span.
+    """Return which positions are targets: those of the mask except the first position of each span.
 
-    The one definition of loss: position i predicts i + 1 iff both lie in one attention span and
-    `loss_mask[i + 1]`. Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
+    This defines the loss: position i predicts i + 1 iff both are in one attention span and `loss_mask[i + 1]`.
+    Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
     """
     predicted = loss_mask.copy()
     ends = np.cumsum(span_lengths, dtype=np.int64)
@@ -87,7 +87,7 @@ def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
 def make_labels(
     input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
 ) -> NDArray[np.int32]:
-    """Return unshifted labels: the token where it is a target, else -100; `ignore_token_id` never is."""
+    """Return unshifted labels: the token if it is a target, else -100; `ignore_token_id` is never a target."""
     predicted = mark_targets(loss_mask, span_lengths)
     if ignore_token_id is not None:
         predicted &= input_ids != ignore_token_id

@@ -1,16 +1,16 @@
-"""Order the sequences of several datasets for training: how many of each, in which places, in which pass.
+"""Order the sequences of several datasets for training, by weights, block by block.
 
-What belongs here: the options of mixing and shuffling, and the order they give. What does not: reading a
-sequence, or dealing the order to GPUs (`rank_assignment.py`).
+What belongs here: the order that follows from the options of mixing and shuffling. What does not: these options
+(`mixture_options.py`), reading a sequence, or assigning the order to ranks (`rank_assignment.py`).
 
     weights a .5  b .3  c .2, blocks of 10     a b a a b a c c a b │ b a a c b a a b a c │ …
-                                                                   └ after each block every dataset has
-                                                                     less than one sequence too many or few
+                                                                   └ after each block every dataset is less
+                                                                     than one sequence from its share
 
-A dataset's stream is its sequences, pass after pass, each pass shuffled with a separate key; the order takes the next
-item of a stream wherever it has the dataset's name. Sizes, weights and a seed decide everything. Rejected: drawing the
-next dataset at random, which leaves a rare dataset's share to chance; rounding weights to whole counts once for all
-blocks, which gives a dataset of 3 in 10,000 no sequence at all.
+A dataset's stream is its sequences, pass after pass, each pass shuffled with a separate key; at each position of the
+order, the next item of the stream of that position's dataset is taken. Sizes, weights and a seed determine everything.
+Rejected: drawing the next dataset at random, which leaves a rare dataset's share to chance; rounding weights to whole
+counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ from rowmill.packing.mixture_options import BlockShuffle, Mixture, StopStrategy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleOrder:
-    """The order of all sequences: place p has sequence `items[p]` of the plan of dataset `datasets[p]`.
+    """The order of all sequences: position p has sequence `items[p]` of the plan of dataset `datasets[p]`.
 
     datasets int32[N] (number in recipe order) · items int64[N] · passes int32[N] (from 0) ·
-    epoch_offsets int64[E + 1] (where epochs begin; one epoch when weights are given)
+    epoch_offsets int64[E + 1] (where epochs begin; a single epoch if weights are given)
     """
 
     datasets: NDArray[np.int32]
@@ -41,7 +41,7 @@ class SampleOrder:
 
 
 def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
-    """Return the position at which a step begins: 10 from step 0 and 20 from step 5 put step 10 at 150."""
+    """Return the position at which a step begins: batches of 10 from step 0 and 20 from step 5 put step 10 at 150."""
     following = [*(at for at, _ in batch_sizes[1:]), step]
     # Without a batch size only step 0 has a position: no pair is left to sum.
     return sum(size * max(0, min(end, step) - at) for (at, size), end in zip(batch_sizes, following, strict=False))
@@ -50,8 +50,8 @@ def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
 def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> SampleOrder:
     """Order the sequences of all datasets; `sizes` are their numbers of sequences, in recipe order.
 
-    Without weights the order is `epochs` whole epochs, or as many of them as `steps` can need: where a step ends
-    depends on the treatment of an epoch's remainder, so `rank_assignment.py` cuts there.
+    Without weights the order has `epochs` whole epochs, or as many of them as `steps` may need: `rank_assignment.py`
+    ends the order at `steps`, because the end of a step depends on the treatment of an epoch's remainder.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
     """
     kept = _count_kept_sequences(mixture, sizes)
     stages = _make_weight_stages(mixture, kept)
-    # The item of each stream that is its last; None where the order does not end with the data.
+    # The length of each stream; None if the order does not end with the data.
     stop = mixture.resolved_stop if mixture.stages is not None else "restart"
     ends = None if stop == "restart" else [size * mixture.epochs for size in kept.values()]
     blocks = list(_cut_blocks(mixture, stages, list(kept), ends, stop))
@@ -81,11 +81,10 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
 
 
 def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> float:
-    """Measure, in sequences, the largest distance of a dataset from its share at the end of a block.
+    """Return the largest distance, in sequences, of a dataset from its share at the end of a block.
 
-    Under `carry` that is the distance since the stage began, below 1 by law; under `fixed` the distance within
-    each block, below 1 because every block is rounded by largest remainder. A block that the order's end cuts
-    short promises nothing.
+    With `carry` it is measured since the start of the stage, with `fixed` within each block, and it is always below 1.
+    A block that the end of the order cuts short is not measured.
     """
     worst = 0.0
     for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
@@ -102,7 +101,7 @@ def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: Sampl
 
 
 def compute_wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> list[float]:
-    """Return each dataset's share of an order by the weights, with stages weighted by their lengths."""
+    """Return each dataset's share of an order according to the weights, averaged over stages by their lengths."""
     shares = np.zeros(len(sizes))
     for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
         end = len(order.datasets) if stage.end is None else min(stage.end, len(order.datasets))
@@ -111,7 +110,7 @@ def compute_wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: Sam
 
 
 def _find_block_ends(mixture: Mixture, stage: "_WeightStage", length: int) -> NDArray[np.int64]:
-    """Return where the whole blocks of a stage end, counted from its start, in an order of some length."""
+    """Return the ends of a stage's whole blocks, relative to its start, in an order of the given length."""
     shown = max(0, min(length, length if stage.end is None else stage.end) - stage.start)
     ends = np.arange(mixture.mixture_block_size, shown + 1, mixture.mixture_block_size, dtype=np.int64)
     last = None if stage.end is None else stage.end - stage.start
@@ -139,7 +138,7 @@ class _MixtureBlock:
 
 
 def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return how many sequences of each dataset are used at all."""
+    """Return how many sequences of each dataset the limits and budgets keep."""
     limits = mixture.max_train_batches or {}
     _require_known_datasets(limits, sizes, "max_train_batches")
     kept = dict(sizes)
@@ -147,7 +146,7 @@ def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[st
         kept[name] = batches * mixture.batch_sizes[0][1]
         if kept[name] > sizes[name]:
             raise ConfigError(
-                f"mixture.max_train_batches.{name}: {batches} batches are {kept[name]} sequences; there are "
+                f"mixture.max_train_batches.{name}: {batches} batches are {kept[name]} sequences; the dataset has "
                 f"{sizes[name]}; lower it to {sizes[name] // mixture.batch_sizes[0][1]} or less"
             )
     if mixture.target_budget is not None and mixture.experiment_budget is not None:
@@ -157,8 +156,8 @@ def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[st
         for name, weight in weights.items():
             if weight > 0 and not kept[name]:
                 raise ConfigError(
-                    f"mixture: dataset {name} has weight at step {step} and keeps {kept[name]} of its "
-                    f"{sizes[name]} train sequences; one at least is needed; set its weight to 0, or raise "
+                    f"mixture: dataset {name} has a weight at step {step} and keeps {kept[name]} of its "
+                    f"{sizes[name]} train sequences; at least 1 is needed; set its weight to 0, or raise "
                     "experiment_budget"
                 )
     return kept
@@ -173,7 +172,7 @@ def _require_known_datasets(names: Iterable[str], sizes: Mapping[str, int], opti
 
 
 def _make_weight_stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_WeightStage]:
-    """Return the stages up to the horizon; without weights each epoch is one, so that blocks end with it."""
+    """Return the stages up to `steps`; without weights each epoch is a stage, so that blocks end with it."""
     if mixture.stages is None:
         total = sum(kept.values())
         epochs = _count_needed_epochs(mixture, total)
@@ -205,7 +204,7 @@ def _cut_blocks(
     ends: Sequence[int] | None,
     stop: StopStrategy,
 ) -> Iterator[_MixtureBlock]:
-    """Cut the stages into blocks, and stop with the block in which the order ends."""
+    """Cut the stages into blocks, up to the block in which the order ends."""
     shown = [0] * len(names)
     trained = [d for d in range(len(names)) if any(stage.weights[d] for stage in stages)]
     for number, stage in enumerate(stages):
@@ -224,9 +223,9 @@ def _require_stream_ends(stages: Sequence[_WeightStage], names: Sequence[str], o
     for d in open_streams:
         if not any(stage.weights[d] for stage in stages):
             raise ConfigError(
-                f"mixture.train_weights: {names[d]} has weight 0 from position {stages[0].start} on and "
-                "sequences left; under stop_strategy: all_exhausted every stream must end; keep its weight "
-                "above 0, or choose first_exhausted or restart"
+                f"mixture.train_weights: {names[d]} has weight 0 from position {stages[0].start} on and still has "
+                "sequences; with stop_strategy: all_exhausted every stream must end; keep its weight above 0, or "
+                "choose first_exhausted or restart"
             )
 
 
@@ -248,17 +247,17 @@ def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_Mixtur
 
 
 def _round_with_carry(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int]:
-    """Return a block's counts such that at its end, `end` positions in, no share is a whole sequence off.
+    """Return the counts of the block that ends at position `end`, where every dataset is within 1 of its share.
 
-    Each dataset gets what its share, rounded down, still lacks; the remaining places go, one each, to datasets below
-    their share rounded up, in the order in which their next sequence is due.
+    Each dataset gets the sequences that it lacks to its share, rounded down. The remaining positions go, one each, to
+    datasets below their share, rounded up, in the order in which their next sequence is due.
     """
     total = sum(weights)
     counts = [max(0, weight * end // total - had) for weight, had in zip(weights, given, strict=True)]
     left = end - sum(given) - sum(counts)
     had = [a + b for a, b in zip(given, counts, strict=True)]
     wanting = [d for d, weight in enumerate(weights) if had[d] < -(-weight * end // total)]
-    # Sorting is stable: of those due together the first in recipe order comes first.
+    # Stable: of datasets due at the same position the first in recipe order comes first.
     for d in sorted(wanting, key=lambda d: Fraction(had[d] + 1, weights[d]))[:left]:
         counts[d] += 1
     return counts
@@ -279,16 +278,16 @@ def _require_shares(weights: Sequence[int], size: int) -> None:
             suffices = ceil(Fraction(sum(weights), min(w for w in weights if w)))
             raise ConfigError(
                 f"mixture.mixture_block_size: {size} leaves a dataset of weight {weight / sum(weights):.3g} "
-                f"without a place in its blocks under block_rounding: fixed; at least {suffices} is enough "
-                "for every dataset; raise it, or choose carry"
+                f"without a sequence in its blocks with block_rounding: fixed; at least {suffices} is needed; raise "
+                "it, or choose carry"
             )
 
 
-# --- which place in a block, which item of a stream ---
+# --- which position in a block, which item of a stream ---
 
 
 def _assign_datasets(blocks: Sequence[_MixtureBlock], datasets: int, seed: int | None) -> NDArray[np.int32]:
-    """Return the dataset of each place: the blocks' labels, permuted within each block with `seed`."""
+    """Return the dataset of each position: the blocks' datasets, permuted within each block with `seed`."""
     counts = np.array([block.counts for block in blocks], dtype=np.int64).reshape(-1, datasets)
     names = np.tile(np.arange(datasets, dtype=np.int32), len(blocks))
     grouped = np.repeat(names, counts.ravel())
@@ -313,7 +312,7 @@ def _find_order_end(
     if stop == "first_exhausted":
         return min(last, default=length)
     streams = sum(1 for places in of_dataset if len(places))
-    # Where `steps` cut before every stream has ended, the horizon is the end.
+    # If `steps` end the order before every stream has ended, all positions are kept.
     return max(last) if len(last) == streams else length
 
 
@@ -335,7 +334,7 @@ class _SampleStream:
             return np.concatenate([np.tile(first, full), first[:rest]])
         if self.kept == self.size:
             return self._order_passes(range(full), full, rest)
-        # Later passes shuffle the slice in plan order, as if the dataset had only these sequences.
+        # Later passes shuffle the kept sequences in plan order, as if the dataset had no others.
         first = self._order_first_pass()
         later = max(0, count - self.kept)
         full, rest = divmod(later, self.kept)
@@ -355,7 +354,7 @@ class _SampleStream:
         return np.concatenate([rows, self._order_pass(last, self.kept, rest)])
 
     def _order_pass(self, number: int, size: int, count: int) -> NDArray[np.int64]:
-        """Return the first `count` places of one pass over `size` sequences."""
+        """Return the first `count` items of one pass over `size` sequences."""
         match self.mixture.shuffle:
             case False:
                 return np.arange(count, dtype=np.int64)

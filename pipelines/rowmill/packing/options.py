@@ -1,7 +1,7 @@
-"""Options of packing.
+"""The option group `packing`.
 
-What belongs here: the option group `packing` and its defaults per kind of row. What does not: what the options do
-(`slicing.py`, `plan.py`, `layout.py`).
+What belongs here: the options, and their defaults by kind of row. What does not: applying them (`slicing.py`,
+`plan.py`, `layout.py`).
 """
 
 from typing import Annotated, Any, Literal
@@ -43,21 +43,21 @@ SliceOption = Annotated[
 
 
 class Packing(Config):
-    """How the examples of one dataset share sequences."""
+    """The options of the group `packing`: how the examples of one dataset share sequences."""
 
     pack: bool | Annotated[int, Field(ge=1)] | None = None
-    """Examples per sequence: true: up to `max_segments_per_example`; false: one; n: at most n; unset: true, and text
-    datasets join their documents (`concat`)."""
+    """Examples per sequence. true: up to `max_segments_per_example`; false: one; n: at most n; unset: true, and text
+    datasets use `concat`."""
 
     max_segments_per_example: Annotated[int, Field(ge=1)] | None = None
-    """Maximum examples per sequence, if `pack` is not a number; null: no limit. Levanter's is 64."""
+    """Maximum examples per sequence, if `pack` is not a number; null: no limit. Levanter's default is 64."""
 
     pack_strategy: PackStrategy | None = None
-    """`best_fit` needs the fewest sequences, `greedy` keeps example order, `concat` (text only) joins documents
-    and cuts every `seq_len` tokens; unset is `best_fit`, for text with `pack` unset `concat`."""
+    """`best_fit` needs the fewest sequences; `greedy` keeps the order of examples; `concat` (text only) joins documents
+    and cuts every `seq_len` tokens. Unset: `best_fit`, or `concat` for text with `pack` unset."""
 
     tail: Literal["keep", "drop"] = "keep"
-    """What `concat` does with the last, shorter sequence; dropped tokens are recorded."""
+    """Whether `concat` keeps the last, shorter sequence; dropped tokens are counted in the ledger."""
 
     block_cross_document_attention: bool = True
     """Whether each example is a separate attention span; false: the whole sequence is one span."""
@@ -66,9 +66,9 @@ class Packing(Config):
     """A token id that is never a target."""
 
     slice_strategy: SliceOption | None = None
-    """What happens to an example of more than `seq_len` tokens: `keep_start` (alias `left`) or `keep_end`
-    (`right`) name the tokens that stay, `error` (`raise`), `split` into examples, `drop`; unset:
-    conversations keep their start, pairs their end, text is split, records are an error."""
+    """What happens to an example of more than `seq_len` tokens. `keep_start` (alias `left`) or `keep_end` (`right`):
+    keep these tokens; `error` (`raise`): stop the build; `split`: into several examples; `drop`. Unset: `keep_start`
+    for conversations, `keep_end` for pairs, `split` for text, `error` for records."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,8 +82,8 @@ class Packing(Config):
         limit = given.get("max_segments_per_example", pack)
         if limit != pack:
             raise ValueError(
-                f"pack: {pack} and max_segments_per_example: {limit} name two limits; one of them may be "
-                "given, or both with the same number; delete max_segments_per_example"
+                f"pack: {pack} and max_segments_per_example: {limit} are two limits; only one is allowed, or both "
+                "with the same number; delete max_segments_per_example"
             )
         return {**given, "max_segments_per_example": pack}
 
@@ -102,24 +102,31 @@ class Packing(Config):
 
     @property
     def segment_limit(self) -> int | None:
-        """Examples per sequence at most; None for no limit."""
+        """Maximum examples per sequence; None: no limit."""
         return 1 if self.pack is False else self.max_segments_per_example
 
     def strategy_for(self, kind: RowKind) -> Strategy:
-        """Resolve the strategy for rows of one kind; ConfigError if the kind cannot be packed that way."""
+        """Resolve the strategy for rows of one kind.
+
+        Raises
+        ------
+        ConfigError
+            If rows of this kind cannot be packed that way.
+
+        """
         if self.pack is False:
             return "single"
         chosen = self.pack_strategy or ("concat" if kind == "text" and self.pack is None else "best_fit")
         if chosen == "concat" and kind != "text":
             raise ConfigError(
-                f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts anywhere and is for "
-                "text only; choose best_fit or greedy"
+                f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts examples anywhere, so it is only "
+                "allowed for text; choose best_fit or greedy"
             )
         if self.tail == "drop" and chosen != "concat":
             raise ConfigError("packing.tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
         return chosen
 
     def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
-        """Resolve what happens to a too long example, for rows of one kind."""
-        # The validator has turned every alias into its canonical name.
+        """Resolve the slice strategy for rows of one kind."""
+        # The validator has replaced every alias by its canonical name.
         return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyright: ignore[reportReturnType]

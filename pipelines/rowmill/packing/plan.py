@@ -1,17 +1,17 @@
-"""Plan which examples share a sequence, from their lengths alone.
+"""Plan which examples share a sequence, from their lengths.
 
-What belongs here: the plan. What does not: options (`options.py`), examples longer than a sequence (`slicing.py`),
-positions, labels and spans of a plan (`layout.py`), moving tokens or writing files (`shards/`), the order of sequences
-in training (`mixture.py`).
+What belongs here: making the plan. What does not: options (`options.py`), examples longer than a sequence
+(`slicing.py`), positions, labels and spans of a plan (`layout.py`), moving tokens or writing files (`shards/`), the
+order of sequences in training (`mixture.py`).
 
     lengths 4 8 1 4 2 1, limit 10 ─ best fit ─► sequence_offsets 0      4   6
                                                 examples         0 2 3 5 1 4       4+1+4+1, 8+2
 
-Best fit decreasing is done on the histogram of lengths, never example by example: all bins with the same free
-space (and segments left) are alike, so a whole run of them is filled in one move. The plan is exactly the one
-that the loop over examples would make, in thousands of moves for millions of examples. Where a limit of segments
-binds, bins are also filled evenly in tokens and in segments, and the shorter plan is taken. Rejected: packing in
-shards or with shuffled look-ahead windows, which leaves 10 to 25 % of every sequence empty.
+Best fit decreasing works on the histogram of lengths, not example by example: all bins with the same free space (and
+segments left) are equivalent, so a whole run of them is filled in one move. The plan equals the one that a loop over
+examples would make, in thousands of moves for millions of examples. If the limit of segments binds, bins are also
+filled evenly in tokens and in segments, and the shorter plan is taken. Rejected: packing in shards or with shuffled
+look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 """
 
 from bisect import bisect_left, bisect_right
@@ -35,7 +35,7 @@ def plan_slices(
 ) -> SequencePlan:
     """Plan the pieces of examples into sequences of at most `limit` tokens and `max_segments` segments.
 
-    `concat` takes pieces of any length (`whole`) and no segment limit, `single` one piece per sequence.
+    `concat` takes pieces of any length and has no segment limit; `single` puts one piece into each sequence.
     """
     match strategy:
         case "best_fit":
@@ -52,13 +52,14 @@ def plan_slices(
 
 
 def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> SequencePlan:
-    """Pack into few sequences, never more than `plan_greedy` makes where a thousandth could be saved.
+    """Pack into few sequences by best fit decreasing.
 
-    The plan is best fit decreasing: longest first, ties by number, each where the least sufficient space is; among bins
-    with equal space the one with the fewest segments left is filled first, then the one that has been in that state
-    longest. Where a segment limit costs it sequences, bins are filled evenly as well (`_make_even_moves`), and the plan
-    with fewer sequences is taken. Without a limit that binds the number of sequences is within a thousandth of
-    `bound_sequence_count` wherever short examples exist; with one, within two hundredths.
+    Examples are placed longest first, ties by number, each into the smallest sufficient space; among bins with equal
+    space the one with the fewest segments left is filled first, then the one that has been in that state longest. If
+    the segment limit costs sequences, bins are filled evenly as well (`_make_even_moves`), and the plan with fewer
+    sequences is taken. If the plan exceeds `bound_sequence_count` by more than a thousandth, `plan_greedy` is tried
+    too. If short examples exist, the number of sequences is within a thousandth of that bound without a binding
+    segment limit, and within two hundredths with one.
     """
     _require_fitting(lengths, limit)
     if not len(lengths):
@@ -73,7 +74,7 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
 
 
 def count_best_fit(lengths: Integers, limit: int) -> int:
-    """Return how many sequences best fit needs without a segment limit; nothing is placed."""
+    """Return how many sequences best fit needs without a segment limit, without placing examples."""
     if not len(lengths):
         return 0
     _require_fitting(lengths, limit)
@@ -81,7 +82,7 @@ def count_best_fit(lengths: Integers, limit: int) -> int:
 
 
 def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> SequencePlan:
-    """Pack in example order: an example joins the open sequence while it fits, else it opens the next."""
+    """Pack in example order: an example joins the open sequence if it fits, else it opens the next one."""
     _require_fitting(lengths, limit)
     count = len(lengths)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -99,7 +100,7 @@ def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Sequ
 
 
 def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
-    """Join the examples in order and cut every `limit` tokens; `drop` leaves out a last, shorter sequence."""
+    """Join the examples in order and cut every `limit` tokens; `drop` leaves out the last sequence if it is shorter."""
     require_positive(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     total = int(starts[-1]) if tail == "keep" else int(starts[-1]) // limit * limit
@@ -120,13 +121,13 @@ def plan_single(lengths: Integers, limit: int) -> SequencePlan:
 
 
 def bound_sequence_count(lengths: Integers, limit: int, max_segments: int | None) -> int:
-    """Return a lower bound of the number of sequences: tokens over limit, examples over segments."""
+    """Return a lower bound of the number of sequences: tokens / limit or examples / segments, rounded up."""
     by_tokens = -(-int(lengths.sum(dtype=np.int64)) // limit)
     return by_tokens if max_segments is None else max(by_tokens, -(-len(lengths) // max_segments))
 
 
 def count_left_out_tokens(plan: SequencePlan, lengths: Integers) -> NDArray[np.int64]:
-    """Count the tokens of each example that are in no sequence: cut, dropped, or a dropped tail."""
+    """Count the tokens of each example that are in no sequence: those cut, dropped, or in a dropped tail."""
     planned = np.bincount(plan.examples, weights=plan.ranges[:, 1], minlength=len(lengths))
     return lengths.astype(np.int64) - planned.astype(np.int64)
 
@@ -142,7 +143,7 @@ def _plan_whole_examples(offsets: NDArray[np.int64], examples: NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BinMoves:
-    """Moves in the order made: `bins` bins from number `first` on, of `filled` segments, take `each` more."""
+    """Moves in order: `bins` bins from number `first` on, each with `filled` segments, take `each` more."""
 
     first: NDArray[np.int64]
     bins: NDArray[np.int64]
@@ -156,7 +157,7 @@ class _BinMoves:
 
 
 def _choose_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
-    """Fill bins by best fit, and evenly where a segment limit costs bins; return the moves with fewer."""
+    """Fill bins by best fit, and evenly if the segment limit costs bins; return the moves that need fewer bins."""
     moves = _make_best_fit_moves(histogram, limit, max_segments)
     if max_segments is None or moves.made == _make_best_fit_moves(histogram, limit, None).made:
         return moves
@@ -167,14 +168,13 @@ def _choose_moves(histogram: Sequence[int], limit: int, max_segments: int | None
 def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
     """Fill bins by length, descending; `histogram[l]` counts the examples of length l.
 
-    A state is (free space, segments left); its bins are runs `(first bin, bins, segments in each)` in
-    order of arrival. Bins of one run hold the same lengths and have neighbouring numbers, so a move takes
-    its first k.
+    A state is (free space, segments left); its bins are runs `(first bin, bins, segments in each)` in order of arrival.
+    The bins of a run have the same lengths and consecutive numbers, so a move takes the first k of them.
     """
     states: dict[int, dict[int, deque[tuple[int, int, int]]]] = {}
     moves: list[tuple[int, int, int, int]] = []
     spend = 0 if max_segments is None else 1  # without a limit all bins of a free space are one state
-    # Bit r is set when some open bin has r tokens free: the best fit is then one shift and one lowest bit.
+    # Bit r is set if some open bin has r free tokens, so the best fit is the lowest set bit after a shift.
     free_spaces, made = 0, 0
     for length in range(limit, 0, -1):
         remaining = histogram[length]
@@ -210,11 +210,11 @@ def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int
 
 
 def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _BinMoves:
-    """Fill bin after bin so that its space and its segments run out together.
+    """Fill one bin after the other so that its space and its segments run out together.
 
-    Best fit decreasing leaves the short examples for bins of their own, which are then full by count and nearly
-    empty. Here each bin takes the longest example left, then the longest that is at most its space divided by its
-    segments left. Bins with the same lengths are filled at once: each time some length runs out.
+    Best fit decreasing puts the short examples into separate bins, which reach the segment limit while nearly empty.
+    Here each bin takes the longest example left, then repeatedly the longest of at most its free space divided by its
+    segments left. Bins with the same lengths are filled at once, until some length runs out.
     """
     counts = {length: count for length, count in enumerate(histogram) if count}
     available = sorted(counts)
@@ -238,7 +238,7 @@ def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) ->
 def _fill_even_bin(
     available: Sequence[int], counts: Mapping[int, int], limit: int, max_segments: int
 ) -> dict[int, int]:
-    """Choose the lengths of one bin: length to number. `available` are the lengths left, ascending."""
+    """Choose how many examples of each length one bin takes; `available` are the lengths left, ascending."""
     longest = available[-1]
     members = {longest: 1}
     free, left = limit - longest, max_segments - 1
@@ -261,19 +261,19 @@ def _sort_longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:
     """Sort example numbers by length descending, ties by number."""
     shortfall = limit - lengths
     if limit < 1 << 16:
-        # NumPy sorts 16 bits by radix, four times as fast as it merges wider integers.
+        # NumPy sorts 16-bit integers by radix, four times as fast as wider ones by merging.
         return np.argsort(shortfall.astype(np.uint16), kind="stable")
     return np.argsort(shortfall, kind="stable")
 
 
 def _place_examples(order: NDArray[np.int64], moves: _BinMoves) -> tuple[Integers, NDArray[np.int64]]:
-    """Carry out the moves on the sorted example numbers: all bins' members joined, and each bin's size."""
+    """Apply the moves to the sorted example numbers; return the members of all bins, concatenated, and bin sizes."""
     bins = expand_ranges(moves.first, moves.bins)
     each = np.repeat(moves.each, moves.bins)
     sizes = np.bincount(bins, weights=each).astype(np.int64)
     starts = np.cumsum(sizes) - sizes
     slots = expand_ranges(starts[bins] + np.repeat(moves.filled, moves.bins), each)
-    # 32 bits where they suffice: rows of them sort eight times as fast.
+    # 32 bits if they suffice, because their rows sort eight times as fast.
     grouped = np.empty(len(order), dtype=np.int32 if len(order) < 1 << 31 else np.int64)
     grouped[slots] = order
     return grouped, sizes
@@ -282,7 +282,7 @@ def _place_examples(order: NDArray[np.int64], moves: _BinMoves) -> tuple[Integer
 def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sort the members of each bin, and the bins by their first member; return offsets and members.
 
-    Bins of one size are the rows of a matrix, so that no loop goes over bins.
+    Bins of the same size are rows of a matrix, so there is no loop over bins.
     """
     starts = np.cumsum(sizes) - sizes
     by_size = np.argsort(sizes, kind="stable")
@@ -291,7 +291,7 @@ def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.
     is_first = np.zeros(len(grouped), dtype=np.bool_)
     for members in rows:
         is_first[members[:, 0]] = True
-    # First members are all different: a sequence's number is how many firsts stand before its own.
+    # First members are distinct, so a sequence's number is the number of smaller first members.
     rank = np.cumsum(is_first) - 1
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     for members in rows:

@@ -1,11 +1,11 @@
-"""Assign the order to ranks: whole steps with balanced loads, of which rank r takes every W-th place.
+"""Assign the order to ranks: whole steps with balanced loads, of which rank r takes every W-th position.
 
-What belongs here: the options of `partitions`, the remainder of a step, the place of each sequence in its step, and the
-totals of a rank in each step. What does not: which sequences the order has (`mixture.py`), or files (`shards/`).
+What belongs here: the options of `partitions`, the remainder of a step, the position of each sequence in its step, and
+the totals of a rank in each step. What does not: which sequences the order has (`mixture.py`), or files (`shards/`).
 
     trained tokens of a step   9 1 5 7 3 8 2 6
-    dealt                      9 8 6 7 1 2 5 3     2 ranks: 21 and 20; 4 ranks: 10, 10, 11, 10
-    as step 1, rotated right   3 9 8 6 7 1 2 5     no rank is always first
+    balanced                   9 8 6 7 1 2 5 3     2 ranks: 21 and 20; 4 ranks: 10, 10, 11, 10
+    as step 1, rotated right   3 9 8 6 7 1 2 5     so that no rank always gets the largest
 
 The order does not depend on the world size: it is balanced for every number of ranks that divides `balance_ranks`, and
 a run that resumes with another number of ranks has the same steps. Rejected: balancing over a window of several steps,
@@ -28,25 +28,25 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 
 FILLER = -1
-"""Marks a place of a step that no sequence fills."""
+"""The entry of a position that no sequence fills."""
 
 _FULL_LOAD = 1 << 62
-# Steps are balanced together; a million members at a time need less than 100 MB of scratch space.
+# Steps are balanced in batches; a million members at a time need less than 100 MB of memory.
 _MEMBERS_AT_ONCE = 1 << 20
 
 
 class Partitions(Config):
-    """How the order is divided among data-parallel ranks."""
+    """The options of the group `partitions`: how the order is divided among data-parallel ranks."""
 
     world_size: Annotated[int, Field(ge=1)] = 1
-    """Ranks; divides every batch size."""
+    """Number of ranks; must divide every batch size."""
 
     remainder: Literal["pad", "drop", "carry"] = "pad"
-    """What happens to sequences that do not fill a step: `pad` adds fillers at each epoch's end, `drop` leaves them
-    out, `carry` moves them into the next epoch and pads only the last step."""
+    """What happens to sequences that do not fill a step: `pad` adds fillers at the end of each epoch, `drop` leaves
+    them out, `carry` moves them into the next epoch and pads only the last step."""
 
     balance: Literal["trained_tokens", "none"] = "trained_tokens"
-    """Whether sequences are placed within a step so that ranks train on nearly equal numbers of tokens."""
+    """Whether sequences are ordered within a step so that ranks train on nearly equal numbers of tokens."""
 
     balance_ranks: Annotated[int, Field(ge=1)] = 192
     """Loads are balanced for every world size that divides this number."""
@@ -54,11 +54,11 @@ class Partitions(Config):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
-    """The final order: place p has place `order[p]` of the mixed order, or a filler (-1).
+    """The final order: position p has position `order[p]` of the mixed order, or a filler (-1).
 
     order int64[P] · step_offsets int64[T + 1]: step s is `[step_offsets[s], step_offsets[s + 1])` · dropped
-    int64, places of the mixed order that `drop` left out · not_scheduled int64, those beyond `steps`.
-    `has_steps` is False if there is no batch size; then windows of `balance_ranks` serve as steps.
+    int64, positions of the mixed order that `drop` left out · not_scheduled int64, positions beyond `steps`.
+    `has_steps` is False without a batch size; then windows of `balance_ranks` serve as steps.
     """
 
     order: NDArray[np.int64]
@@ -70,9 +70,9 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFacts:
-    """The totals of one rank, int64[T] each; `step_trained_tokens` counts the whole step over all ranks.
+    """The totals of one rank by step, int64[T] each; `step_trained_tokens` are of the whole step over all ranks.
 
-    A filler is one of the `sequences`; its two pad tokens are in none of the other counts.
+    A filler counts in `sequences`; its two pad tokens do not count anywhere.
     """
 
     sequences: NDArray[np.int64]
@@ -85,14 +85,14 @@ class StepFacts:
 
 
 def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) -> None:
-    """Refuse a world size that does not divide every batch size, naming two that do."""
+    """Refuse a world size that does not divide every batch size, suggesting two that do."""
     common = gcd(*(size for _, size in batch_sizes))
     if common % world_size:
         sizes = join_choices(dict.fromkeys(size for _, size in batch_sizes))
         raise ConfigError(
-            f"partitions.world_size: {world_size} does not divide batch_size {sizes}; every rank gets as "
-            f"many sequences of a step; choose {join_choices(_find_nearest_divisors(common, world_size))}, or another "
-            "batch_size"
+            f"partitions.world_size: {world_size} does not divide batch_size {sizes}; every rank must get the same "
+            f"number of sequences of a step; choose {join_choices(_find_nearest_divisors(common, world_size))}, or "
+            "another batch_size"
         )
 
 
@@ -104,11 +104,11 @@ def assign_ranks(
     batch_sizes: Sequence[tuple[int, int]],
     steps: int | None,
 ) -> RankOrder:
-    """Cut the mixed order into whole steps and balance the places within each.
+    """Cut the mixed order into whole steps and balance the loads within each.
 
-    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] its sequences'
-    targets. `batch_sizes` are `(first step, size)`; none: windows of `balance_ranks` serve as steps and the
-    whole is brought to `world_size`. `steps` ends the order.
+    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] the targets of its
+    sequences. `batch_sizes` are `(first step, size)`; if empty, windows of `balance_ranks` serve as steps, and each
+    epoch is padded or cut to a multiple of `world_size`. `steps` ends the order.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def assign_ranks(
 
 
 def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Return the places of the final order that a rank takes: those p with p mod W = rank, ascending.
+    """Return the positions of the final order that a rank takes: all p with p mod W = rank, ascending.
 
     Raises
     ------
@@ -140,9 +140,9 @@ def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray
     common = int(np.gcd.reduce(ends))
     if common % world_size:
         raise ConfigError(
-            f"world_size {world_size} does not divide every step of this build; equal parts are needed; "
-            f"choose {join_choices(_find_nearest_divisors(common, world_size))}, or build with partitions.world_size "
-            f"{world_size}"
+            f"world_size {world_size} does not divide every step of this build; ranks must get equal numbers of "
+            f"sequences; choose {join_choices(_find_nearest_divisors(common, world_size))}, or build with "
+            f"partitions.world_size {world_size}"
         )
     return np.arange(rank, len(dealt.order), world_size, dtype=np.int64)
 
@@ -157,7 +157,7 @@ def summarize_steps(
     segments: Integers,
     longest_segments: Integers,
 ) -> StepFacts:
-    """Sum the sequences and tokens of a rank per step; the four arrays are [N], by place of the mixed order."""
+    """Sum the sequences and tokens of a rank by step; the four arrays are [N], by position of the mixed order."""
     positions = find_rank_positions(dealt, rank, world_size)
     # Steps need not begin at a multiple of the world size if windows serve as steps.
     begins = np.searchsorted(positions, dealt.step_offsets)
@@ -182,12 +182,12 @@ def summarize_steps(
 
 
 def _take_values(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Index -1, a filler, selects the 0 at the end: fillers hold no data.
+    # Index -1, a filler, selects the 0 at the end.
     return np.append(values, 0).astype(np.int64)[places]
 
 
 def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to the wanted one."""
+    """Return the two divisors of a number that are nearest to `wanted`."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2])
 
@@ -198,7 +198,7 @@ def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
 def _cut_steps(
     partitions: Partitions, epoch_offsets: Integers, batch_sizes: Sequence[tuple[int, int]], steps: int | None
 ) -> RankOrder:
-    """Cut the mixed order into whole steps: with fillers if an epoch ends within a step, or without the rest."""
+    """Cut the mixed order into whole steps; where an epoch ends within a step, add fillers or leave out its rest."""
     offsets: list[int] = epoch_offsets.tolist()
     if partitions.remainder == "carry":
         offsets = [offsets[0], offsets[-1]]
@@ -246,13 +246,13 @@ def _plan_step_lengths(
     return lengths
 
 
-# --- places inside a step ---
+# --- positions within a step ---
 
 
 def _balance_steps(
     order: NDArray[np.int64], step_offsets: NDArray[np.int64], loads: NDArray[np.int64], balance_ranks: int
 ) -> NDArray[np.int64]:
-    """Balance the places within every step; steps of one length are the rows of a matrix."""
+    """Balance the loads within every step; steps of the same length are rows of a matrix."""
     dealt = np.empty_like(order)
     lengths = np.diff(step_offsets)
     for length in np.unique(lengths).tolist():
@@ -262,7 +262,7 @@ def _balance_steps(
         for start in range(0, len(alike), together):
             steps = alike[start : start + together]
             places = step_offsets[steps][:, None] + np.arange(length)
-            # Rotated right by the step's number: place i of step s has the member of place i - s.
+            # Rotated right by the step's number: position i of step s has the member of position i - s.
             turned = (np.arange(length) - steps[:, None]) % length
             chosen = np.take_along_axis(_balance_members(loads[places], factors), turned, axis=1)
             dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
@@ -282,16 +282,16 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _balance_members(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Return the member at each place of each step; `loads` is [steps, members]."""
+    """Return the member at each position of each step; `loads` is [steps, members]."""
     heaviest_first = np.argsort(-loads, axis=1, kind="stable")
     return _spread_members(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
 
 
 def _spread_members(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Distribute sorted members to f parts of equal size and near-equal load; part j fills every f-th place from j.
+    """Distribute sorted members to f parts of equal size and nearly equal load; part j gets positions j, j + f, ….
 
-    Each member in turn goes to the lightest part with room, ties to the lowest; a part stays sorted, so it can be
-    distributed with the next factor unchanged. The loop is over members, for all rows at once.
+    Each member in turn goes to the lightest part with room, ties to the lowest number; a part stays sorted, so it can
+    be distributed with the next factor. The loop is over members, for all rows at once.
     """
     if not factors:
         return members
@@ -306,7 +306,7 @@ def _spread_members(members: NDArray[np.int64], loads: NDArray[np.int64], factor
         slots[:, i] = part * room + filled[every, part]
         part_loads[every, part] += loads[:, i]
         filled[every, part] += 1
-        # A full part is heavier than any load can be.
+        # Makes a full part heavier than any load.
         part_loads[every, part] += np.where(filled[every, part] == room, _FULL_LOAD, 0)
     dealt_members, dealt_loads = np.empty_like(members), np.empty_like(loads)
     np.put_along_axis(dealt_members, slots, members, axis=1)

@@ -1,6 +1,6 @@
-"""Cut, split or drop the examples that are longer than a sequence, from their lengths alone.
+"""Cut, split or drop the examples that are longer than a sequence, from their lengths.
 
-What belongs here: slices of examples and the targets that they keep. What does not: truncating rows
+What belongs here: pieces of examples, and the number of their targets. What does not: truncating rows
 (`conversation/truncation.py`), planning sequences (`plan.py`).
 """
 
@@ -21,8 +21,8 @@ from rowmill.packing.options import SliceStrategy
 class ExampleSlices:
     """Pieces of examples, in example order.
 
-    Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the
-    example numbers of which no piece is left because they were too long.
+    Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the numbers of
+    examples that were dropped because they are too long.
     """
 
     examples: NDArray[np.int64]
@@ -32,7 +32,7 @@ class ExampleSlices:
 
 
 def keep_examples_whole(lengths: Integers) -> ExampleSlices:
-    """Return every example as one piece, whatever its length."""
+    """Return every example as one piece, of any length."""
     require_positive(lengths)
     count = len(lengths)
     return ExampleSlices(
@@ -51,7 +51,7 @@ def slice_too_long(
     Raises
     ------
     ContextOverflowError
-        Under `error`, naming the first too long example (`name_of` its number), its length and the limit.
+        With `error`; names the first example that is too long (`name_of` its number), its length and the limit.
 
     """
     pieces = keep_examples_whole(lengths)
@@ -77,15 +77,15 @@ def slice_too_long(
 
 
 def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
-    """Return the pieces where `kept` is true; `dropped` stays as it was."""
+    """Return the pieces for which `kept` is true, with `dropped` unchanged."""
     return _select_pieces(slices, kept, dropped=slices.dropped)
 
 
 def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
-    """Count the targets that each piece has when it is a span of its own: its first token is none.
+    """Count the targets of each piece as a separate span, whose first token is not a target.
 
-    `loss_mask` is the examples' masks joined, example e at `[offsets[e], offsets[e + 1])`. A piece without
-    targets is to be rejected as `no_loss_tokens`.
+    `loss_mask`: the masks of all examples, concatenated; example e is `[offsets[e], offsets[e + 1])`. The caller
+    rejects a piece without targets as `no_loss_tokens`.
     """
     before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
     begin = offsets[slices.examples] + slices.starts
@@ -105,6 +105,6 @@ def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
 
 
 def require_positive(lengths: Integers) -> None:
-    """Raise ValueError if an example is empty; that is a defect of the caller."""
+    """Raise ValueError if an example is empty, which is a defect of the caller."""
     if len(lengths) and int(lengths.min()) < 1:
         raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")

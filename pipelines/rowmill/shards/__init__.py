@@ -1,5 +1,5 @@
-"""Native shards: the Parquet columns of a packed sequence, and reading sequences back.
+"""Native shards: packed sequences in Parquet, and reading them back.
 
-What belongs here: what a shard's columns mean and how sequences are gathered. What does not: a trainer's own form
-(`exports/`), batches for a trainer (`reader/`).
+What belongs here: the columns of a shard, gathering sequences, conventions of labels. What does not: other trainers'
+file formats (`exports/`), batches for a trainer (`reader/`).
 """

@@ -1,8 +1,8 @@
 """Take rows of many Parquet files in a planned order, in constant memory.
 
 What belongs here: writing parts once as memory-mapped scratch files, then taking rows by number. What does not: the
-plan. Parquet does not read single rows, so each part is written once as an uncompressed Arrow file, whose pages the
-operating system caches and drops; a worker then holds one output shard.
+plan. Parquet cannot read single rows, so each part is written once as an uncompressed Arrow file, whose pages the
+operating system caches and drops; a worker then holds only one output shard in memory.
 
 Rejected: `pyarrow.dataset.take`, which decodes every file again for each output shard.
 """
@@ -17,19 +17,19 @@ from rowmill.core.arrays import Ints
 
 
 def write_scratch_file(table: pa.Table, target: str) -> None:
-    """Write a table as an uncompressed Arrow file that can be mapped."""
+    """Write a table as an uncompressed Arrow file that can be memory-mapped."""
     with pa.OSFile(target, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
 _SCRATCH_MAPS: dict[str, pa.Table] = {}
-"""The maps of this process, all in one folder."""
+"""The memory maps of this process, all of files in one folder."""
 
 
 def _map_scratch_file(path: str) -> pa.Table:
-    """Return a scratch file's rows; it is mapped once per process, and no page is read yet."""
+    """Return a scratch file as a table, mapped once per process without reading its pages."""
     if path not in _SCRATCH_MAPS:
-        # A worker outlives the stage of the last folder; its maps would keep deleted files on the disk.
+        # A worker outlives the stage that used the last folder, and maps keep deleted files on the disk.
         if os.path.dirname(next(iter(_SCRATCH_MAPS), path)) != os.path.dirname(path):
             _SCRATCH_MAPS.clear()
         with pa.memory_map(path, "rb") as source:
@@ -43,15 +43,14 @@ def read_scratch_file(path: str) -> pa.Table:
 
 
 def drop_scratch_maps() -> None:
-    """Drop this process's maps of scratch files, which are about to be removed."""
+    """Drop this process's maps of scratch files before the files are removed."""
     _SCRATCH_MAPS.clear()
 
 
 def take_rows(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
-    """Return rows by their number over all files, in the order wanted.
+    """Return rows by their number over all files, in the order of `wanted`, which may repeat rows.
 
-    `first_rows` int64[F + 1] are the numbers of each file's first row, and the total. A row may be taken
-    more than once.
+    `first_rows` int64[F + 1]: the number of each file's first row, then the total.
     """
     which = np.searchsorted(first_rows, wanted, "right") - 1
     by_file = np.argsort(which, kind="stable")

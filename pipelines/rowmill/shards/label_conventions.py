@@ -1,17 +1,17 @@
-"""Convert targets to the four forms in which trainers store them, one function each.
+"""Convert targets to the four conventions in which trainers store them, one function each.
 
-What belongs here: from a canonical pair (ids, and which of them are trained) to the arrays that a format stores.
-What does not: which tokens are trained (`masking/`, `plan.py`), or files.
+What belongs here: ids and a mask of trained tokens → the arrays that a format stores. What does not: which tokens train
+(`conversation/masking/`, `packing/layout.py`), or files.
 
     tokens t0 t1 t2 t3, loss on t2 and t3
 
     A unshifted     ids t0 t1 t2 t3     labels -100 -100 t2 t3          the model shifts
-    B shifted       ids t0 t1 t2        targets t1 t2 t3, weights 0 1 1    nobody shifts
+    B shifted       ids t0 t1 t2        targets t1 t2 t3, weights 0 1 1    already shifted
     C rolled left   ids t0 t1 t2 t3     mask 0 1 1 0                    the reader shifts, span by span
     D unshifted     ids t0 t1 t2 t3     mask 0 0 1 1                    the trainer shifts
 
-The first token of an attention span is never a target: `trained` must not mark it, and
-`sequences.require_valid_tokens` checks that. No exporter computes a mask itself.
+The first token of an attention span is never a target: `trained` must be false there, and
+`sequences.require_valid_tokens` checks it. Exporters compute no masks themselves.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.schema.examples import IGNORED_LABEL
 
 LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
-"""How a format stores targets; `none`: ids alone, and the trainer trains on all of them."""
+"""How a format stores targets; `none`: only ids, and the trainer trains on all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShiftedTargets:
-    """Convention B for some spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
+    """Convention B for several spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
 
     inputs: Tokens
     targets: Tokens
@@ -38,14 +38,14 @@ class ShiftedTargets:
 
 
 def make_unshifted_labels(ids: Tokens, trained: Bools) -> Tokens:
-    """Convention A: return a token's own id where it is a target, -100 elsewhere."""
+    """Convention A: return the id of each target, -100 elsewhere."""
     return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32)
 
 
 def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> ShiftedTargets:
-    """Letter B: return each span without its last token, and what is to follow each of these tokens.
+    """Convention B: return each span without its last token, and the token that follows each of them.
 
-    `weights` are those of the targets, unshifted: 0 or 1, or floats. `spans` int64[K + 1] cut the tokens.
+    `weights`: of the targets, unshifted, 0 and 1 or floats. `spans` int64[K + 1]: offsets of the spans.
     """
     is_input, is_target = np.ones(len(ids), bool), np.ones(len(ids), bool)
     is_input[spans[1:] - 1] = False
@@ -55,7 +55,7 @@ def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shi
 
 
 def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
-    """Convention C: return for each token whether the next one of its span is a target; false at a span's end."""
+    """Convention C: return for each token whether the next one in its span is a target; False at the end of a span."""
     following = np.zeros(len(trained), bool)
     following[:-1] = trained[1:]
     following[spans[1:] - 1] = False

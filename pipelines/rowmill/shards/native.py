@@ -1,19 +1,18 @@
 """Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
 
-What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading
-it, the content hash that proves nothing was lost or copied, the export of such shards. What does not: the plan
-(`plan.py`).
+What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading it, and the
+content hash that proves that no token was lost or copied. What does not: the plan (`packing/plan.py`).
 
     input_ids      10   11  2 | 20    2
     labels       -100   11  2 | -100  2       the first token of an attention span is never a target
     position_ids    0    1  2 |  0    1
     seq_lengths     3           2
 
-If the recipe has loss weights, the shard has a column of them, 0 where there is no target.
+If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target.
 
-The content hash is a sum over segments, so it does not depend on order: BLAKE2b-128 of (example id, start,
-token bytes, target mask, weights if there are some) modulo 2^128. It is computed from the examples by the plan
-and again from the written shards; counts alone would not notice a packer that replaces tokens by copies of others.
+The content hash is a sum over segments, so it does not depend on their order: BLAKE2b-128 of (example id, start,
+token bytes, target mask, weights if any) modulo 2^128. It is computed from examples and plan, and again from the
+written shards; counts alone would not detect a packer that replaces tokens by copies of others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +58,7 @@ SEQUENCE_SCHEMA = pa.schema(
         pa.field("filler", pa.bool_(), nullable=False),
     ]
 )
-"""A shard. `starts` is the first token taken of each segment's example; no sequence holds padding."""
+"""The columns of a shard. `starts`: the first token of each segment in its example. Sequences have no padding."""
 
 
 def make_shard_schema(*, weighted: bool) -> pa.Schema:
@@ -69,11 +68,11 @@ def make_shard_schema(*, weighted: bool) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of some sequences, flat.
+    """The segments of several sequences, flat.
 
-    `ids` and `mask` run over all tokens; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
+    `ids` and `mask` have one entry per token; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
-    `weights` run over all tokens and are 0 on those without a label; None: the recipe has none.
+    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights.
     """
 
     ids: Tokens
@@ -86,13 +85,13 @@ class Segments:
 
 
 def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
-    """Return the places of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
+    """Return the indices of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, concatenated."""
     return expand_ranges(row_offsets[rows] + starts, lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Labels and positions of each token, and the lengths of attention spans, as they follow from a plan.
+    """Labels and positions of each token, and the lengths of attention spans, derived from a plan.
 
     `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span.
     """
@@ -130,7 +129,7 @@ def make_shard_table(
 
 
 def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
-    """Return sequences of two pad tokens without a target, which make all ranks equally long."""
+    """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences."""
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
         mask=np.zeros(2 * count, bool),
@@ -152,7 +151,7 @@ def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa
 
 
 def write_native_shard(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
-    """Write a shard: zstd, 1,024 rows per group, the identity card in the schema's metadata."""
+    """Write a shard: zstd, 1,024 rows per group, `card` in the schema's metadata."""
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
     typed = table.replace_schema_metadata(metadata)
     pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=["dataset"])
@@ -194,12 +193,12 @@ def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
-    # Without weights nothing is added, so that the hashes of recipes without weights do not change.
+    # Without weights nothing is added, so that hashes of recipes without weights are those of older builds.
     weights = b"" if segments.weights is None else segments.weights.astype("<f4").tobytes()
     starts = segments.starts.astype("<i8").tobytes()
     bounds: list[int] = segments.offsets.tolist()
     names: list[str] = segments.example_ids.to_pylist()
-    # One call per segment: a segment has some two hundred tokens, so calls cost more than hashing.
+    # One call per segment: segments have about two hundred tokens, so calls cost more than hashing.
     for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
         content = b"%b%b%b%b%b" % (
             name.encode(),
@@ -219,7 +218,7 @@ def hash_sequences(segments: Segments) -> list[int]:
 
 
 def find_content_damage(store: Store, where: str, files: Sequence[File], expected: str) -> Iterator[str]:
-    """Compare the content hash of the sequences in some files with the one in the stage's manifest."""
+    """Yield an error if the content hash of the files' sequences differs from the one in the stage's manifest."""
     total = 0
     for file in files:
         table = store.table(file).combine_chunks()
@@ -227,14 +226,14 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
     found = f"{total % HASH_MODULUS:032x}"
     if found != expected:
         yield (
-            f"{where}: its sequences hash to {found}, its manifest says {expected}; "
+            f"{where}: its sequences hash to {found}, expected {expected} by its manifest; "
             "remove the stage's folder and build again"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardScratchTask:
-    """A shard of the store at `root` to lay out for taking, in the scratch file `target`."""
+    """A shard of the store at `root` to write as the scratch file `target`."""
 
     root: str
     source: File
@@ -242,13 +241,13 @@ class ShardScratchTask:
 
 
 def lay_out_shard(task: ShardScratchTask) -> Segments:
-    """Write a shard as a scratch file that several can be taken from, and return its segments."""
+    """Write a shard as a scratch file, and return its segments."""
     table = Store(task.root).table(task.source).combine_chunks()
     write_shard_scratch(table, task.target)
     return recover_segments(table)
 
 
 def write_shard_scratch(table: pa.Table, target: str) -> None:
-    """Write rows of shards as a scratch file: each shard has a dictionary of its own, so names become plain strings."""
+    """Write rows of shards as a scratch file, with dataset names as plain strings, as dictionaries differ by shard."""
     place = table.schema.get_field_index("dataset")
     gather.write_scratch_file(table.set_column(place, "dataset", table.column("dataset").cast(pa.string())), target)

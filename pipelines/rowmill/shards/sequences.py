@@ -1,8 +1,7 @@
-"""Packed sequences as flat arrays, as every exporter gets them, and their validation.
+"""Packed sequences as flat arrays, which every exporter receives, and their validation.
 
-What belongs here: taking segments from rows of native shards, in any grouping; the checks before anything
-is written. What does not: how a format stores them (one file per format), or which segments a file
-gets (`exports/base.py`).
+What belongs here: taking segments from rows of native shards, in any grouping; the checks before an export is written.
+What does not: how a format stores them (one file per format), or which segments a file gets (`exports/base.py`).
 
     ids               10 11 2 20 2 | 7 7 2
     trained            0  1 1  0 1 | 0 1 1
@@ -31,7 +30,7 @@ class SequenceBatch:
 
     ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
     int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
-    A token is trained if it is itself a target. With `weights`, that is where they are not 0.
+    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens.
     """
 
     ids: Tokens
@@ -51,7 +50,7 @@ class SequenceBatch:
 
     @property
     def token_offsets(self) -> Ints:
-        """The first token of each sequence, and the number of tokens."""
+        """The first token of each sequence, then the number of tokens: int64[S + 1]."""
         return self.offsets[self.sequence_offsets]
 
     @property
@@ -66,9 +65,9 @@ class SequenceBatch:
         return (np.arange(len(self.ids)) - np.repeat(borders[:-1], np.diff(borders))).astype(np.int32)
 
     def spans(self) -> tuple[Ints, Ints]:
-        """Return the borders of attention spans in the tokens, and of sequences in the spans.
+        """Return the offsets of attention spans in the tokens, and of sequences in the spans.
 
-        A span is a segment; with open attention it is the whole sequence.
+        A span is a segment, or with open attention the whole sequence.
         """
         counts = np.diff(self.sequence_offsets)
         begins = np.ones(len(self.offsets) - 1, bool)
@@ -98,8 +97,8 @@ class SegmentFiles:
 def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
     """Return segments by their number over all files, in the given order, grouped by `sequence_offsets`.
 
-    A sequence gets the dataset and number of the sequence that its first segment came from. Only the pages that hold
-    these segments are read: a domain may have one segment in a hundred.
+    A sequence gets the dataset and number of the sequence that its first segment came from. Only the pages with these
+    segments are read, because a domain may have one segment in a hundred.
     """
     which = np.searchsorted(source.first_segments, segments, "right") - 1
     by_file = np.argsort(which, kind="stable")
@@ -132,7 +131,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FileSegments:
-    """Some segments of one file; values of a sequence are repeated for each of its segments."""
+    """Segments of one file; the values of a sequence are repeated for each of its segments."""
 
     sizes: Ints
     ids: Tokens
@@ -178,7 +177,7 @@ def _cumulate_counts(counts: Ints) -> Ints:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
-# ── Checks before anything is written ─────────────────────────────────────────────────────────────────────
+# ── Checks before an export is written ─────────────────────────────────────────────────────────────
 
 
 def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: str) -> None:
@@ -187,8 +186,8 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
     Raises
     ------
     IntegrityError
-        For an id outside the vocabulary, an empty segment, a mask of another length, or an attention span
-        whose first token is a target.
+        For an id outside the vocabulary, an empty segment, a mask of a different length, or an attention span whose
+        first token is a target.
 
     """
     ids = sequences.ids
@@ -211,7 +210,7 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
         if len(one) != len(ids):
             _raise_integrity_error(
                 where,
-                f"a mask of {len(one)} positions for {len(ids)} tokens; both must have one length",
+                f"a mask of {len(one)} positions for {len(ids)} tokens; both must have the same length",
                 _REBUILD_ADVICE,
             )
     borders, _ = sequences.spans()
@@ -220,12 +219,12 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
         name = _find_example_name(sequences, int(firsts[0]))
         _raise_integrity_error(
             where,
-            f"example {name} trains on the first token of its attention span, which nothing predicts",
+            f"example {name} trains on the first token of its attention span, which no token precedes",
             _REBUILD_ADVICE,
         )
 
 
-_REBUILD_ADVICE = "this is a bug of rowmill: remove the packed shards, build again, and report it if it returns"
+_REBUILD_ADVICE = "this is a bug in rowmill: remove the packed shards, build again, and report it if it recurs"
 
 
 def _raise_integrity_error(where: str, what: str, remedy: str) -> None:

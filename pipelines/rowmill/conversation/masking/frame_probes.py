@@ -83,7 +83,11 @@ def _split_content_runs(pieces: Sequence[ContentSpan], length: int) -> Iterator[
 
 
 class FrameLearner:
-    """Learns the frames of one template for one set of template values."""
+    """Learns the frames of one template for one set of template values.
+
+    More than 250 lines, because prefixes, inner text and ends are learned from the same renders, and each kind needs
+    the ones learned before it.
+    """
 
     def __init__(self, renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
         self._renderer = renderer

@@ -1,6 +1,6 @@
 """The bytes that each id of a vocabulary stands for, read from the backend's JSON text.
 
-What belongs here: tables by id. What does not: where tokens lie in a text (`token_positions.py`).
+What belongs here: tables by id. What does not: where tokens lie in a text (`encoded_texts.py`).
 """
 
 import re

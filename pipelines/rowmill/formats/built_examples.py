@@ -32,7 +32,7 @@ def check_built_example(made: Any, vocab_size: int) -> BuiltExample | Rejected:
         return Rejected("bad_example", f"build returned {type(made).__name__}, expected ids and loss_mask")
     ids, mask, domain = _to_flat_array(made["ids"]), _to_flat_array(made["loss_mask"]), made.get("domain")
     if ids is None or ids.dtype.kind not in "iu" or not len(ids):
-        return Rejected("bad_example", "ids are not a non-empty list of integers")
+        return Rejected("bad_example", "ids are no list of integers, or an empty one")
     if mask is None or len(mask) != len(ids):
         has = "not a flat list" if mask is None else f"{len(mask)} long"
         return Rejected("bad_example", f"loss_mask is {has}, ids are {len(ids)} long")

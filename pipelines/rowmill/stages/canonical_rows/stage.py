@@ -47,7 +47,7 @@ from rowmill.stages.canonical_rows import table_report, table_schema, text_rows,
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
-VERSION = 7
+VERSION = 8
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 

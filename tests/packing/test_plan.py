@@ -103,7 +103,7 @@ def test_concat_with_a_segment_limit_is_refused(pack: object) -> None:
 
 
 def test_concat_of_conversations_is_refused() -> None:
-    with pytest.raises(ConfigError, match="text only"):
+    with pytest.raises(ConfigError, match="only allowed for text"):
         packing(pack_strategy="concat").strategy_for("conversation")
 
 

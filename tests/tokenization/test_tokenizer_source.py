@@ -397,7 +397,7 @@ def test_hub_that_does_not_answer_leaves_the_last_commit(
         again = road.build()
 
     assert again.made() == set()
-    assert any(f"goes on with {commit[:12]}, the last one known" in line for line in caplog.messages)
+    assert any(f"continuing with {commit[:12]}, the last known one" in line for line in caplog.messages)
 
 
 def test_hub_that_never_answered_is_the_outside_worlds_fault(tmp_path: Path, hub: Hub) -> None:
@@ -410,9 +410,12 @@ def test_hub_that_never_answered_is_the_outside_worlds_fault(tmp_path: Path, hub
 @pytest.mark.parametrize(
     ("tokenizer", "words"),
     [
-        ("owner/nothing", r"'owner/nothing' cannot be loaded \(the hub has no such name, or not for you\)"),
+        (
+            "owner/nothing",
+            r"'owner/nothing' cannot be loaded \(the hub has no such name, or you have no access to it\)",
+        ),
         ({"name": "owner/words", "revision": "v9"}, r"cannot be loaded \(the hub has no revision 'v9' of it\)"),
-        ("no name", r"'no name' cannot be loaded \(it is neither a folder nor a name on the hub\)"),
+        ("no name", r"'no name' cannot be loaded \(it is neither a folder nor a valid name on the hub\)"),
     ],
 )
 def test_name_or_revision_that_the_hub_has_not_is_the_recipes_fault(

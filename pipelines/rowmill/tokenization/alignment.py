@@ -1,7 +1,7 @@
 """Map byte spans of texts to the tokens that cover them, for a whole batch at once.
 
-What belongs here: which tokens a span covers, and which of them train with which weight. What does not: where the
-spans come from (`conversation/masking/`), encoding (`encoder.py`).
+What belongs here: the tokens of a span, and which of them train with which weight. What does not: where the spans come
+from (`conversation/masking/`), encoding (`encoder.py`).
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class FlatSpans:
 
 
 def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools, int]:
-    """Return which tokens train, bool[T], and how many of them cross a span's edge.
+    """Return which tokens train, bool[T], and how many of them cross an edge of a span.
 
-    A token trains if one of its bytes is in a trained span and none is another message's text, as in `transformers`
-    and TRL; the rule is the same at both edges. The first token of a text never trains: nothing precedes it.
+    A token trains if one of its bytes is in a trained span and none belongs to another message's text, as in
+    `transformers` and TRL, at both edges. The first token of a text never trains, because no token precedes it.
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
@@ -48,9 +48,9 @@ def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools,
 
 
 def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) -> Weights:
-    """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
+    """Return the loss weight of every token, float32[T]: the weight of its span if it trains, else 0.
 
-    `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans has the later one's weight.
+    `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans gets the later span's weight.
     """
     weights = np.zeros(len(mask), np.float32)
     if spans.weights is None or not len(mask):
@@ -64,7 +64,7 @@ def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) 
 
 
 def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, Ints, int]:
-    """Return the first token of every span, the token after its last, and how many tokens cross an edge."""
+    """Return the first token of every span, the token after its last one, and how many tokens cross an edge."""
     base = _compute_text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
     offset = base.at(spans.texts)
@@ -74,7 +74,7 @@ def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, I
     last = np.searchsorted(starts, right, "left")
     kept = (first < last) & (left < right)
     begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
-    # A token across an edge is shared if it reaches the text of the neighboring message.
+    # A token across an edge is left out if it reaches the text of the neighboring message.
     shares_left = kept & (begins < left) & (begins < spans.before + offset)
     first = first + shares_left
     shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
@@ -94,7 +94,7 @@ def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _TextBases:
-    """Where each text begins if all texts of a batch are concatenated with gaps between them."""
+    """The start of each text in the concatenation of all texts of a batch, with gaps between them."""
 
     per_text: Ints
     per_token: Ints
@@ -108,17 +108,17 @@ def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
     last = np.zeros(len(counts), np.int64)
     nonempty = counts > 0
     last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
-    # The gap keeps a token that ends one text from touching one that starts the next.
+    # The gap separates a token at the end of one text from a token at the start of the next.
     per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
     return _TextBases(per_text, np.repeat(per_text, counts))
 
 
 def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
-    """Return which texts have tokens with empty or backward offsets: bool[N]; their spans are not reliable."""
+    """Return which texts have tokens with empty or decreasing offsets, bool[N]: their spans are not reliable."""
     bad = encoded.ends <= encoded.starts
     same_text = np.ones(len(bad), bool)
     same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
-    # Byte fallback gives several tokens the same character: equal starts are fine, going back is not.
+    # Byte fallback gives several tokens the same character, so equal starts are valid.
     bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
     counts = np.concatenate(([0], np.cumsum(bad)))
     return np.diff(counts[encoded.offsets]) > 0

@@ -1,7 +1,7 @@
-"""Pairs and documents: pieces of tokens, each encoded for all rows of a batch, joined row by row.
+"""Build the examples of pairs and documents by concatenating token columns, each encoded for a whole batch.
 
-What belongs here: streams, what is left out of one, joining them. What does not: which streams a kind has
-(`text_examples.py`), cutting what became too long (`token_truncation.py`).
+What belongs here: splitting, making and concatenating columns. What does not: which columns a kind of row has
+(`text_examples.py`), truncating the result (`token_truncation.py`).
 
     bos      1       1
     input    5 6     -         row 0: 1 5 6 7 2
@@ -23,7 +23,7 @@ from rowmill.tokenization.encoded_texts import EncodedTexts
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """One piece of every example of a batch: its ids, its class, and whether it trains."""
+    """One part of every example of a batch: ids with offsets int64[N + 1], a span kind, and whether it trains."""
 
     ids: Tokens
     offsets: Ints
@@ -39,7 +39,7 @@ def split_at_byte(encoded: EncodedTexts, edges: Ints, *, straddlers_first: bool)
 
 
 def count_straddling(encoded: EncodedTexts, edges: Ints) -> int:
-    """Count the tokens that lie across the byte at which their text is parted."""
+    """Count the tokens that cross the byte at which their text is split."""
     at = np.repeat(edges, np.diff(encoded.offsets))
     return int(((encoded.starts < at) & (at < encoded.ends)).sum())
 
@@ -50,12 +50,12 @@ def _select_tokens(encoded: EncodedTexts, keep: Bools) -> EncodedTexts:
 
 
 def make_constant_column(token_id: int, count: int, *, kind: int, trains: bool) -> TokenColumn:
-    """Return a stream of the same single token for each of `count` examples."""
+    """Return a column with the same single token for each of `count` examples."""
     return TokenColumn(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
 
 
 def omit_existing_token(edge: TokenColumn, encoded: EncodedTexts, at: Literal[0, -1]) -> TokenColumn:
-    """Leave a constant stream's token out where the text begins (0) or ends (−1) with that token already."""
+    """Remove a constant column's token from the examples whose text already begins (0) or ends (−1) with it."""
     lengths = np.diff(encoded.offsets)
     places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
     there = np.zeros(len(lengths), bool)
@@ -67,7 +67,7 @@ def omit_existing_token(edge: TokenColumn, encoded: EncodedTexts, at: Literal[0,
 
 
 def concat_token_columns(streams: Sequence[TokenColumn]) -> list[Example]:
-    """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
+    """Concatenate the columns of every example, in order."""
     count = len(streams[0].offsets) - 1
     lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
     ends = np.cumsum(lengths.ravel())

@@ -1,7 +1,7 @@
-"""Keep control-token strings of the data from becoming control tokens.
+"""Keep control-token strings in the data from becoming control tokens.
 
-What belongs here: finding such strings in rows, hiding them from the template, and putting them back as ordinary text.
-What does not: encoding text around them (`encoder.py`).
+What belongs here: finding such strings in rows, replacing them by placeholders before rendering, and restoring them as
+ordinary text. What does not: encoding text around them (`encoder.py`).
 
     as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
 """
@@ -25,13 +25,13 @@ from rowmill.tokenization.tokenizer_card import TokenizerCard
 
 
 class ControlStrings:
-    """The strings that must not become control tokens when a row's text holds them.
+    """The strings that must not become control tokens when they occur in a row's text.
 
     Control tokens are the special added tokens, and added tokens that occur in the template's source.
     """
 
     def __init__(self, card: TokenizerCard, template: str) -> None:
-        """Collect the strings and a pattern that finds them in a row's JSON text."""
+        """Collect the strings, and a pattern that finds them in a row's JSON text."""
         chosen = {content for _, content, special in card.added if content and (special or content in template)}
         self.strings = tuple(sorted(chosen, key=lambda s: (-len(s), s)))
         self.ids = frozenset(i for i, content, _ in card.added if content in chosen)
@@ -41,7 +41,7 @@ class ControlStrings:
         self._template = template
 
     def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
-        """Count the strings in a row's text by `role string`; `tools` and `kwargs` count as roles."""
+        """Count the strings in a row's text, by `role string`; `tools` and `kwargs` count as roles."""
         counts: dict[str, int] = {}
         if self._find is None:
             return counts
@@ -51,7 +51,7 @@ class ControlStrings:
         return counts
 
     def find_rows(self, table: pa.Table) -> Bools:
-        """Return which canonical rows hold a control string anywhere in their JSON: bool[N]."""
+        """Return which canonical rows contain a control string anywhere in their JSON: bool[N]."""
         found = np.zeros(table.num_rows, bool)
         if not self.strings:
             return found
@@ -63,8 +63,8 @@ class ControlStrings:
     def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
         """Replace control strings in every string of a JSON value by placeholders of equal length.
 
-        Returns the new value and the map from placeholder to string. Equal length keeps every character
-        span of the rendered text valid after the strings are put back.
+        Returns the new value, and the map from placeholder to string. The equal length keeps character spans of the
+        rendered text valid after the strings are restored.
         """
         present = [s for s in self.strings if s in row_json or orjson.dumps(s)[1:-1].decode() in row_json]
         taken = row_json + self._template
@@ -81,7 +81,7 @@ class ControlStrings:
 
 
 def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """Put control strings back; return the text and the character ranges that must stay ordinary text."""
+    """Restore control strings; return the text and the character ranges that must stay ordinary text."""
     if not placeholders:
         return text, []
     pattern = re.compile("|".join(map(re.escape, placeholders)))
@@ -90,7 +90,7 @@ def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[st
 
 
 def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
-    """Return whether a render holds a placeholder in another case, as a template that lowers its text makes them.
+    """Return whether a render contains a placeholder in different case, because the template changes case.
 
     Placeholders of fewer than six characters could occur by chance and are not searched.
     """
@@ -104,7 +104,7 @@ def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
 def contains_added_token(
     card: TokenizerCard, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]
 ) -> bool:
-    """Return whether an encoded text has an added token inside character ranges that must be ordinary text."""
+    """Return whether an encoded text has an added token inside character ranges that must stay ordinary text."""
     at = compute_byte_positions(text)
     starts = at[np.array([start for start, _ in ranges], np.int64)]
     ends = at[np.array([end for _, end in ranges], np.int64)]
@@ -114,7 +114,7 @@ def contains_added_token(
 
 
 def _find_free_placeholder(length: int, taken: str) -> str:
-    """Return an ASCII string of the given length that does not occur in `taken`; the same for the same input."""
+    """Return an ASCII string of the given length that does not occur in `taken`; deterministic."""
     letters = string.ascii_letters + string.digits
     tail = min(length, 4)
     for combination in product(letters, repeat=tail):

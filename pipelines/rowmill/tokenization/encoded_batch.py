@@ -1,8 +1,8 @@
 """Batches of encoded texts as arrays: which tokens train, and the kind of each token.
 
-What belongs here: from character or byte ranges to token masks and spans, for a whole batch at once; one
-example as views into its batch. What does not: where the ranges come from (`conversation/masking/`), examples as
-columns (`example_columns.py`), how rows become texts (`text_examples.py`).
+What belongs here: character or byte ranges → token masks and spans, for a whole batch at once; one example as views
+into its batch. What does not: where the ranges come from (`conversation/masking/`), examples as columns
+(`example_columns.py`), how rows become texts (`text_examples.py`).
 
     pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
     spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it
@@ -38,9 +38,9 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 
 @dataclass(frozen=True, slots=True)
 class FlatContentSpans:
-    """The rows' own text over a batch: piece j is bytes `[starts[j], ends[j])` of its text, ascending within a text.
+    """The own text of a batch of rows: piece j is bytes `[starts[j], ends[j])` of its text, ascending in each text.
 
-    `counts` int64[N] are the pieces of each text; `kinds` index `SPAN_KINDS`.
+    `counts` int64[N]: the number of pieces per text; `kinds` index `SPAN_KINDS`.
     """
 
     counts: Ints
@@ -68,7 +68,7 @@ NO_TEXT_BEHIND = 1 << 62
 
 
 def flatten_trained_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    """Return the trained ranges of masked texts, each with the neighboring text of other messages."""
+    """Return the trained ranges of masked texts, with the bounds of the neighboring text of other messages."""
     rows: list[tuple[int, int, int, int, int]] = []
     for i, one in enumerate(masked):
         at = to_bytes[i]
@@ -92,7 +92,7 @@ def _collect_span_weights(masked: Sequence[MaskedConversation]) -> Weights | Non
 
 
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
-    """Return where other messages' text ends before a trained range, and where it begins after it."""
+    """Return the end of the last text of another message before a trained range, and the start of the next one."""
     pieces = one.pieces
     at = bisect_left(pieces, trained.start, key=_get_start)
     before = next((p.end for p in reversed(pieces[:at]) if p.message != trained.message), 0)
@@ -130,7 +130,7 @@ class EncodedBatch:
 
     @property
     def lengths(self) -> Ints:
-        """The tokens of each text."""
+        """Tokens per text."""
         return np.diff(self.offsets)
 
     def example(self, i: int) -> "Example":
@@ -150,7 +150,7 @@ class EncodedBatch:
 
 
 def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpans) -> EncodedBatch:
-    """Find the tokens of byte ranges, for all texts of a batch at once."""
+    """Find the tokens of byte ranges for all texts of a batch."""
     mask, straddles = find_trained_tokens(encoded, trained)
     starts, messages, kinds, offsets = _find_token_spans(pieces, encoded)
     sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask)))[encoded.offsets]
@@ -187,12 +187,12 @@ def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
     tokens = find_token_at(encoded, np.repeat(texts, 2), places)
-    # A token that reaches from one message's text into another's belongs to neither: it ends the first piece early.
+    # A token that reaches from one message's text into another's belongs to neither, so the first piece ends before it.
     follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
     last = np.maximum(tokens[1:-1:2] - 1, 0)
     shared = follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
     tokens[1:-1:2] -= shared
-    # Entry 0 of each text is its beginning; every piece adds where it starts and where it ends.
+    # Entry 0 of each text is its start; every piece adds its own start and end.
     entry_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(2 * counts + 1)))
     is_first = np.zeros(int(entry_offsets[-1]), bool)
     is_first[entry_offsets[:-1]] = True
@@ -215,7 +215,7 @@ def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple
 
 @dataclass(slots=True)
 class Example:
-    """One example of one row: views into its batch's arrays, and what truncation removed.
+    """One example of one row: views into its batch's arrays, and the counts of what truncation removed.
 
     `span_starts` int64[J] with `span_messages` and `span_kinds` give the kind of each token. `weights` float32[T] is
     None if every target has weight 1.
@@ -240,7 +240,7 @@ class Example:
     weights: Weights | None = None
 
     def cut(self, start: int, stop: int) -> "Example":
-        """Keep tokens `[start, stop)`; removed tokens count as cut. The new first token is not a target."""
+        """Keep tokens `[start, stop)`; removed tokens count as cut, and the new first token is not a target."""
         inside = (self.span_starts < stop) & (np.append(self.span_starts[1:], len(self.ids)) > start)
         mask, weights = self._select_targets(slice(start, stop))
         return replace(
@@ -256,7 +256,7 @@ class Example:
         )
 
     def keep(self, kept: Bools) -> "Example":
-        """Keep the marked tokens; removed tokens count as cut. The first one left is not a target."""
+        """Keep the marked tokens; removed tokens count as cut, and the new first token is not a target."""
         before = np.concatenate(([0], np.cumsum(kept)))
         starts = before[self.span_starts]
         ends = before[np.append(self.span_starts[1:], len(kept))]
@@ -275,7 +275,7 @@ class Example:
         )
 
     def _select_targets(self, kept: "slice | Bools") -> tuple[Bools, Weights | None]:
-        """Return mask and weights of some tokens; the first of them follows nothing and is not a target."""
+        """Return mask and weights of some tokens; the first of them is not a target, because no token precedes it."""
         mask = self.mask[kept].copy()
         mask[:1] = False
         return mask, None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0))

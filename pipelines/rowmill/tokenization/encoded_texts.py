@@ -33,7 +33,7 @@ class EncodedTexts:
 
 
 def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
-    """Join encoded pieces to the texts they were cut from: text i is the next `counts[i]` pieces, concatenated."""
+    """Join encoded pieces to the texts that they were cut from: text i is the next `counts[i]` pieces."""
     sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
     before = np.cumsum(sizes) - sizes
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
@@ -71,7 +71,7 @@ def join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usu
 
 
 def replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
-    """Replace the texts of `encoded` at the given places by those of `other`; `counted` adds their counts."""
+    """Replace the texts of `encoded` at the given indices by those of `other`; `counted` adds their counts."""
     chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
     pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
     for i in range(len(encoded.offsets) - 1):

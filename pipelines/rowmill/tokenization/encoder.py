@@ -22,7 +22,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
 class Encoder:
-    """Encodes and decodes with one tokenizer. Opening takes about a second for 150,000 tokens: one per process."""
+    """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
     def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
         """Open the fast path if it is wanted and the card allows it; the reference opens at its first use."""
@@ -32,7 +32,7 @@ class Encoder:
 
     @cached_property
     def usual(self) -> Any:
-        """The reference: the `tokenizers` backend that `transformers` itself calls."""
+        """The `tokenizers` backend that `transformers` calls."""
         return open_reference_backend(self._backend)
 
     def open_reference(self) -> None:
@@ -42,7 +42,7 @@ class Encoder:
             _ = self._byte_lengths
 
     def to_transformers(self) -> Any:
-        """Return the tokenizer as `transformers` would open it, chat template included; takes seconds."""
+        """Return the tokenizer as `transformers` opens it, with its chat template; takes seconds."""
         from transformers import PreTrainedTokenizerFast
 
         tokens = {name: text for name, text in self.card.special_tokens.items() if name.endswith("_token")}
@@ -52,12 +52,12 @@ class Encoder:
 
     @cached_property
     def _ordinary_text_backend(self) -> Any:
-        """The same tokenizer without its added tokens, for strings that must stay ordinary text."""
+        """The tokenizer without its added tokens, for strings that must stay ordinary text."""
         return open_reference_backend(_remove_dummy_prefix(_remove_added_tokens(self._backend)))
 
     @cached_property
     def _continuation_backend(self) -> Any:
-        """The same tokenizer without the space that SentencePiece adds before a text, for continuations."""
+        """The tokenizer without the space that SentencePiece adds before a text, for continuations."""
         return open_reference_backend(_remove_dummy_prefix(self._backend))
 
     @cached_property
@@ -65,7 +65,7 @@ class Encoder:
         return read_byte_lengths(self._backend)
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts without adding special tokens: the ids that `transformers` gives.
+        """Encode texts to the ids that `transformers` gives without adding special tokens.
 
         A text whose tokens do not add up to its bytes takes the reference path.
         """
@@ -123,7 +123,7 @@ class Encoder:
         )
 
     def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
-        """Encode texts as `encode_continuation` does and return only ids and offsets, which is twice as fast."""
+        """Encode as `encode_continuation` does, but return only ids and offsets, which is twice as fast."""
         encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.int32) for one in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -131,14 +131,14 @@ class Encoder:
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
     def reencode_continuations(self, encoded: EncodedTexts, texts: Sequence[str], places: Ints) -> EncodedTexts:
-        """Encode the texts at the given places again, as continuation text; the others are unchanged."""
+        """Encode the texts at the given indices again, as continuation text; the others are unchanged."""
         if self._fast is not None or not len(places):
             return encoded
         chosen: list[int] = places.tolist()
         return replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
 
     def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
-        """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
+        """Encode a text whose character ranges `ordinary` must not become control tokens, each range separately.
 
         The text is also cut before the characters `cuts`, as in `rejoin_pieces`.
         """
@@ -160,14 +160,14 @@ class Encoder:
         return join_encodings([(ids, starts, ends)], usual=1)
 
     def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
-        """Return whether the chosen texts' ids are those of the reference."""
+        """Return whether the ids of the chosen texts equal the reference's."""
         # Without the characters of each token, which take as long as the ids.
         expected = self.usual.encode_batch_fast([texts[i] for i in chosen], add_special_tokens=False)
         spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
         return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
 
     def without_fast_path(self) -> "Encoder":
-        """Return an encoder that takes only the reference path; for a part in which the paths differed."""
+        """Return an encoder that takes only the reference path, for a batch in which the paths differed."""
         return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
 
     def decode(self, ids: Sequence[int]) -> str:

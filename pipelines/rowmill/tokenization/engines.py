@@ -28,6 +28,6 @@ def open_reference_backend(backend: str) -> Any:
 
 
 def encode_flat(fast: Any, texts: Sequence[str]) -> tuple[NDArray[np.uint32], Ints]:
-    """Encode texts on the fast path: their ids in one buffer, and offsets int64[N + 1] into it."""
+    """Encode texts on the fast path; return their ids in one buffer, and offsets int64[N + 1] into it."""
     ids, offsets = fast.encode_batch_flat(list(texts))
     return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)

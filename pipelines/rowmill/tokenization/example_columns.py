@@ -1,4 +1,4 @@
-"""Hold the examples of a part as flat columns, and write them as a table of `tokenized_examples`.
+"""The examples of a part as flat columns, and as the table that `tokenized_examples` stores.
 
 What belongs here: columns from batches or single examples, their concatenation, the table, and counts over it. What
 does not: encoding (`example_encoding.py`), the schema (`rowmill.schema.examples`).
@@ -26,9 +26,9 @@ _REMOVED_COLUMNS = ("messages_removed", "exchanges_removed", "reasoning_removed"
 
 @dataclass(frozen=True, slots=True)
 class ExampleColumns:
-    """Examples of a part, flat: example j is number `ks[j]` of row `rows[j]`.
+    """Examples of a part, flat: example j is example number `ks[j]` of row `rows[j]`.
 
-    `removed` has a column for each name in `_REMOVED_COLUMNS`; those absent are zero.
+    `removed` has a column for each name in `_REMOVED_COLUMNS`; absent columns are zero.
     """
 
     rows: Ints
@@ -44,13 +44,13 @@ class ExampleColumns:
     original_trained: Ints
     removed: "dict[str, Ints]"
     domains: "tuple[str | None, ...]" = ()
-    """The examples' domains, if a custom class sets them; empty: all have their rows' domains."""
+    """The examples' domains, if a custom class sets them; empty: the rows' domains apply."""
     weights: Weights | None = None
     """The loss weight of every token; None: every target has weight 1."""
 
     @property
     def token_weights(self) -> Weights:
-        """The loss weight of every token, 0 where it does not train."""
+        """The loss weight of every token; 0 for an untrained one."""
         return self.mask.astype(np.float32) if self.weights is None else self.weights
 
     def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
@@ -91,8 +91,8 @@ class ExampleColumns:
     def verified(self) -> int:
         """Count examples whose token mask agrees with the kinds of their tokens.
 
-        The text of a message trains as a whole or not at all, except for an example's first token. A mask shifted by
-        one token breaks this.
+        The text of a message trains as a whole or not at all, except for an example's first token. A mask that is
+        shifted by one token violates this.
         """
         begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
         starts = self.span_starts + begins
@@ -105,15 +105,15 @@ class ExampleColumns:
         return len(self.rows) - len(np.unique(examples[partly]))
 
     def _count_template_tokens(self) -> Ints:
-        """Count per example the untrained tokens that the template wrote."""
-        # Each example's first span begins with it, so over all examples a span ends where the next one begins.
+        """Count the untrained template tokens of each example."""
+        # The first span of an example begins at its first token, so every span ends where the next one begins.
         begins = self.span_starts + np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
         sizes = np.diff(np.append(begins, len(self.mask)))
         return _sum_by_example(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, self.lengths)
 
 
 def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
-    """Return examples as columns; each comes with its row's place and its number among that row's."""
+    """Return (row index, number among the row's examples, example) triples as columns."""
     examples = [one for _, _, one in made]
     return ExampleColumns(
         rows=np.array([row for row, _, _ in made], np.int64),
@@ -134,7 +134,7 @@ def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
 
 
 def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleColumns:
-    """Return the kept texts of a batch as columns, text i as the only example of row `rows[i]`."""
+    """Return the kept texts of a batch as columns; text i is the only example of row `rows[i]`."""
     if not kept.all():
         return make_columns([(int(rows[i]), 0, batch.example(i)) for i in np.flatnonzero(kept).tolist()])
     return ExampleColumns(
@@ -155,7 +155,7 @@ def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleC
 
 
 def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
-    """Concatenate columns; there is at least one."""
+    """Concatenate one or more columns."""
     if len(several) == 1:
         return several[0]
     removed = {name for one in several for name in one.removed}
@@ -170,13 +170,13 @@ def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
 
 
 def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:
-    """Return a table made of columns in the order of its rows and of their examples."""
+    """Sort the table made of `columns` by row, then by number of the example."""
     order = np.lexsort((columns.ks, columns.rows))
     return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 
 
 def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weights | None:
-    """Concatenate weights, each given with its mask; None if all of them are None."""
+    """Concatenate (mask, weights) pairs; None if no weights are given."""
     if all(weights is None for _, weights in several):
         return None
     return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
@@ -198,6 +198,6 @@ def _sum_by_example(flags: Bools, lengths: Ints) -> Ints:
 
 
 def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
-    """Count the token ids of a part's examples that are outside the vocabulary."""
+    """Count the token ids of a part's examples outside the vocabulary."""
     ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return int(((ids < 0) | (ids >= vocab_size)).sum())

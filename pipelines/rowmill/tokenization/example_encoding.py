@@ -1,6 +1,6 @@
-"""Encode masked texts into examples, and count what happens to them.
+"""Encode masked texts into examples, and keep the counts of a part.
 
-What belongs here: one batch from masked texts to examples, its comparison with the reference path, and the counts of a
+What belongs here: masked texts → examples for one batch, the comparison with the reference path, and the counts of a
 part. What does not: the tokens of spans (`encoded_batch.py`), control tokens (`control_tokens.py`).
 """
 
@@ -19,11 +19,11 @@ from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces
 from rowmill.tokenization.encoder import Encoder
 
 SAMPLE_EVERY = 100
-"""One text in this many is encoded again on the reference path; in every batch the first, unless it is very long."""
+"""Every 100th text of a batch, from the first on, is encoded again on the reference path."""
 
 
 SAMPLE_CHARS = 1 << 18
-"""Longer texts are not compared: the reference holds 500 bytes per token, which is 1.4 GB for 10 MB of text."""
+"""Longer texts are not compared: the reference takes 500 bytes per token, which is 1.4 GB for 10 MB of text."""
 
 
 # ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
@@ -31,27 +31,31 @@ SAMPLE_CHARS = 1 << 18
 
 @dataclass(slots=True)
 class TokenizationCounts:
-    """What is counted while rows are prepared, beside the examples themselves; sums over parts are laws' facts."""
+    """Counts of one part; their sums over all parts are facts of the stage."""
 
     dropped: dict[str, int] = field(default_factory=dict[str, int])
+    """Rows' text that the template did not print, by kind."""
     control_strings: dict[str, int] = field(default_factory=dict[str, int])
     """Occurrences of control tokens in rows' text, by role and string: `user <|im_end|>`."""
     controlled_rows: int = 0
     template: dict[str, Any] = field(default_factory=dict[str, Any])
     """The template's observed behavior, for the report."""
     usual_way: int = 0
+    """Texts that took the reference path."""
     altered: int = 0
-    """Texts whose ids decode to other text, because the tokenizer normalises."""
+    """Texts whose ids decode to different text, because the tokenizer normalizes."""
     lane_differences: int = 0
+    """Batches in which the fast path's ids differed from the reference's."""
     straddles: int = 0
+    """Tokens that cross an edge of a span."""
     prompts_compared: int = 0
     """Rows whose generation prompt was encoded alone and compared with the row's ids."""
     prompts_that_differ: list[str] = field(default_factory=list[str])
-    """The ids of those rows whose token ids do not begin with the prompt's."""
+    """Row ids of those rows whose token ids do not begin with the prompt's."""
     dropped_tokens: int = 0
-    """Tokens of rows that were encoded and then rejected: too long, or without a target."""
+    """Tokens of rows that were encoded and then rejected, as too long or without a target."""
     dropped_trained: int = 0
-    """Those of them that would have trained."""
+    """How many of `dropped_tokens` would have trained."""
 
     def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
         """Count control tokens in a row's text, by role and string."""
@@ -66,7 +70,7 @@ class TokenizationCounts:
 
 
 def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
-    """Encode a batch and compare a sample with the reference; on any difference encode all of it on that path."""
+    """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path."""
     encoded = encoder.encode(texts)
     counts.usual_way += encoded.usual
     counts.altered += encoded.altered
@@ -87,8 +91,8 @@ def make_examples(
 ) -> "list[Example | Rejected]":
     """Encode masked texts in one batch and find the tokens of their spans.
 
-    `ordinary[i]` are ranges of text i that must not become control tokens. With `split` a text is cut where it
-    begins to train, and the pieces are encoded apart, so that a prompt's ids are those of the prompt alone.
+    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
+    training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
     """
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
     encoded = _encode_masked([masked[i] for i in plain], encoder, counts, split=split)
@@ -121,6 +125,6 @@ def _encode_masked(
 
 
 def _find_trained_starts(one: MaskedConversation) -> list[int]:
-    """Return the characters, other than the first, at which training begins after text that does not train."""
+    """Return the positions, other than 0, at which training begins after untrained text."""
     ends = {span.end for span in one.trained}
     return [span.start for span in one.trained if span.start and span.start not in ends]

@@ -17,9 +17,9 @@ from rowmill.tokenization.token_bytes import read_sentencepiece_bytes
 
 
 class RoundTripDecoder:
-    """The bytes of a tokenizer's ids.
+    """Decodes ids to bytes and compares them with texts.
 
-    `byte_table` are the bytes by id of a byte-level vocabulary, None for another; `decode` is the tokenizer's own.
+    `byte_table`: the bytes by id of a byte-level vocabulary, None for others; `decode`: the tokenizer's own function.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RoundTripDecoder:
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths
 
     def altered(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: Ints) -> list[int]:
-        """Return which texts their ids do not give back; text i has ids `[offsets[i], offsets[i + 1])`."""
+        """Return the indices of texts that differ from their decoded ids, `[offsets[i], offsets[i + 1])` for text i."""
         if self._byte_table is None:
             pairs = zip(texts, offsets.tolist(), offsets[1:].tolist(), strict=False)
             return [i for i, (text, left, right) in enumerate(pairs) if self._decode(ids[left:right].tolist()) != text]

@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _make_byte_alphabet() -> dict[str, int]:
-    """Map the 256 printable characters that byte-level vocabularies use for bytes back to the bytes.
+    """Map the 256 printable characters that byte-level vocabularies use for bytes to the bytes.
 
     Source: the GPT-2 encoder: printable Latin-1 characters represent themselves, the other bytes start at U+0100.
     """
@@ -28,7 +28,7 @@ def _make_byte_alphabet() -> dict[str, int]:
 
 
 def read_byte_lengths(backend: str) -> Ints:
-    """Return the number of bytes of each id: int64[largest id + 1], −1 for ids without a token."""
+    """Return the number of bytes of each id, int64[largest id + 1]; −1 for an id without a token."""
     parsed: dict[str, Any] = orjson.loads(backend)
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed["added_tokens"]
@@ -55,7 +55,7 @@ def read_token_bytes(backend: str) -> list[bytes]:
 
 
 def read_sentencepiece_bytes(backend: str) -> list[bytes] | None:
-    """Return the bytes of every id of a vocabulary that writes spaces as U+2581; None for any other."""
+    """Return the bytes of every id of a vocabulary that writes spaces as U+2581; None for other vocabularies."""
     parsed = orjson.loads(backend)
     vocabulary = parsed["model"].get("vocab")
     if isinstance(vocabulary, list):

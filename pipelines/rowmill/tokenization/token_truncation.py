@@ -1,7 +1,7 @@
-"""Examples made shorter, or a BOS longer: ids, mask, weights and spans are cut together, and what goes is counted.
+"""Cut the tokens of one example, or prepend a BOS: ids, mask, weights and spans together, counting removed tokens.
 
-What belongs here: cuts of one example. What does not: what a conversation loses by its structure
-(`truncation.py`), when to cut (`text_examples.py`).
+What belongs here: cuts of one example. What does not: truncating a conversation by its structure
+(`conversation/truncation.py`), when to cut (`text_examples.py`).
 """
 
 from dataclasses import replace
@@ -13,9 +13,9 @@ from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 
 
 def split_into_windows(example: Example, limit: int) -> list[Example]:
-    """Cut a document into consecutive windows of at most `limit` tokens; nothing is lost.
+    """Cut a document into consecutive windows of at most `limit` tokens, without dropping any.
 
-    Each window is an example of its own, so its first token has nothing before it and is no target.
+    Each window is a separate example, so its first token is not a target.
     """
     pieces: list[Example] = []
     for start in range(0, len(example.ids), limit):
@@ -29,10 +29,10 @@ def split_into_windows(example: Example, limit: int) -> list[Example]:
 
 
 def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input_tokens: int, first: int) -> Example:
-    """Shorten a pair to `limit` tokens: its input on `side` first, then its output on the right.
+    """Cut a pair to `limit` tokens: first its input, on `side`, then its output on the right.
 
-    `first` is where the input begins (1 after a BOS), `input_tokens` how many it has. EOS goes with the
-    output's end: an answer that was cut must not teach the model to stop there.
+    The input has `input_tokens` tokens from `first` on (1 after a BOS). EOS is cut with the output's end, because a
+    cut answer must not teach the model to stop there.
     """
     excess = len(example.ids) - limit
     from_input = min(excess, input_tokens)
@@ -44,7 +44,7 @@ def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input
 
 
 def prepend_bos(example: Example, bos_id: int) -> Example:
-    """Put a BOS, which does not train, before an example that does not begin with one."""
+    """Prepend an untrained BOS to an example that does not begin with one."""
     if len(example.ids) and int(example.ids[0]) == bos_id:
         return example
     opens = len(example.span_kinds) > 0 and int(example.span_kinds[0]) == TEMPLATE_KIND
@@ -62,7 +62,7 @@ def prepend_bos(example: Example, bos_id: int) -> Example:
 
 
 def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
-    """Do the last stage of truncation: keep the last (`left` is cut) or the first `limit` tokens; a BOS stays."""
+    """Cut an example to `limit` tokens on one side, the last stage of truncation; a BOS is kept."""
     keep = np.ones(len(example.ids), bool)
     leads = bos_id is not None and len(example.ids) > 0 and int(example.ids[0]) == bos_id
     excess = len(example.ids) - limit
@@ -71,6 +71,3 @@ def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"]
     else:
         keep[limit:] = False
     return example.keep(keep)
-
-
-# ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────

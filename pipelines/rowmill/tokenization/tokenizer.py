@@ -1,13 +1,13 @@
-"""Open a tokenizer once and keep all that decides its ids as data.
+"""Open a tokenizer, and keep everything that determines its ids as plain data.
 
 What belongs here: loading a tokenizer, its card, and the probe that decides whether the fast path may be taken. What
 does not: finding its files (`tokenizer_source.py`), encoding (`encoder.py`).
 
 Two paths give the same ids. The *fast path*: `fastokens` encodes a batch into one flat buffer, and because every id
 of a byte-level vocabulary has a known number of bytes, one cumulative sum gives the position of each token. The
-*reference path*: the `tokenizers` library, which `transformers` itself uses. The fast path is taken only for
-tokenizers that gave the same ids on the probe texts; it is compared again on a sample of every part, and any text
-whose bytes do not add up (a normalizer changed it) takes the reference path.
+*reference path*: the `tokenizers` library, which `transformers` uses. A tokenizer takes the fast path only if both
+paths gave the same ids on the probe texts. They are compared again on a sample of every batch, and a text whose tokens
+do not add up to its bytes (a normalizer changed it) takes the reference path.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
 
 TOKENIZATION_VERSION = 3
-"""Raise it when the ids or token spans of any text may change."""
+"""Increment it when the ids or token spans of any text may change."""
 
 
 PROBE_TEXTS = (
@@ -44,7 +44,7 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
     Raises
     ------
     ConfigError
-        If no tokenizer is found, or it has no Rust backend (only those know their byte offsets).
+        If no tokenizer is found, or it has no Rust backend (only those report offsets).
     UnreachableError
         If the hub does not answer.
 
@@ -53,7 +53,7 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
 
 
 def load_tokenizer(found: FoundTokenizer) -> LoadedTokenizer:
-    """Load a tokenizer whose files are known; errors as in `open_tokenizer`."""
+    """Load a found tokenizer; raises like `open_tokenizer`."""
     folder = found.fetch()
     return _make_loaded_tokenizer(_load_from_folder(found.choice.name, folder), folder)
 
@@ -69,8 +69,8 @@ def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
     """
     if getattr(hf, "backend_tokenizer", None) is None:
         raise ConfigError(
-            f"tokenizer: {type(hf).__name__} has no Rust backend; only those report which characters a token "
-            "covers; open it with use_fast=True"
+            f"tokenizer: {type(hf).__name__} has no Rust backend, which is needed to find the characters of a token; "
+            "open it with use_fast=True"
         )
     return _make_loaded_tokenizer(hf, None)
 
@@ -112,13 +112,13 @@ def _load_from_folder(name: str, folder: Path) -> Any:
     except Exception as error:
         first = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); a folder with tokenizer.json and "
-            "tokenizer_config.json, or a hub name, is needed; point `tokenizer` at one"
+            f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); expected a folder with "
+            "tokenizer.json and tokenizer_config.json, or a hub name; point `tokenizer` at one"
         ) from error
     if getattr(hf, "backend_tokenizer", None) is None or not (folder / "tokenizer.json").is_file():
         raise ConfigError(
-            f"tokenizer: {name!r} has no tokenizer.json; only tokenizers with that file report which characters a "
-            "token covers; save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+            f"tokenizer: {name!r} has no tokenizer.json, which is needed to find the characters of a token; "
+            "save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
     return hf
 
@@ -129,13 +129,13 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
 
 
 def _probe_fast_path(backend: str, byte_level: bool) -> tuple[bool, str]:
-    """Compare both paths on the probe texts; a tokenizer with any difference takes the reference path."""
+    """Return whether both paths give the same ids on the probe texts, and if not, why."""
     if not byte_level:
         return False, "not a byte-level BPE"
     try:
         fast = open_fast_backend(backend)
         ids, offsets = encode_flat(fast, PROBE_TEXTS)
-    except Exception as error:  # noqa: BLE001  (whatever the fast engine refuses, the reference path still works)
+    except Exception as error:  # noqa: BLE001  (the reference path handles any tokenizer that the fast engine refuses)
         return False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     reference = open_reference_backend(backend)
     for i, one in enumerate(reference.encode_batch(list(PROBE_TEXTS), add_special_tokens=False)):

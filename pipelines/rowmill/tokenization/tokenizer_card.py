@@ -12,12 +12,12 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCard:
-    """The identity of a tokenizer: all that decides its ids, and what other modules read of it.
+    """The identity of a tokenizer: everything that determines its ids, and the properties that other modules read.
 
-    The card does not depend on the path or name that opened the tokenizer: a copy has the same card. `files` are
-    digests of its files; `added` are its added tokens as `(id, content, special)`; `chat_template` is its own template,
-    or several by name. `fast` is true if the fast path gave the reference's ids on the probe texts; if not, `why_usual`
-    is the reason.
+    A card does not depend on the path or name by which the tokenizer was opened: a copy has the same card. `files`:
+    digests of its files; `added`: its added tokens as `(id, content, special)`; `chat_template`: its template, or
+    several by name. `fast`: whether the fast path gave the reference's ids on the probe texts; if not, `why_usual` has
+    the reason.
     """
 
     digest: str
@@ -36,7 +36,7 @@ class TokenizerCard:
     why_usual: str
 
     def token(self, token_id: int | None) -> str | None:
-        """Return the text of an added token, or None."""
+        """Return the text of an added token; None for other ids."""
         return next((content for one, content, _ in self.added if one == token_id), None)
 
 
@@ -57,6 +57,6 @@ def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
     """Rebuild a loaded tokenizer."""
     raw = orjson.loads(content)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
-    # Cards of older builds hold the name under which the tokenizer was first opened.
+    # Cards of older builds contain the name by which the tokenizer was first opened.
     card.pop("name", None)
     return LoadedTokenizer(card=TokenizerCard(**card), backend=base64.b64decode(raw["backend"]).decode())

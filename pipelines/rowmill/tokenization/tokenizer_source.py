@@ -1,11 +1,11 @@
-"""Which tokenizer a recipe means: a folder, or a name on the Hugging Face hub at a commit.
+"""Find the tokenizer of a recipe: a folder, or a name on the Hugging Face hub at a commit.
 
-What belongs here: the option `tokenizer`, finding the folder, asking the hub which commit a revision is, fetching that
-commit, and identifying a tokenizer's files. What does not: opening it and what it does with text (`tokenizer.py`).
+What belongs here: the option `tokenizer`, finding the folder, resolving a revision to a commit on the hub, fetching
+that commit, and identifying a tokenizer's files. What does not: opening it (`tokenizer.py`), encoding (`encoder.py`).
 
-    tokenizer: configs/demo/tokenizer                       a folder; its files identify it, wherever it lies
-    tokenizer: Qwen/Qwen3-0.6B                              the hub's default branch, asked anew by each build
-    tokenizer: {name: Qwen/Qwen3-0.6B, revision: c1899de2…} a commit, which never moves and is never asked for
+    tokenizer: configs/demo/tokenizer                       a folder, identified by the content of its files
+    tokenizer: Qwen/Qwen3-0.6B                              the hub's default branch, resolved by each build
+    tokenizer: {name: Qwen/Qwen3-0.6B, revision: c1899de2…} a commit, which is fixed and needs no request
 
 A path or a name is never part of a tokenizer's identity: a copy of a folder is the same tokenizer.
 """
@@ -33,25 +33,25 @@ TOKENIZER_FILES = (
     "special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "vocab.json", "vocab.txt",
 )  # fmt: skip
-"""The files by which tokenizers are saved; others of a model's folder, such as its weights' index, are not its."""
+"""The files of a saved tokenizer; a model's folder has others too, such as the index of its weights."""
 
 _FETCHED_PATTERNS = (*TOKENIZER_FILES, "config.json", "additional_chat_templates/*.jinja", "*.model")
-"""What is fetched from the hub: also what `transformers` looks at to choose a tokenizer's class."""
+"""Files to fetch from the hub, including those from which `transformers` chooses the tokenizer's class."""
 
 _HUB_TIMEOUT_S = 10.0
 
 
 class TokenizerChoice(Config):
-    """A tokenizer: a folder, or a name on the hub with the revision that is wanted."""
+    """A tokenizer: a folder, or a name on the hub with a revision."""
 
     FILLED_IN: ClassVar = ("content",)
 
     name: str = Field(min_length=1)
     """A folder (relative to the recipe's project) or a name on the hub."""
     revision: str | None = None
-    """Branch, tag or commit on the hub; null is its default branch. A commit never moves."""
+    """Branch, tag or commit on the hub, of which only a commit never moves; null: the default branch."""
     content: str | None = None
-    """The digest of a folder's files, filled in when the recipe is read: other files make other tokens."""
+    """The digest of a folder's files, filled in when the recipe is read, because other files give other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +64,41 @@ class FoundTokenizer:
 
     @property
     def stamp(self) -> str:
-        """Identify its files without opening them where a commit says which they are."""
+        """An identity of its files; for a commit, computed without fetching them."""
         if self.folder is not None:
             return hash_tokenizer_folder(self.folder)
         return digest_json("hub", self.choice.name, self.commit)
 
     def fetch(self) -> Path:
-        """Return the folder of its files; those of a commit come from the hub or from the hub's cache here.
+        """Return the folder with its files; those of a commit come from the local cache, else from the hub.
 
         Raises
         ------
         UnreachableError
-            If they are not in the cache and the hub does not hand them out.
+            If they are not in the cache and cannot be fetched.
 
         """
         return self.folder if self.folder is not None else _fetch_from_hub(self.choice, self.commit or "")
 
 
 def find_tokenizer_folder(name: str, base: Path) -> Path | None:
-    """Return the folder that a tokenizer's name is, seen from the project or from here; None: it is on the hub."""
+    """Return the folder of that name, relative to `base` or to the current folder; None if it is a name on the hub."""
     return next((folder for folder in (base / name, Path(name)) if folder.is_dir()), None)
 
 
 def require_no_revision(folder: str, revision: object) -> None:
-    """Refuse a revision beside a folder, which would silently do nothing."""
+    """Refuse a revision of a folder, which would have no effect."""
     if revision is not None:
         raise ConfigError(
-            f"tokenizer.revision: {revision!r} with the folder {folder!r}; only names on the hub have revisions; "
-            "delete it"
+            f"tokenizer.revision: {revision!r} is given for the folder {folder!r}; only names on the hub have "
+            "revisions; delete it"
         )
 
 
 def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | None = None) -> FoundTokenizer:
-    """Find a tokenizer's folder, or the commit that its revision is on the hub today.
+    """Find a tokenizer's folder, or resolve its revision to a commit on the hub.
 
-    `last_commit` is what the revision was when it was last asked for; it stands where the hub does not answer.
+    `last_commit`: the commit to which the revision was resolved last, used if the hub does not answer.
 
     Raises
     ------
@@ -114,8 +114,8 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
         return FoundTokenizer(choice, folder, None)
     if choice.name.startswith((".", "/", "~")) or choice.name.count("/") > 1:
         raise ConfigError(
-            f"tokenizer: no folder {choice.name!r} (looked in {base}); a folder with tokenizer.json or a hub name like "
-            "Qwen/Qwen3-0.6B is needed; correct the path"
+            f"tokenizer: no folder {choice.name!r} (looked in {base}); expected a folder with tokenizer.json, or a hub "
+            "name like Qwen/Qwen3-0.6B; correct the path"
         )
     if choice.revision is not None and _COMMIT_PATTERN.fullmatch(choice.revision):
         return FoundTokenizer(choice, None, choice.revision)
@@ -123,12 +123,12 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
 
 
 def hash_tokenizer_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each of a tokenizer's own files."""
+    """Return the SHA-256 of each of a tokenizer's files."""
     return {name: _hash_file(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def hash_tokenizer_folder(folder: Path) -> str:
-    """Identify all small files of a folder: whatever of them a tokenizer's class may read."""
+    """Return a digest of all text and model files of a folder, since a tokenizer's class may read any of them."""
     suffixes = {".json", ".jinja", ".model", ".txt"}
     names = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes and one.is_file())
     return digest_json({name: _hash_file(folder / name) for name in names})
@@ -146,7 +146,7 @@ _COMMIT_CACHE: dict[tuple[str, str, str | None], str] = {}
 
 
 def forget_commits() -> None:
-    """Ask the hub anew from here on: within one build a revision is one commit, whatever happens on the hub."""
+    """Forget resolved revisions at the start of a build, within which a revision always is the same commit."""
     _COMMIT_CACHE.clear()
 
 
@@ -164,28 +164,28 @@ def _ask_hub_for_commit(choice: TokenizerChoice, last_commit: str | None) -> str
     try:
         commit = HfApi().model_info(choice.name, revision=choice.revision, timeout=_HUB_TIMEOUT_S).sha
     except HFValidationError as error:
-        raise _make_tokenizer_error(choice, "it is neither a folder nor a name on the hub") from error
+        raise _make_tokenizer_error(choice, "it is neither a folder nor a valid name on the hub") from error
     except RevisionNotFoundError as error:
         raise _make_tokenizer_error(choice, f"the hub has no revision {choice.revision!r} of it") from error
     except RepositoryNotFoundError as error:
-        raise _make_tokenizer_error(choice, "the hub has no such name, or not for you") from error
-    # Whatever goes wrong on the network has many types.
+        raise _make_tokenizer_error(choice, "the hub has no such name, or you have no access to it") from error
+    # Network errors have many types.
     except Exception as error:
         known = last_commit or _find_cached_commit(choice)
         if known is None:
             raise _make_unreachable_error(choice, error) from error
         _LOG.warning(
-            "tokenizer: the hub does not say which commit %s is (%s); goes on with %s, the last one known",
+            "tokenizer: the hub did not resolve %s to a commit (%s); continuing with %s, the last known one",
             describe_tokenizer(choice), type(error).__name__, known[:12],
         )  # fmt: skip
         return known
     if commit is None:
-        raise _make_tokenizer_error(choice, "the hub names no commit for it")
+        raise _make_tokenizer_error(choice, "the hub returned no commit for it")
     return commit
 
 
 def _find_cached_commit(choice: TokenizerChoice) -> str | None:
-    """Return the commit that the hub's cache on this machine has for a revision."""
+    """Return the commit of a revision in the local cache of the hub; None if it is not cached."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -211,20 +211,20 @@ def _fetch_from_hub(choice: TokenizerChoice, commit: str) -> Path:
 
 
 def describe_tokenizer(choice: TokenizerChoice) -> str:
-    """Name a tokenizer with its revision."""
+    """Return a tokenizer's name with its revision."""
     return f"{choice.revision or 'the default branch'} of {choice.name}"
 
 
 def _make_tokenizer_error(choice: TokenizerChoice, what: str) -> ConfigError:
     return ConfigError(
-        f"tokenizer: {choice.name!r} cannot be loaded ({what}); a folder with tokenizer.json and "
-        "tokenizer_config.json, or a hub name and revision, is needed; point `tokenizer` at one"
+        f"tokenizer: {choice.name!r} cannot be loaded ({what}); expected a folder with tokenizer.json and "
+        "tokenizer_config.json, or a hub name and revision; point `tokenizer` at one"
     )
 
 
 def _make_unreachable_error(choice: TokenizerChoice, error: BaseException) -> UnreachableError:
     why = " ".join(str(error).split())[:300]
     return UnreachableError(
-        f"tokenizer: {choice.name!r} cannot be loaded ({type(error).__name__}: {why}); the hub must answer, or its "
-        "cache on this machine have the tokenizer; check the network, or name a folder"
+        f"tokenizer: {choice.name!r} cannot be loaded ({type(error).__name__}: {why}); the hub must be reachable, or "
+        "the tokenizer in its local cache; check the network, or give a folder"
     )

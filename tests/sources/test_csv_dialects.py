@@ -4,6 +4,7 @@ What belongs here: delimiters, quotes, line numbers. What does not: cells and ba
 """
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,75 @@ def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_fi
     scan = scanned(tmp_path, b"a#b\n'x#y'#'2'\n", delimiter="#", quote="'")
 
     assert records_of(scan, tmp_path) == [{"a": "x#y", "b": "2"}]
-    again = Files(train_urls=["a.csv"], delimiter="#")
+    again = Files(train_urls=["a.csv"], delimiter="#", quote='"')
     [other] = sources.scan_source(again, tmp_path, lambda at, _: str(tmp_path / at), {scan.url: scan})
     assert other.quote == '"'
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("line", [b"sep=;\r\n", b"SEP=;\n", b'"sep=;"\n'])
+def test_first_line_that_says_the_delimiter_as_excel_reads_it_is_no_record(
+    tmp_path: Path, mark: bytes, line: bytes
+) -> None:
+    # By itself the header has two commas, and one semicolon.
+    scan = scanned(tmp_path, mark + line + b"a;b,c,d\n1;x,y,z\n\n2;u\n")
+
+    assert (scan.delimiter, scan.records) == (";", 2)
+    assert records_of(scan, tmp_path) == [{"a": "1", "b,c,d": "x,y,z"}, {"a": "2", "b,c,d": "u"}]
+    assert [sources.find_part_line(scan.parts[0], scan, tmp_path, row) for row in range(2)] == [3, 5]
+
+
+def test_delimiter_that_the_first_line_says_gives_way_to_the_recipe_and_to_what_gives_columns(tmp_path: Path) -> None:
+    assert scanned(tmp_path, b"sep=;\na,b;c\n1,2;3\n", delimiter=",").delimiter == ","
+    assert scanned(tmp_path, b"sep=;\na,b\n1,2\n").delimiter == ","
+    assert scanned(tmp_path, b"sep=#\na#b\n1#2\n").delimiter == "#"
+    assert records_of(scanned(tmp_path, b"sep=x1,b\n1,2\n"), tmp_path) == [{"sep=x1": "1", "b": "2"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a,b\n'x','1'\n'y','2'\n",
+        b"'a','b'\n'x',1\n'y',2\n",
+        b"a;b\n'x; and; more';1\ny;2\nz;3\n",
+        b"a,b\n1,'Smith, J.'\n2,'Doe, A.'\n",
+    ],
+)
+def test_cells_in_single_quotes_are_refused_unless_the_recipe_says_what_they_are(
+    tmp_path: Path, content: bytes
+) -> None:
+    with pytest.raises(SchemaError, match=r"a\.csv: its cells stand in single quotes, such as '.*source\.quote: \"'\""):
+        scanned(tmp_path, content)
+    assert not any("'" in "".join(row.values()) for row in records_of(scanned(tmp_path, content, quote="'"), tmp_path))
+    scanned(tmp_path, b"a,b\n'x','1'\n", quote='"')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a,b\n'tis,1\nrock 'n' roll,2\n",
+        b"a,b\n'x',1\ny,2\nz,3\n",
+        b"a,b\n\"it's, 'so'\",'x'\n",
+        b"text\n'alone'\n",
+        b"a,b\nO'Neil,1\n",
+    ],
+)
+def test_apostrophes_are_part_of_the_cells(tmp_path: Path, content: bytes) -> None:
+    scan = scanned(tmp_path, content)
+
+    assert scan.quote == '"'
+    assert content.count(b"'") == sum("".join(row.values()).count("'") for row in records_of(scan, tmp_path))
+
+
+def test_scan_of_before_dialects_were_found_so_is_done_again(tmp_path: Path) -> None:
+    scan = scanned(tmp_path, b"sep=;\na;b\n1;2\n")
+    older = replace(scan, delimiter=",", dialect_version=0)
+
+    [again] = sources.scan_source(
+        Files(train_urls=["a.csv"]), tmp_path, lambda at, _: str(tmp_path / at), {scan.url: older}
+    )
+
+    assert again == scan
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "\n"])

@@ -13,6 +13,7 @@ not UTF-8 keeps its bytes, and its row is rejected as `not_utf8`.
 import csv
 import io
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,11 @@ _HEAD_RECORDS = 200
 DELIMITERS = (",", ";", "\t", "|")
 """Delimiters that are tried if the recipe names none."""
 QUOTE = '"'
+OTHER_QUOTE = "'"
+DIALECT_VERSION = 1
+"""Raised when the dialect of some file is found otherwise; CSV files that were scanned before are scanned again."""
+_DELIMITER_LINE = re.compile(r'"?sep=([^\r\n])"?\r?(?:\n|\Z)', re.IGNORECASE)
+"""What Excel reads in the first line as the delimiter; it is no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +56,53 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, delimiter: str | N
     `default` is the delimiter of files with this suffix: it is used unless its header is one column and another
     delimiter gives several, the same number in nearly all records.
 
+    A first line such as `sep=;` names the delimiter, unless the recipe does.
+
     Raises
     ------
     SchemaError
-        If the file is one column with the requested delimiter and several with another, or if two delimiters give
-        several.
+        If the file is one column with the requested delimiter and several with another, if two delimiters give
+        several, or if its cells are in single quotes and the recipe names no quote.
 
     """
-    enclosing = quote or QUOTE
     head = _read_head(stream)
+    declared = _DELIMITER_LINE.match(head)
+    if declared is not None:
+        head = head[declared.end() :]
+        if delimiter is None and _count_header_cells(head, declared[1], quote or QUOTE) > 1:
+            delimiter = declared[1]
+    found = _find_delimiter(head, url, default=default, delimiter=delimiter, enclosing=quote or QUOTE)
+    if quote is None:
+        _require_double_quotes(head, url, found.delimiter)
+    return found
+
+
+def _require_double_quotes(head: str, url: str, delimiter: str) -> None:
+    """Refuse a file whose cells are enclosed in single quotes, which would stay in the cells."""
+    is_one_column = _measure_even_width(head, delimiter, QUOTE) <= 1
+    for one in dict.fromkeys((delimiter, *(DELIMITERS if is_one_column else ()))):
+        cell = None if QUOTE in head else _find_single_quoted_cell(head, one)
+        if cell is not None:
+            raise SchemaError(
+                f"{url}: its cells stand in single quotes, such as {cell[:60]}; cells are enclosed in double quotes "
+                "unless the recipe says otherwise; write source.quote: \"'\", or source.quote: '\"' if the single "
+                "quotes belong to the cells"
+            )
+
+
+def _find_single_quoted_cell(head: str, delimiter: str) -> str | None:
+    """Return a cell in single quotes if every record has one, or records are as wide as the header with them alone."""
+    border = re.escape(delimiter)
+    enclosed = re.compile(rf"(?:^|(?<={border}))'(?:[^'\r\n]|'')*'(?=\r?$|{border})", re.MULTILINE)
+    cells = enclosed.findall(head)
+    if not cells or _measure_even_width(head, delimiter, OTHER_QUOTE) <= 1:
+        return None
+    records = len(_parse_head(head, delimiter, OTHER_QUOTE)) - 1
+    is_needed = len(cells) >= max(records, 1) or not _measure_even_width(head, delimiter, QUOTE)
+    return cells[-1] if is_needed else None
+
+
+def _find_delimiter(head: str, url: str, *, default: str, delimiter: str | None, enclosing: str) -> Dialect:
     wanted = delimiter or default
     several = {
         one: width for one in DELIMITERS if one != wanted and (width := _measure_even_width(head, one, enclosing)) > 1
@@ -153,6 +197,9 @@ class _RecordLines:
 
     def __next__(self) -> str:
         line = self._text.readline(self._limit + 1)
+        if not self.number and _DELIMITER_LINE.fullmatch(line):
+            self.number += 1
+            line = self._text.readline(self._limit + 1)
         if not line:
             raise StopIteration
         self.number += 1
@@ -274,10 +321,17 @@ class _Delimited(FileFormat):
         default = DEFAULT_DELIMITERS[file.suffix]
         with open_stream() as stream:
             found = find_dialect(stream, scan.url, default=default, delimiter=file.delimiter, quote=file.quote)
-        return replace(scan, delimiter=found.delimiter, quote=found.quote, asked=(file.delimiter, file.quote))
+        return replace(
+            scan,
+            delimiter=found.delimiter,
+            quote=found.quote,
+            asked=(file.delimiter, file.quote),
+            dialect_version=DIALECT_VERSION,
+        )
 
     def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        return scan.delimiter is not None and scan.asked == (file.delimiter, file.quote)
+        is_asked = scan.delimiter is not None and scan.asked == (file.delimiter, file.quote)
+        return is_asked and scan.dialect_version == DIALECT_VERSION
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         assert scan.delimiter is not None

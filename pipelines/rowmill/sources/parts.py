@@ -93,8 +93,8 @@ class FileScan:
     `stamp` shows cheaply whether the file changed since; "" never matches. `columns` are the names and types that a
     typed format declares. `revision` is the commit of a Hugging Face dataset. `sample_by` is the unit that a text file
     was cut into, None for other files; `max_record_bytes` the limit it was read under. `delimiter` and `quote` are the
-    dialect of a CSV file, and `asked` the recipe's options for them. `keeps_non_finite`: NaN and infinity of a typed
-    file are text in its parts, not null.
+    dialect of a CSV file, `asked` the recipe's options for them, and `dialect_version` how they were found.
+    `keeps_non_finite`: NaN and infinity of a typed file are text in its parts, not null.
     """
 
     url: str
@@ -110,6 +110,7 @@ class FileScan:
     delimiter: str | None = None
     quote: str | None = None
     asked: tuple[str | None, str | None] = (None, None)
+    dialect_version: int = 0
     keeps_non_finite: bool = False
     version: int = SCAN_VERSION
 

@@ -323,7 +323,7 @@ def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("groups", [{"file": "yes"}, {"files": True}, {}, {"file": True, "a": 1}])
 def test_group_that_is_neither_column_nor_file_says_what_can_be(tmp_path: Path, groups: Any) -> None:
-    with pytest.raises(ConfigError, match=r"must be a column's name, a list of them, \{file: true\}, or null"):
+    with pytest.raises(ConfigError, match=r"expected a column's name, a list of them, \{file: true\}, or null"):
         _ = readings(tmp_path, groups).project
 
 

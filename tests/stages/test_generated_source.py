@@ -112,7 +112,7 @@ def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road
     rows = ["raw_dataset", "canonical_rows"]
 
     with pytest.raises(
-        GateError, match=r"road/rows/parsed_records, version .*, of which this was made: .*valid_fraction"
+        GateError, match=r"road/rows/parsed_records, version .*, an ancestor of this input: .*valid_fraction"
     ):
         trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
     allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
@@ -140,7 +140,7 @@ def test_what_generated_records_were_made_of_is_judged_like_every_other_input(tr
 
     build_second(GATES, ["raw_dataset", "canonical_rows"])
     # The records themselves pass; rows that their model was trained on do not.
-    with pytest.raises(GateError, match=r"road/rows/canonical_rows, version .*, of which this was made: .*rejects"):
+    with pytest.raises(GateError, match=r"road/rows/canonical_rows, version .*, an ancestor of this input: .*rejects"):
         build_second(GATES | {"rejects": {"at_most": 0, "severity": "error"}}, only)
 
 

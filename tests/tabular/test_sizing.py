@@ -50,7 +50,8 @@ def judged(sizes: list[int], **changes: Any) -> Any:
 def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
     found = judged([10 + (i * 7) % 41 for i in range(100)])
 
-    assert found.is_good
+    assert not found.unsuitable
+    assert not found.warnings
     assert found.sizes["count"] == 100
     assert found.largest == "Largest group: 50 records, 1000 tokens"
 

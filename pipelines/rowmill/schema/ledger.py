@@ -70,8 +70,3 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def count_unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
     """Return how many records the ledger's lines miss, or count twice; must be zero."""
     return abs(records_in - sum(count for _, _, count in lines))
-
-
-def find_unknown_reasons(reasons: Iterable[str]) -> set[str]:
-    """Return the reasons that are not on the closed list."""
-    return set(reasons) - REJECT_REASONS

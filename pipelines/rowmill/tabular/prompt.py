@@ -95,11 +95,6 @@ class PromptFrame:
         """The generation prompt as text."""
         return self.prompt_text + self.bos_text
 
-    @property
-    def generation_ids(self) -> tuple[int, ...]:
-        """The generation prompt as ids, which begin every example."""
-        return (*self.prompt_ids, self.bos_id)
-
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON value, for the manifest: whoever generates needs it."""
         return {

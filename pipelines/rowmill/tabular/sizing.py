@@ -92,11 +92,6 @@ class GroupAdvice:
     unsuitable: dict[str, str]
     warnings: dict[str, str]
 
-    @property
-    def is_good(self) -> bool:
-        """Whether nothing speaks against it."""
-        return not self.unsuitable and not self.warnings
-
     def table(self) -> DisplayTable:
         """Return it for a page: one line per fact and per piece of advice."""
         rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]

@@ -145,7 +145,7 @@ def _run_trace(args: argparse.Namespace) -> int:
 
 def _run_template_report(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.inspect import report_templates
+    from rowmill.inspection.template_reports import report_templates
     from rowmill.reports import row_view
 
     project, console = open_project(args), terminal.make_console()
@@ -158,7 +158,7 @@ def _run_template_report(args: argparse.Namespace) -> int:
 
 def _prove_templates(project: "Project") -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.inspect import prove_templates
+    from rowmill.inspection.template_reports import prove_templates
     from rowmill.reports import template_proof
 
     console, all_right = terminal.make_console(), True

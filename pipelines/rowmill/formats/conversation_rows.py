@@ -74,6 +74,8 @@ class ConversationReader:
 
     `read_document` reads a record that has text under `text_key` and no conversation's shape; without it, such a record
     is rejected.
+
+    More than 250 lines, because each step of reading a record asks the same options and adds to the same report.
     """
 
     def __init__(

@@ -25,13 +25,9 @@ from rowmill import sources
 from rowmill.build import prepare, runner
 from rowmill.build.gate import open_generated_source
 from rowmill.build.steps import Project, Step, plan_steps
-from rowmill.conversation.masking import MaskRules
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
-from rowmill.conversation.template_proof import TemplateProof, prove_template
 from rowmill.core import console
 from rowmill.core.errors import ConfigError, suggest_name
-from rowmill.core.storage import Store, digest_json
+from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
@@ -45,6 +41,8 @@ from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization.encoder import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
+
+
 ClassT = TypeVar("ClassT")
 
 
@@ -116,7 +114,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
                 found = True
                 yield one
             continue
-        with _open_memory_context(project, name) as work:
+        with open_memory_context(project, name) as work:
             if row_id is None:
                 yield from _inspect_first(project, work, count)
                 continue
@@ -140,7 +138,7 @@ def _require_dataset(project: Project, dataset: str) -> str:
 
 
 @contextmanager
-def _open_memory_context(project: Project, name: str) -> Generator[StageContext, None, None]:
+def open_memory_context(project: Project, name: str) -> Generator[StageContext, None, None]:
     """Yield a stage context in memory; stored tokenizers are copied, since opening one from its files takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
     tokenizer_files.copy_tokenizers(project.store, store)
@@ -452,50 +450,3 @@ def split_by_class(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder
         edge = len(text) if end == len(ids) else max(written, len(encoder.decode(ids[:end]).rstrip("\ufffd")))
         yield TokenStretch(kind, text[written:edge], count)
         written = edge
-
-
-# ── Templates ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateReport:
-    """Behaviour of one dataset's chat template on probes, and warnings for its user."""
-
-    dataset: str
-    template_digest: str
-    contract: TemplateBehavior
-    warnings: tuple[str, ...]
-
-
-def report_templates(project: Project) -> list[TemplateReport]:
-    """Probe the chat template of each dataset; datasets without one are skipped."""
-    found: list[TemplateReport] = []
-    for name, dataset in project.recipe.datasets.items():
-        with _open_memory_context(project, name) as work:
-            loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
-            spec = tokenized_examples.resolve_renderer_spec(work, loaded)
-            if spec is not None:
-                observed = Renderer(spec).contract
-                warnings = (
-                    *list_template_warnings(observed, finish=dataset.loss.finish),
-                    *_describe_prompt_mismatches(observed),
-                )
-                found.append(TemplateReport(name, digest_json(spec.text), observed, warnings))
-    return found
-
-
-def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
-    """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are skipped."""
-    for name, dataset in project.recipe.datasets.items():
-        with _open_memory_context(project, name) as work:
-            loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
-            spec = tokenized_examples.resolve_renderer_spec(work, loaded)
-            if spec is not None:
-                on_dropped = {str(kind): policy for kind, policy in dataset.template.on_dropped.items()}
-                rules = MaskRules(spans=dataset.template.spans, on_dropped=on_dropped)
-                yield name, prove_template(Renderer(spec), rules)
-
-
-def _describe_prompt_mismatches(observed: TemplateBehavior) -> Iterator[str]:
-    for role in find_mismatched_prompts(observed):
-        yield f"after {role}, inference prompts with {observed.prompts[role]!r}, but training text continues otherwise"

@@ -28,9 +28,10 @@ from rowmill.core.console import (
 )
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.core.number_text import format_count, format_percent, join_facts
-from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TemplateReport, TokenClass
+from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
 from rowmill.inspection.lineage import RowOrigin, SegmentLocation, SequenceOccurrence
 from rowmill.inspection.sequence_trace import SequenceTrace, TokenTrace
+from rowmill.inspection.template_reports import TemplateReport
 from rowmill.inspection.trace import RowTrace
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}

@@ -142,7 +142,11 @@ def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 
 
 class ExampleBuilder:
-    """Builds examples from one dataset's rows; opened once per process."""
+    """Builds examples from one dataset's rows; opened once per process.
+
+    More than 250 lines, because all kinds of rows share the limit, its policies and the counts, and a conversation that
+    is too long goes through rendering, masking and encoding again.
+    """
 
     def __init__(
         self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
@@ -175,11 +179,6 @@ class ExampleBuilder:
             limit=None if as_it_is else self._limit,
             share=self._dataset.template.verify_render,
         )
-
-    @property
-    def raises(self) -> bool:
-        """Whether rows over the limit stop the build; the stage collects all of them first."""
-        return self._dataset.truncation.overlong == "raise"
 
     def _describe_template(self) -> dict[str, Any]:
         if self._printer is None:

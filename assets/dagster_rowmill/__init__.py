@@ -14,3 +14,28 @@
 Only public names of `dagster` are used, except in `history.py` and `event_log.py`, which say so. Never
 `from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagster_rowmill.definitions import build_definitions
+    from dagster_rowmill.materialize import materialize_recipe
+    from dagster_rowmill.resources import StorageResource
+
+__all__ = ["StorageResource", "build_definitions", "materialize_recipe"]
+
+_HOMES = {
+    "StorageResource": "dagster_rowmill.resources",
+    "build_definitions": "dagster_rowmill.definitions",
+    "materialize_recipe": "dagster_rowmill.materialize",
+}
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first asked for: loading one module must not load all others."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)

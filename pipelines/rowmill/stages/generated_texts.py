@@ -32,7 +32,7 @@ from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import RejectLog, sample_rejects, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, write_parquet
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
@@ -203,8 +203,7 @@ def parse_texts(task: ParseTask) -> Part:
         "kept": report.valid,
         "items": dict(report.items),
         "characters": dict(report.characters),
-        "reasons": log.counts(),
-        "examples_of_rejects": sample_rejects(log),
+        **count_accounts(log),
     }
     return save_parsed_part(Store(task.root), task.folder, task.fingerprint, made, log, facts)
 

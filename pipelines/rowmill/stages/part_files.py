@@ -82,7 +82,7 @@ def write_accounts(
     at = f"{stage_folder}/parts/{fingerprint}"
     return {
         "rejects": _write_rejects(store, stage_folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(kept, log, left_out, state)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _build_ledger(kept, log, left_out, state)),
     }
 
 
@@ -90,7 +90,7 @@ def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NO
     """Return the part's counts of rejects by reason, with samples, and of records left out."""
     return {
         "reasons": log.counts(),
-        "examples_of_rejects": sample_rejects(log),
+        "examples_of_rejects": _sample_rejects(log),
         "left_out": {state: len(left_out)} if left_out else {},
     }
 
@@ -111,9 +111,7 @@ def _empty_rejects() -> bytes:
     return _as_parquet(RejectLog("none").table())
 
 
-def build_ledger(
-    kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN
-) -> pa.Table:
+def _build_ledger(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str], state: str) -> pa.Table:
     """Return a part's ledger: rows kept, rejected, and left out in one state."""
     others = pa.array([*log.row_ids, *left_out], pa.string())
     states = [REJECTED] * len(log.row_ids) + [state] * len(left_out)
@@ -128,7 +126,7 @@ def build_ledger(
     return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER_SCHEMA)
 
 
-def sample_rejects(log: RejectLog) -> dict[str, list[str]]:
+def _sample_rejects(log: RejectLog) -> dict[str, list[str]]:
     """Return the first three rejects of each reason."""
     found: dict[str, list[str]] = {}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):

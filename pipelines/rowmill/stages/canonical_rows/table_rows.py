@@ -38,7 +38,6 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.recipe.dataset import Dataset
-from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_records import (
@@ -52,7 +51,7 @@ from rowmill.stages.canonical_rows.typed_records import (
     resolve_column_roles,
     split_columns,
 )
-from rowmill.stages.part_files import RejectLog, build_ledger, sample_rejects, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
@@ -404,28 +403,25 @@ def _empty_column(field: pa.Field, count: int) -> Any:
 def _save_table_rows(
     task: TableRowsTask, table: pa.Table, log: RejectLog, left_out: list[str], mismatches: MismatchLog
 ) -> Part:
-    store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
+    store = Store(task.root)
     splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
     characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
     facts: dict[str, Any] = {
         "records": task.part.records,
         "further_rows": 0,
         "kept": table.num_rows,
-        "reasons": log.counts(),
-        "left_out": {NOT_TAKEN: len(left_out)} if left_out else {},
+        **count_accounts(log, left_out),
         "roles": {},
         "rows_with_unknown_roles": 0,
         "examples_of_roles": {"": []},
         "schemas": {"record": table.num_rows} if table.num_rows else {},
         **count_messages(()),
         "splits": dict(sorted(splits.items())),
-        "examples_of_rejects": sample_rejects(log),
         "characters": characters + table.num_rows,
         "mismatches": mismatches.to_json(),
     }
     files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", table),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(table.column("row_id"), log, left_out)),
+        "rows": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/rows.parquet", table),
+        **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, left_out),
     }
     return Part(task.fingerprint, files, facts)

@@ -236,7 +236,7 @@ def _render_section(model: type[Config], level: int = 2, title: str | None = Non
 
 
 def _render_recipe_section() -> Iterator[str]:
-    yield from ("## The file", "", "`execution` decides no byte of the output; everything else does.", "")
+    yield from ("## The file", "", "`execution` changes no byte of the output; every other option may.", "")
     yield from render_option_table(Recipe, [name for name in Recipe.model_fields if name != "name"])
     words = "Groups for all datasets; a dataset's own value wins, and a kind takes only the groups it reads."
     yield _format_table_row("`defaults`", "mapping of groups", "`{}`", words)
@@ -318,7 +318,7 @@ def iterate_export_pages() -> Iterator[tuple[type[Config], str]]:
 
 
 def _extends_kind(model: type[Config], other: type[Config]) -> bool:
-    """Tell whether a kind has every option of another one, with the same words, beside its `kind`."""
+    """Return whether a kind has every option of another kind except `kind`, with the same descriptions."""
     mine, theirs = model.model_fields, other.model_fields
     return all(
         name == "kind" or (name in mine and mine[name].description == one.description) for name, one in theirs.items()
@@ -366,7 +366,7 @@ def _render_gates_section() -> Iterator[str]:
 
 def _render_names_section() -> Iterator[str]:
     """List other spellings that are accepted: people come with recipes of other tools."""
-    yield from ("## Other names", "", "Accepted and meant as what stands beside them; both at once are an error.", "")
+    yield from ("## Other names", "", "Each is accepted in place of the name next to it; giving both is an error.", "")
     yield from ("| written | meant |", "|---|---|")
     lines = {"configs": "datasets", "chat_template (top level)": "defaults.template.chat_template"}
     lines |= {
@@ -486,7 +486,7 @@ def render_reasons_page() -> str:
         GENERATED_NOTICE,
         "",
         "A record that cannot go on is rejected with one of these reasons; the list is closed.",
-        "Nothing of it is lost: the raw record and a detail are kept beside it.",
+        "Nothing is lost: the raw record is kept, with the reason and a detail.",
         "",
         "```",
         'rowmill sql "from rejects select reason, detail, row_id limit 20" <recipe>',
@@ -537,7 +537,7 @@ def render_code_pages(root: Path) -> dict[str, str]:
 
 
 def render_demo_pages(root: Path) -> dict[str, str]:
-    """Return every file that tells of a build of the demo, by its path in the project."""
+    """Return every file that describes a build of the demo, by its path in the project."""
     with walkthrough.build_demo(root) as project:
         questions = (root / QUERIES_PAGE).read_text(encoding="utf-8")
         return {
@@ -558,7 +558,7 @@ def _render_answer(store: Store, query: str) -> str:
 
 
 def main() -> int:
-    """Write the pages of the project in this folder, and those that tell of a build of the demo."""
+    """Write the pages of the project in this folder, and those that describe a build of the demo."""
     root = Path.cwd()
     for path, text in (render_code_pages(root) | render_demo_pages(root)).items():
         changed = not (root / path).exists() or (root / path).read_text(encoding="utf-8") != text

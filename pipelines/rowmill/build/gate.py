@@ -78,8 +78,8 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     graph = project.graph
 
     def thresholds(made: Manifest) -> Sequence[Threshold]:
-        # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike. A
-        # waiver names a dataset of the recipe that it stands in, and generated records may be of another one.
+        # A kept version may belong to a dataset that the recipe removed or renamed: the same checks apply. A waiver
+        # names a dataset of its own recipe, and generated records may belong to another recipe's dataset.
         is_own = made.key[0] == project.recipe.name and catalog.find_stage(made.stage).scope == "dataset"
         dataset = made.key[1] if is_own else None
         return graph.thresholds.get(made.key) or list_output_thresholds(project.recipe.gates, made, dataset)

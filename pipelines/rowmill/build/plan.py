@@ -50,7 +50,7 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
         return StepForecast(step, "on request", f"`{command}` makes it from a trained model")
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
-        return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
+        return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} must be made first")
     inputs = {k: known[k] for k in step.inputs} | open_generated_source(project, step)
     work = make_stage_context(project, step, inputs)
     fingerprint, prepared = prepare_step(work, step)

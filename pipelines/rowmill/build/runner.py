@@ -267,7 +267,7 @@ def build(
     only: Sequence[str] = (),
     datasets: Collection[str] | None = None,
 ) -> list[tuple[Step, StepReport, list[CheckResult]]]:
-    """Run a recipe's steps in order, judging each; leave out what a closed gate is ahead of, and build all else.
+    """Run a recipe's steps in order, with their checks; leave out steps behind a closed gate, and build all others.
 
     `only` limits the build to stages of these names or labels; without it, on-demand stages are left out. `datasets`
     limits it to steps of these datasets. `tell` is called after each step.
@@ -277,7 +277,7 @@ def build(
     ConfigError
         If a tokenizer or template is missing, before anything is built.
     GateError
-        When steps were left out, at the end: each failed check that blocks one, and what was left out for it.
+        If steps were left out, at the end: each failed check that blocks one, and the steps left out because of it.
 
     """
     chosen = [

@@ -1,10 +1,10 @@
 """Finds the generated records that a source reads: the current version of an on-demand stage.
 
-What belongs here: choosing the stage, its records as lines, lending them to a store that is gone afterwards. What does
-not: its gate (`build/gate.py`), staging them (`sources/generated.py`).
+What belongs here: choosing the stage, its records as lines, copying them to a temporary store. What does not: its gate
+(`build/gate.py`), staging them (`sources/generated.py`).
 
-The version is looked up whenever the source is read, as files are: it may be another recipe's. Once found it is an
-input of `raw_dataset` like any other, so the gate judges it and all that it was made of, and its manifest names it.
+The version is looked up whenever the source is scanned, as for files: it may belong to another recipe. Once found, it
+is an input of `raw_dataset` like any other, so the gate judges it and all its ancestors, and its manifest names it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,6 +71,6 @@ def _read_record_lines(store: Store, made: Manifest) -> Iterator[bytes]:
 
 
 def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
-    """Copy the files of the versions that a source reads into another store, in which a build must find them."""
+    """Copy the files of the versions that a source reads into another store, for a build there."""
     for file in (file for made in read for part in made.parts for file in part.files.values()):
         placed.write(file.path, store.read(file.path))

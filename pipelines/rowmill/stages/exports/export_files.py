@@ -1,6 +1,6 @@
-"""The files of an export: shards laid out for taking, jobs written by workers, whole files moved to their place.
+"""The files of an export: shards prepared for random access, jobs written by workers, complete files published.
 
-What belongs here: moving tokens and files, and the hashes of both ends. What does not: which tokens
+What belongs here: moving tokens and files, and hashing what was read and what was written. What does not: which tokens
 (`export_source.py`), a format's bytes (`rowmill.exports`).
 """
 
@@ -27,11 +27,11 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.exports.export_source import ExportSource, build_export_terms
 
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
-"""What a worker tells of each segment: its content hash and its targets."""
+"""A worker's result for each segment: its content hash and its number of targets."""
 
 
 def write_export_scratch(task: ShardScratchTask) -> bytes:
-    """Lay a shard out for taking; return the content hash and the targets of each of its segments."""
+    """Prepare a shard for random access; return the content hash and the targets of each segment."""
     segments = native.lay_out_shard(task)
     told = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
@@ -41,7 +41,7 @@ def write_export_scratch(task: ShardScratchTask) -> bytes:
 
 
 def lay_out_shards(work: StageContext, source: ExportSource, scratch: Path) -> "tuple[SegmentFiles, NDArray[np.void]]":
-    """Write all shards as scratch files; return them, and hash and targets of each segment over all shards."""
+    """Write all shards as scratch files; return them, and each segment's hash and targets over all shards."""
     targets = tuple(str(scratch / f"{i:06d}.arrow") for i in range(len(source.shards)))
     tasks = [
         ShardScratchTask(work.store.root, shard, target) for shard, target in zip(source.shards, targets, strict=True)
@@ -58,7 +58,7 @@ def _locate_first_segments(source: ExportSource) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExportTask:
-    """One job of an export: segments by their number over all shards, and where its files go."""
+    """One job of an export: segments by their number over all shards, and its target folder."""
 
     export: Export
     job: ExportJob
@@ -68,7 +68,7 @@ class _ExportTask:
 
 
 def write_export_job(task: _ExportTask) -> tuple[list[FileDigests], int]:
-    """Write one job's files; return them with their digests, and the content hash of what was written into them."""
+    """Write one job's files; return them with their digests, and the content hash of the written segments."""
     found = 0
 
     def chunks() -> Iterator[SequenceBatch]:
@@ -127,9 +127,9 @@ def write_export_files(
 def publish_export_files(
     store: Store, out: Path, files: Sequence[FileDigests], card: Mapping[str, Any], at: str
 ) -> dict[str, File]:
-    """Move everything to its place, the manifest last."""
+    """Move all files to their final place, the manifest last."""
     if store.exists(at):
-        # What a build left that was killed while it moved files.
+        # Leftovers of a build that was killed while it moved files.
         store.remove(at)
     content = export_manifest.encode_json(card)
     named: dict[str, File] = {}
@@ -148,7 +148,7 @@ def _move_file(store: Store, source: Path, target: str) -> None:
     if store.is_local:
         path = store.local(target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The scratch folder lies beside the stage, so this is a rename.
+        # The scratch folder is in the stage's folder, so this is a rename.
         os.replace(source, path)
         return
     with source.open("rb") as content, store.create(target) as sink:

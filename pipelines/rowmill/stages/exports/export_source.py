@@ -1,4 +1,4 @@
-"""What an export is made of: segments in training order, what is known of each, and the identity card.
+"""What an export is made of: segments in training order, their lengths and domains, and the identity card.
 
 What belongs here: integers and cards from manifests. What does not: tokens and files (`export_files.py`).
 """
@@ -48,7 +48,7 @@ class ExportSource:
 
 
 def collect_export_source(work: StageContext, export: Export) -> ExportSource:
-    """Find the segments of the split that an export is of, in the order in which they are trained."""
+    """Find the segments of an export's split, in training order."""
     packed = inputs.get_packed_shards(work)
     parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
     shards = tuple(part.files["shard"] for part in parts)
@@ -74,7 +74,7 @@ def _accumulate_counts(counts: "Sequence[int] | Ints") -> Ints:
 
 
 def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
-    """Return the rows of the train shards in the order of training, without fillers."""
+    """Return the rows of the train shards in training order, without fillers."""
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "pass", "filler"))
     shown = pc.invert(order.column("filler"))
@@ -88,7 +88,7 @@ def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, 
 def describe_export_shape(
     work: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
 ) -> ExportIndex:
-    """Return what a kind of export lays out: lengths and order, without a token."""
+    """Return the input of an export's layout: lengths and order, without tokens."""
     segments = source.segments
     values, domains = (
         _read_segment_domains(work, source) if export.BY_DOMAIN else ((None,), np.zeros(len(source.lengths), np.int64))
@@ -125,7 +125,7 @@ def _name_segment(work: StageContext, source: ExportSource, segment: int) -> str
 
 
 def _read_segment_domains(work: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
-    """Return the values of all domains, and for each segment over all shards the number of its own."""
+    """Return all domain values, and for each segment over all shards the index of its domain."""
     found = [pl.Series("domain", [], pl.String)]
     for one in inputs.get_packed_shards(work).values():
         lineage = [file for file in one.files("segments") if file in source.lineage]
@@ -136,7 +136,7 @@ def _read_segment_domains(work: StageContext, source: ExportSource) -> tuple[tup
         wanted = _read_frame(work.store, lineage, ("example_id",))
         found.append(wanted.join(known, on="example_id", how="left", maintain_order="left")["domain"])
     every = pl.concat(found)
-    # Canonical rows call a row without a domain so; a record's own value of that name cannot be told apart.
+    # This is the domain of rows without one; a record's value of the same name is indistinguishable.
     every = every.set(every == astrai.DEFAULT_FOLDER, None)
     values = [None, *sorted(every.drop_nulls().unique().to_list())]
     codes = every.replace_strict({value: i for i, value in enumerate(values)}, return_dtype=pl.Int64)
@@ -155,7 +155,7 @@ def _load_export_input(work: StageContext, made: Manifest, stage: str) -> Manife
 def build_export_card(
     work: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
 ) -> dict[str, Any]:
-    """Return the identity card that stands beside the files."""
+    """Return the identity card that is written next to the files."""
     packed = inputs.get_packed_shards(work)
     own = next(iter(packed.values())).card
     return {
@@ -194,7 +194,7 @@ def _build_dataset_card(work: StageContext, packed: Manifest) -> dict[str, Any]:
 
 
 def build_export_terms(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
-    """Return what a writer knows beside the tokens, from a card."""
+    """Return a writer's context from a card."""
     return ExportContext(
         seq_len=int(card["seq_len"]),
         vocab_size=int(card["vocab_size"]),

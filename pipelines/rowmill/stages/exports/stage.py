@@ -1,15 +1,15 @@
-"""The order and the packed shards → one export: the same tokens in a trainer's own form.
+"""The order and the packed shards → one export: the same tokens in a trainer's file format.
 
-What belongs here: one export from its inputs to its part, conservation, copying what was written. What does not: which
+What belongs here: building one export from its inputs, conservation, copying the export. What does not: which
 segments (`export_source.py`), files (`export_files.py`), a format's bytes (`rowmill.exports`).
 
     <recipe>/exports/<name>/parts/<fingerprint>/<name>/
-    ├── data/            what a trainer is pointed at
+    ├── data/            the folder that a trainer reads
     ├── card.json
     └── manifest.json
 
-Everything is written to a local folder first and moved when it is whole: libraries that write files of their own
-need one, and a build that is killed leaves nothing under the export's name but files without a manifest.
+Everything is written to a local folder first and moved when complete: libraries that write their own files need one,
+and a killed build leaves only files without a manifest under the export's name.
 """
 
 import shutil
@@ -53,7 +53,7 @@ from rowmill.stages.exports.export_source import (
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 4
-"""Raise it when any export may hold other bytes, or its manifest say other things of them."""
+"""Increase it when the bytes of any export, or the content of its manifest, may change."""
 
 
 def find_export(work: StageContext) -> Export:
@@ -63,7 +63,7 @@ def find_export(work: StageContext) -> Export:
 
 @dataclass(frozen=True, slots=True)
 class ExportFacts:
-    """What an output of the stage is counted by."""
+    """Facts of an output of the stage."""
 
     conservation: int
     sequences: int
@@ -77,7 +77,7 @@ class ExportFacts:
 
 
 def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide an export's files and its card; tokens and their order are its inputs'."""
+    """Return the options that decide an export's files and its card; tokens and order come from its inputs."""
     export = next(one for one in recipe.exports if one.name == name)
     return {
         "versions": [VERSION, export.VERSION, export_manifest.describe_builder()],
@@ -92,7 +92,7 @@ def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_export(work: StageContext) -> StageOutput:
-    """Write one export, or find it written by an earlier build."""
+    """Write one export, or reuse the one of an earlier build."""
     at = part_folder(work.folder, _fingerprint_export(work))
     part = load_kept_part(work.store, work.folder, _fingerprint_export(work))
     reused = part is not None
@@ -114,13 +114,13 @@ def _make_export_part(work: StageContext, at: str) -> Part:
     tokenizer = next(iter(inputs.get_packed_shards(work).values())).card
     if not len(source.rows):
         raise ConfigError(
-            f"exports.{export.name}.split: {export.split} holds no sequence; one is needed for an export; enlarge "
+            f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "
             f"splits.{export.split}, or delete the export"
         )
     layout = export.lay_out(describe_export_shape(work, export, source, tokenizer))
     if not layout.jobs:
         raise ConfigError(
-            f"exports.{export.name}: kind {export.kind_name} can hold none of the {len(source.segments)} segments "
+            f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(source.segments)} segments "
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
     with scratch_folder(work) as scratch:
@@ -158,7 +158,7 @@ def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
     return sum(one.written.trained_tokens for one in files)
 
 
-# ── What the manifest says, and what a person is told ──────────────────────────────────────────────
+# ── The manifest, and the messages for users ───────────────────────────────────────────────────────
 
 
 def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> StageOutput:
@@ -178,7 +178,7 @@ def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> Sta
             content_hash=facts["content_hash"],
         ),
         ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
-        # Exports have targets, but no kinds of spans: what is no target is context.
+        # Exports have targets, but no span kinds: every other token is context.
         token_ledger=[
             (card["split"], "trained", counts["trained_tokens"]),
             (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
@@ -196,21 +196,21 @@ def locate_export(made: Manifest) -> str:
 
 
 def format_trainer_pointer(export: Export, made: Manifest, folder: str) -> str:
-    """Return the lines of a trainer's configuration that open an export which lies in a folder."""
+    """Return the lines of a trainer's configuration that open the export in a folder."""
     return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_terms(made.card))
 
 
 def copy_export_files(store: Store, made: Manifest, target: Path) -> None:
-    """Put a copy of an export into a new folder, the manifest last: a path that no later build changes.
+    """Copy an export to a new folder, the manifest last; no later build changes the copy.
 
     Raises
     ------
     ConfigError
-        If there is something in the folder already.
+        If the folder is not empty.
 
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target}: not empty; a copy goes into a new folder; name another, or remove this one")
+        raise ConfigError(f"{target}: not empty; an export is copied to a new folder; name another, or remove this one")
     at = locate_export(made)
     for file in sorted(made.parts[0].files.values(), key=lambda one: one.path.endswith(f"/{MANIFEST_FILE}")):
         path = target / file.path.removeprefix(f"{at}/")
@@ -233,7 +233,7 @@ def _summarize_export(facts: ExportFacts, rows: str) -> Sequence[str]:
 STAGE = StageDeclaration(
     name=EXPORTS,
     facts=ExportFacts,
-    description="The same tokens and masks in the form of one trainer, with an identity card.",
+    description="The same tokens and masks in one trainer's file format, with an identity card.",
     scope="export",
     identity=identify_export,
     prepare=lambda work: PreparedStage((), lambda: make_export(work)),

@@ -257,8 +257,8 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
     card = TokenizerCard(
         digest="", files={}, vocab_size=8, bos_id=None, eos_id=1, pad_id=None, special_tokens={},
-        added=((1, "</s>", True),), chat_template=None, adds_bos=False, adds_eos=False, byte_level=False, fast=False,
-        why_usual="",
+        added=((1, "</s>", True),), chat_template=None, adds_bos=False, adds_eos=False, byte_level=False,
+        engine="tokenizers", engine_version=None, refused={},
     )  # fmt: skip
     encoder = Encoder(LoadedTokenizer(card, tokenizer.to_str()))
 

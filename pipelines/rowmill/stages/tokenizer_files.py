@@ -9,6 +9,7 @@ from typing import Any
 from rowmill.core.storage import Store, digest_json
 from rowmill.stages.base import StageContext
 from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
+from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
@@ -17,9 +18,11 @@ TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 
 
 def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
-    """Return the recipe's tokenizer and its path in the store, loading it only if its files changed."""
+    """Return the recipe's tokenizer and its path in the store, loading it only if its files or an engine changed."""
     found = find_recipe_tokenizer(work)
-    path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp)}.json"
+    # Another release of an engine is another engine until it was compared with the reference.
+    releases = {name: get_engine_version(name) for name in (*FAST_ENGINES, REFERENCE_ENGINE)}
+    path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp, releases)}.json"
     if not work.store.exists(path):
         work.store.write(path, tokenizer_card.serialize_tokenizer(tokenizer.load_tokenizer(found)))
     return tokenizer_card.deserialize_tokenizer(work.store.read(path)), path

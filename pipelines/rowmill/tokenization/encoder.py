@@ -5,7 +5,7 @@ What belongs here: the encoder of a worker. What does not: opening a tokenizer (
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
-from rowmill.tokenization.engines import encode_flat, open_fast_backend, open_reference_backend
-from rowmill.tokenization.token_bytes import read_byte_lengths
+from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
+from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
@@ -25,10 +25,14 @@ class Encoder:
     """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
     def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
-        """Open the fast path if it is wanted and the card allows it; the reference opens at its first use."""
+        """Open the card's engine if the fast path is wanted; the reference opens at its first use.
+
+        An engine of another release than the one that was compared with the reference is not used.
+        """
         self.card = loaded.card
         self._backend = loaded.backend
-        self._fast: Any = open_fast_backend(loaded.backend) if fast_lane and loaded.card.fast else None
+        verified = loaded.card.fast and loaded.card.engine_version == get_engine_version(loaded.card.engine)
+        self._fast = FastEngine(loaded.card.engine, loaded.backend) if fast_lane and verified else None
 
     @cached_property
     def usual(self) -> Any:
@@ -39,7 +43,7 @@ class Encoder:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
         _ = self.usual
         if self._fast is not None:
-            _ = self._byte_lengths
+            _ = self._token_lengths
 
     def to_transformers(self) -> Any:
         """Return the tokenizer as `transformers` opens it, with its chat template; takes seconds."""
@@ -61,8 +65,14 @@ class Encoder:
         return open_reference_backend(_remove_dummy_prefix(self._backend))
 
     @cached_property
-    def _byte_lengths(self) -> Ints:
-        return read_byte_lengths(self._backend)
+    def _token_lengths(self) -> TokenLengths:
+        lengths = read_token_lengths(self._backend, byte_level=self.card.byte_level)
+        assert not isinstance(lengths, str), lengths
+        return lengths
+
+    @cached_property
+    def _fast_continuation(self) -> FastEngine:
+        return FastEngine(self.card.engine, _remove_dummy_prefix(self._backend))
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts to the ids that `transformers` gives without adding special tokens.
@@ -71,17 +81,7 @@ class Encoder:
         """
         if self._fast is None:
             return self._encode_reference(texts)
-        ids, offsets = encode_flat(self._fast, texts)
-        lengths = self._byte_lengths[ids]
-        ends_flat = np.cumsum(lengths)
-        before = np.concatenate(([0], ends_flat))[offsets]
-        sizes = np.fromiter((len(t.encode()) for t in texts), np.int64, len(texts))
-        wrong = np.flatnonzero(np.diff(before) != sizes)
-        starts = ends_flat - lengths - np.repeat(before[:-1], np.diff(offsets))
-        encoded = EncodedTexts(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
-        if not len(wrong):
-            return encoded
-        return replace_texts(encoded, wrong, self._encode_reference([texts[i] for i in wrong.tolist()]))
+        return _encode_fast(self._fast, self._token_lengths, texts, self._encode_reference)
 
     def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
@@ -105,7 +105,7 @@ class Encoder:
     def _locate_token_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
         ids = np.array(encoding.ids, np.int32)
         if self.card.byte_level:
-            lengths = self._byte_lengths[ids]
+            lengths = self._token_lengths.lengths[ids]
             if int(lengths.sum()) == len(text.encode()):
                 ends = np.cumsum(lengths)
                 return ids, ends - lengths, ends
@@ -115,8 +115,14 @@ class Encoder:
 
     def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode continuation text: without the tokenizer's leading space."""
-        if self._fast is not None:
+        if self._fast is None:
+            return self._encode_reference_continuation(texts)
+        if self.card.byte_level:
             return self.encode(texts)
+        lengths = replace(self._token_lengths, prefix=DummyPrefix.NEVER)
+        return _encode_fast(self._fast_continuation, lengths, texts, self._encode_reference_continuation)
+
+    def _encode_reference_continuation(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
         return join_encodings(
             [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts)
@@ -130,12 +136,10 @@ class Encoder:
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
-    def reencode_continuations(self, encoded: EncodedTexts, texts: Sequence[str], places: Ints) -> EncodedTexts:
-        """Encode the texts at the given indices again, as continuation text; the others are unchanged."""
-        if self._fast is not None or not len(places):
-            return encoded
-        chosen: list[int] = places.tolist()
-        return replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
+    @property
+    def prefixes_texts(self) -> bool:
+        """Whether a text may have other ids than the same text as continuation text."""
+        return self._fast is None or not self.card.byte_level
 
     def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
         """Encode a text whose character ranges `ordinary` must not become control tokens, each range separately.
@@ -159,12 +163,24 @@ class Encoder:
         ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
         return join_encodings([(ids, starts, ends)], usual=1)
 
-    def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
-        """Return whether the ids of the chosen texts equal the reference's."""
-        # Without the characters of each token, which take as long as the ids.
-        expected = self.usual.encode_batch_fast([texts[i] for i in chosen], add_special_tokens=False)
-        spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
-        return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
+    def matches_reference(
+        self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int], *, continuation: bool = False
+    ) -> bool:
+        """Return whether the ids of the chosen texts equal the reference's, and their positions if it reports them."""
+        wanted = [texts[i] for i in chosen]
+        if self.card.byte_level:
+            # Without the characters of each token, which take as long as the ids and follow from them.
+            expected = self.usual.encode_batch_fast(wanted, add_special_tokens=False)
+            spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
+            return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
+        backend = self._continuation_backend if continuation else self.usual
+        expected = backend.encode_batch(wanted, add_special_tokens=False)
+        return all(self._equals(text, one, encoded, i) for text, one, i in zip(wanted, expected, chosen, strict=True))
+
+    def _equals(self, text: str, expected: Any, encoded: EncodedTexts, i: int) -> bool:
+        own = slice(int(encoded.offsets[i]), int(encoded.offsets[i + 1]))
+        flat = (encoded.ids[own], encoded.starts[own], encoded.ends[own])
+        return all(map(np.array_equal, self._locate_token_bytes(text, expected), flat))
 
     def without_fast_path(self) -> "Encoder":
         """Return an encoder that takes only the reference path, for a batch in which the paths differed."""
@@ -173,6 +189,23 @@ class Encoder:
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens included, as the reference does."""
         return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
+
+
+def _encode_fast(
+    engine: FastEngine,
+    lengths: TokenLengths,
+    texts: Sequence[str],
+    encode_reference: Callable[[Sequence[str]], EncodedTexts],
+) -> EncodedTexts:
+    """Encode texts with an engine, and on the reference path those that it refuses or that cannot be located."""
+    found = engine.encode(texts)
+    located = locate_tokens(found.ids, found.offsets, texts, lengths)
+    encoded = EncodedTexts(found.ids.astype(np.int32), found.offsets, located.starts, located.ends, 0)
+    again = np.union1d(located.unlocated, np.array(found.failed, np.int64))
+    if not len(again):
+        return encoded
+    places: list[int] = again.tolist()
+    return replace_texts(encoded, again, encode_reference([texts[i] for i in places]))
 
 
 def _remove_added_tokens(backend: str) -> str:

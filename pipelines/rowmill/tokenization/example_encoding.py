@@ -15,7 +15,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
 from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
-from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces
+from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces, replace_texts
 from rowmill.tokenization.encoder import Encoder
 
 SAMPLE_EVERY = 100
@@ -74,11 +74,26 @@ def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: Tokenizat
     encoded = encoder.encode(texts)
     counts.usual_way += encoded.usual
     counts.altered += encoded.altered
-    sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
-    if encoded.usual == len(texts) or encoder.matches_reference(texts, encoded, sample):
+    if _matches_sample(encoder, texts, encoded, continuation=False):
         return encoded
     counts.lane_differences += 1
     return encoder.without_fast_path().encode(texts)
+
+
+def encode_continuations_and_compare(
+    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
+) -> EncodedTexts:
+    """Encode continuation texts as `encode_and_compare` does; of them only a difference is counted."""
+    encoded = encoder.encode_continuation(texts)
+    if _matches_sample(encoder, texts, encoded, continuation=True):
+        return encoded
+    counts.lane_differences += 1
+    return encoder.without_fast_path().encode_continuation(texts)
+
+
+def _matches_sample(encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, *, continuation: bool) -> bool:
+    sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
+    return encoded.usual == len(texts) or encoder.matches_reference(texts, encoded, sample, continuation=continuation)
 
 
 def make_examples(
@@ -121,7 +136,10 @@ def _encode_masked(
     sizes = np.array([len(at) - 1 for at in bounds], np.int64)
     encoded = encode_and_compare(encoder, pieces, counts)
     later = np.setdiff1d(np.arange(len(pieces)), np.cumsum(sizes) - sizes)
-    return rejoin_pieces(encoder.reencode_continuations(encoded, pieces, later), pieces, sizes)
+    if encoder.prefixes_texts and len(later):
+        again = encode_continuations_and_compare(encoder, [pieces[i] for i in later.tolist()], counts)
+        encoded = replace_texts(encoded, later, again, counted=False)
+    return rejoin_pieces(encoded, pieces, sizes)
 
 
 def _find_trained_starts(one: MaskedConversation) -> list[int]:

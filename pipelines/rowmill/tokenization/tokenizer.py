@@ -1,23 +1,28 @@
 """Open a tokenizer, and keep everything that determines its ids as plain data.
 
-What belongs here: loading a tokenizer, its card, and the probe that decides whether the fast path may be taken. What
-does not: finding its files (`tokenizer_source.py`), encoding (`encoder.py`).
+What belongs here: loading a tokenizer, its card, and the probe that chooses its engine. What does not: finding its
+files (`tokenizer_source.py`), encoding (`encoder.py`).
 
-Two paths give the same ids. The *fast path*: `fastokens` encodes a batch into one flat buffer, and because every id
-of a byte-level vocabulary has a known number of bytes, one cumulative sum gives the position of each token. The
-*reference path*: the `tokenizers` library, which `transformers` uses. A tokenizer takes the fast path only if both
-paths gave the same ids on the probe texts. They are compared again on a sample of every batch, and a text whose tokens
-do not add up to its bytes (a normalizer changed it) takes the reference path.
+Two paths give the same ids. The *fast path*: `gigatoken` or `fastokens` encodes a batch into one flat buffer, and
+because every id stands for a known number of bytes, one cumulative sum gives the position of each token. The *reference
+path*: the `tokenizers` library, which `transformers` itself uses. An engine is taken only for tokenizers with which it
+gave the same ids and positions on the probe texts; they are compared again on a sample of every batch, and a text whose
+tokens do not add up to its bytes (a normalizer changed it) takes the reference path.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import orjson
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
-from rowmill.tokenization.engines import encode_flat, open_fast_backend, open_reference_backend
+from rowmill.tokenization.encoded_texts import EncodedTexts
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version, is_engine_failure
+from rowmill.tokenization.token_positions import read_token_lengths
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
 
@@ -79,7 +84,6 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     byte_level = _is_byte_level(parsed)
-    fast, why = _probe_fast_path(backend, byte_level)
     added = tuple((int(i), str(t.content), bool(t.special)) for i, t in sorted(hf.added_tokens_decoder.items()))
     plain = cast("list[int]", hf.encode("a", add_special_tokens=False))
     with_special = cast("list[int]", hf.encode("a", add_special_tokens=True))
@@ -98,10 +102,11 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
         adds_bos=with_special[: len(with_special) - len(plain)][:1] == [hf.bos_token_id] and with_special != plain,
         adds_eos=with_special != plain and with_special[-1] == hf.eos_token_id,
         byte_level=byte_level,
-        fast=fast,
-        why_usual=why,
+        engine=REFERENCE_ENGINE,
+        engine_version=None,
+        refused={},
     )
-    return LoadedTokenizer(card=card, backend=backend)
+    return _choose_engine(LoadedTokenizer(card=card, backend=backend))
 
 
 def _load_from_folder(name: str, folder: Path) -> Any:
@@ -128,17 +133,48 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
     return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
 
 
-def _probe_fast_path(backend: str, byte_level: bool) -> tuple[bool, str]:
-    """Return whether both paths give the same ids on the probe texts, and if not, why."""
-    if not byte_level:
-        return False, "not a byte-level BPE"
+def _choose_engine(loaded: LoadedTokenizer) -> LoadedTokenizer:
+    """Compare the fast engines with the reference on the probe texts; the first without a difference is chosen."""
+    lengths = read_token_lengths(loaded.backend, byte_level=loaded.card.byte_level)
+    if isinstance(lengths, str):
+        return replace(loaded, card=replace(loaded.card, refused=dict.fromkeys(FAST_ENGINES, lengths)))
+    texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in loaded.card.added)]
+    reference = Encoder(loaded)
+    expected = _encode_both_ways(reference, texts)
+    refused: dict[str, str] = {}
+    for name in FAST_ENGINES:
+        card = replace(loaded.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
+        candidate = LoadedTokenizer(card=card, backend=loaded.backend)
+        refused[name] = _find_difference(candidate, texts, expected)
+        if not refused[name]:
+            return candidate
+    return replace(loaded, card=replace(loaded.card, refused=refused))
+
+
+_PROBE_OF_ADDED = "aTb T c\nT\n TT é"
+"""`T` is an added token: beside letters, spaces and itself."""
+
+
+def _encode_both_ways(encoder: Encoder, texts: list[str]) -> list[EncodedTexts]:
+    """Encode texts, and as continuation texts where that is something else."""
+    return [encoder.encode(texts), *([] if encoder.card.byte_level else [encoder.encode_continuation(texts)])]
+
+
+def _find_difference(candidate: LoadedTokenizer, texts: list[str], expected: list[EncodedTexts]) -> str:
+    """Return why an engine may not make a tokenizer's ids; empty if it may."""
     try:
-        fast = open_fast_backend(backend)
-        ids, offsets = encode_flat(fast, PROBE_TEXTS)
-    except Exception as error:  # noqa: BLE001  (the reference path handles any tokenizer that the fast engine refuses)
-        return False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    reference = open_reference_backend(backend)
-    for i, one in enumerate(reference.encode_batch(list(PROBE_TEXTS), add_special_tokens=False)):
-        if one.ids != ids[offsets[i] : offsets[i + 1]].tolist():
-            return False, f"other ids for probe text {i}"
-    return True, ""
+        found = _encode_both_ways(Encoder(candidate), texts)
+    # Whatever an engine refuses, the reference still works.
+    except BaseException as error:
+        if not is_engine_failure(error):
+            raise
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    for one, other in zip(found, expected, strict=True):
+        for name in ("offsets", "ids", "starts", "ends"):
+            if not np.array_equal(getattr(one, name), getattr(other, name)):
+                return f"other {name} of tokens for the probe texts"
+        if not candidate.card.byte_level and one.altered != other.altered:
+            return "texts whose bytes add up do not decode to themselves"
+        if one.usual > len(texts) // 2:
+            return "the bytes of its tokens rarely add up to those of the text"
+    return ""

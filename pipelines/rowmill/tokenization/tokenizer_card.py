@@ -6,8 +6,11 @@ its files (`tokenizer.py`).
 
 import base64
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
+
+from rowmill.tokenization.engines import REFERENCE_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,11 @@ class TokenizerCard:
 
     A card does not depend on the path or name by which the tokenizer was opened: a copy has the same card. `files`:
     digests of its files; `added`: its added tokens as `(id, content, special)`; `chat_template`: its template, or
-    several by name. `fast`: whether the fast path gave the reference's ids on the probe texts; if not, `why_usual` has
-    the reason.
+    several by name.
+
+    `engine` makes its ids: the first of the fast ones, in the release `engine_version`, that gave the reference's ids
+    on the probe texts, or the reference; `refused` says why not those before it. Engines give the same ids, so they are
+    no part of `digest`.
     """
 
     digest: str
@@ -32,8 +38,26 @@ class TokenizerCard:
     adds_bos: bool
     adds_eos: bool
     byte_level: bool
-    fast: bool
-    why_usual: str
+    engine: str
+    engine_version: str | None
+    refused: dict[str, str]
+
+    @property
+    def fast(self) -> bool:
+        """Whether another engine than the reference makes the ids."""
+        return self.engine != REFERENCE_ENGINE
+
+    def describe(self) -> dict[str, Any]:
+        """Return what shards and manifests say of the tokenizer.
+
+        Bytes of shards depend on it, so nothing in it depends on the engine: `fast_lane` and `why_usual_way`, whose
+        names are older than a fast engine for other vocabularies, say whether the vocabulary is byte-level.
+        """
+        return {
+            "tokenizer_digest": self.digest, "tokenizer_files": self.files,
+            "vocab_size": self.vocab_size, "bos_id": self.bos_id, "eos_id": self.eos_id, "pad_id": self.pad_id,
+            "fast_lane": self.byte_level, "why_usual_way": "" if self.byte_level else "not a byte-level BPE",
+        }  # fmt: skip
 
     def token(self, token_id: int | None) -> str | None:
         """Return the text of an added token; None for other ids."""
@@ -57,6 +81,10 @@ def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
     """Rebuild a loaded tokenizer."""
     raw = orjson.loads(content)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
-    # Cards of older builds contain the name by which the tokenizer was first opened.
+    # Cards of older builds contain the name by which the tokenizer was first opened, and know one fast engine, of a
+    # release that they do not name: nothing says that the one installed gives the same ids.
     card.pop("name", None)
+    if card.pop("why_usual", None) is not None:
+        card.pop("fast")
+        card |= {"engine": REFERENCE_ENGINE, "engine_version": None, "refused": {}}
     return LoadedTokenizer(card=TokenizerCard(**card), backend=base64.b64decode(raw["backend"]).decode())

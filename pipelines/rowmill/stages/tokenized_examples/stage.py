@@ -173,6 +173,8 @@ def make_tokenized_examples(work: StageContext) -> StageOutput:
     make_examples = table_examples.make_table_examples if work.dataset.format.IS_TABLE else _tokenize_dataset
     draft = make_examples(work, loaded, path)
     draft.details["tokenizer"] = describe_tokenizer_origin(work, loaded)
+    card = loaded.card
+    draft.details["engine"] = {"name": card.engine, "version": card.engine_version, "refused": card.refused}
     return draft
 
 
@@ -332,13 +334,7 @@ def _summarize_template(
 
 def build_examples_card(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
     """Return the identity card of the shards."""
-    card = loaded.card
-    return {
-        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
-        "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
-        "fast_lane": card.fast, "why_usual_way": card.why_usual,
-        "template_digest": digest_json(spec.text) if spec else None,
-    }  # fmt: skip
+    return {**loaded.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
 
 
 def _account_split_tokens(made: list[Part]) -> list[tuple[str, str, int]]:

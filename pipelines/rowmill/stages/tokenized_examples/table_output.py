@@ -142,12 +142,7 @@ def _describe_table_model(
 
 
 def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
-    card = loaded.card
-    return {
-        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
-        "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
-        "fast_lane": card.fast, "why_usual_way": card.why_usual, "template_digest": None,
-    }  # fmt: skip
+    return {**loaded.card.describe(), "template_digest": None}
 
 
 def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:

@@ -174,7 +174,8 @@ def _encode_continuations(
 ) -> tuple[NDArray[np.int32], Ints]:
     """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
     if encoder.card.fast:
-        encoded = example_encoding.encode_and_compare(encoder, texts, counts)
+        encoded = example_encoding.encode_continuations_and_compare(encoder, texts, counts)
+        counts.usual_way += encoded.usual
         return encoded.ids, encoded.offsets
     counts.usual_way += len(texts)
     return encoder.encode_continuation_ids(texts)

@@ -50,7 +50,12 @@ from rowmill.tokenization.control_tokens import ControlStrings, has_changed_plac
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
-from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare, make_examples
+from rowmill.tokenization.example_encoding import (
+    TokenizationCounts,
+    encode_and_compare,
+    encode_continuations_and_compare,
+    make_examples,
+)
 from rowmill.tokenization.token_truncation import cut_pair, prepend_bos, split_into_windows, truncate_tokens
 
 BATCH_CHARS = 1 << 20
@@ -527,7 +532,7 @@ class ExampleBuilder:
             counts.straddles += count_straddling(encoded, edges)
         else:
             given = encode_and_compare(self._encoder, inputs, counts)
-            answers = self._encoder.encode_continuation(outputs)
+            answers = encode_continuations_and_compare(self._encoder, outputs, counts)
         streams.append(TokenColumn(given.ids, given.offsets, prompt, trains_input))
         if isinstance(separator, int):
             streams.append(make_constant_column(separator, count, kind=prompt, trains=trains_input))

@@ -1,0 +1,186 @@
+"""Which bytes of its text each token covers, computed from the byte length of every id.
+
+What belongs here: the lengths of a vocabulary's ids, what a tokenizer puts before a text, and positions of whole
+batches. What does not: ids (`engines.py`), the bytes themselves (`token_bytes.py`).
+
+An engine that reports only ids is enough where every id stands for a fixed number of bytes. Byte-level vocabularies do.
+SentencePiece vocabularies do but for two things: a space is put before a text, or before each section between added
+tokens, and a character without a piece is several byte tokens, which the reference places on the whole character:
+
+    text        "龘a</s>b"                               bytes    0..3  3..4  4..8  8..9
+    tokens      ["▁", <0xE9>, <0xBE>, <0x98>, "a", "</s>", "▁b"]
+    starts      [ 0    0       0       0       3    4       8 ]
+    ends        [ 3    3       3       3       4    8       9 ]
+
+A text whose tokens do not add up to its bytes was changed by a normalizer, or holds what the vocabulary cannot write:
+its positions are unknown, and it takes the reference path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints
+from rowmill.tokenization.token_bytes import SENTENCEPIECE_SPACE, read_byte_lengths, read_sentencepiece_bytes
+
+_NEVER_ADDS_UP = 1 << 40
+"""The length of the id for unknown characters: it stands for no bytes of its own."""
+
+
+class DummyPrefix(StrEnum):
+    """Where a tokenizer puts a space that its text does not have."""
+
+    NEVER = "never"
+    BEFORE_TEXT = "before_text"
+    """Before a text that begins neither with a space nor with an added token.
+
+    The reference drops the first space of a text that it decodes, also where it did not put it there; so that such a
+    text is counted as altered, it takes the reference path.
+    """
+    BEFORE_SECTION = "before_section"
+    """Before every stretch of text between added tokens, whatever it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """What the ids of a vocabulary stand for, by id.
+
+    `lengths` int64 are bytes of text, −1 for ids without a token; `added` marks added tokens, `partial` byte tokens
+    that are only a part of a character.
+    """
+
+    lengths: Ints
+    added: Bools
+    partial: Bools
+    prefix: DummyPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedTokens:
+    """The bytes of each token within its own text, and the texts whose positions are unknown: `unlocated` int64[K]."""
+
+    starts: Ints
+    ends: Ints
+    unlocated: Ints
+
+
+def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
+    """Return the lengths of a vocabulary's ids, or the reason why they do not give positions."""
+    if byte_level:
+        lengths = read_byte_lengths(backend)
+        nowhere = np.zeros(len(lengths), bool)
+        return TokenLengths(lengths, nowhere, nowhere, DummyPrefix.NEVER)
+    parsed: dict[str, Any] = orjson.loads(backend)
+    why = _find_obstacle(parsed)
+    if why is not None:
+        return why
+    pieces = read_sentencepiece_bytes(backend)
+    if pieces is None:
+        return "its vocabulary has no pieces with spaces"
+    added = np.zeros(len(pieces), bool)
+    added[[int(token["id"]) for token in parsed["added_tokens"]]] = True
+    lengths = np.fromiter((len(one) or -1 for one in pieces), np.int64, len(pieces))
+    partial = np.fromiter((len(one) == 1 and one[0] >= 0x80 for one in pieces), bool, len(pieces))
+    unknown = parsed["model"].get("unk_token")
+    if unknown in parsed["model"]["vocab"]:
+        lengths[parsed["model"]["vocab"][unknown]] = _NEVER_ADDS_UP
+    prefix = _find_dummy_prefix(parsed)
+    assert prefix is not None
+    return TokenLengths(lengths, added, partial, prefix)
+
+
+def _find_obstacle(parsed: dict[str, Any]) -> str | None:
+    """Return why the ids of a SentencePiece tokenizer do not give positions; None if they do."""
+    model: dict[str, Any] = parsed["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        return "neither a byte-level BPE nor a BPE with byte tokens"
+    if any(token["normalized"] for token in parsed["added_tokens"]):
+        return "an added token is searched in normalized text"
+    if _find_dummy_prefix(parsed) is None:
+        return "its normalizer or pre-tokenizer does more than write spaces as U+2581"
+    return None
+
+
+def _find_dummy_prefix(parsed: dict[str, Any]) -> DummyPrefix | None:
+    """Return where a tokenizer that only writes spaces as U+2581 puts another one; None if it does something else."""
+    normalizers, splitters = (
+        _list_steps(parsed[name], inner)
+        for name, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"))
+    )
+    replaces = [{"type": "Replace", "pattern": {"String": " "}, "content": SENTENCEPIECE_SPACE}]
+    prepends = [{"type": "Prepend", "prepend": SENTENCEPIECE_SPACE}]
+    # Gemma's: its spaces are gone before it looks for them.
+    idle = [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]
+    if splitters in ([], idle):
+        known = ((replaces, DummyPrefix.NEVER), (prepends + replaces, DummyPrefix.BEFORE_SECTION))
+        return next((prefix for steps, prefix in known if normalizers == steps), None)
+    if normalizers not in ([], replaces) or len(splitters) != 1 or splitters[0]["type"] != "Metaspace":
+        return None
+    if splitters[0]["replacement"] != SENTENCEPIECE_SPACE:
+        return None
+    schemes = {"never": DummyPrefix.NEVER, "first": DummyPrefix.BEFORE_TEXT}
+    return schemes.get(splitters[0].get("prepend_scheme", "always"))
+
+
+def _list_steps(node: Any, inner: str) -> list[dict[str, Any]]:
+    if node is None:
+        return []
+    if node["type"] != "Sequence":
+        return [node]
+    return [step for one in cast("list[Any]", node[inner]) for step in _list_steps(one, inner)]
+
+
+# ── Positions of a batch ───────────────────────────────────────────────────────────────────────────
+
+
+def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], known: TokenLengths) -> LocatedTokens:
+    """Return the bytes that each token of a batch covers: those that the reference reports."""
+    lengths = known.lengths[ids]
+    sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+    prefixed = _find_prefixed_tokens(ids, offsets, known)
+    lengths[prefixed] -= 1
+    ends = np.cumsum(lengths)
+    before = np.concatenate((np.zeros(1, np.int64), ends))[offsets]
+    starts = ends - lengths - np.repeat(before[:-1], np.diff(offsets))
+    unknown = np.diff(before) != sizes
+    if known.prefix is DummyPrefix.BEFORE_TEXT:
+        unknown |= np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+    located = LocatedTokens(starts, starts + lengths, np.flatnonzero(unknown))
+    partial = np.flatnonzero(known.partial[ids]) if known.partial.any() else np.empty(0, np.int64)
+    alone = prefixed[lengths[prefixed] == 0]
+    if len(partial) or len(alone):
+        _widen_to_characters(located, np.repeat(np.cumsum(sizes) - sizes, np.diff(offsets)), texts, partial, alone)
+    return located
+
+
+def _find_prefixed_tokens(ids: NDArray[np.uint32], offsets: Ints, known: TokenLengths) -> Ints:
+    """Return which tokens begin with a space that the text does not have: int64[K], ascending."""
+    if known.prefix is DummyPrefix.NEVER or not len(ids):
+        return np.empty(0, np.int64)
+    added = known.added[ids]
+    opens = np.zeros(len(ids), bool)
+    opens[offsets[:-1][np.diff(offsets) > 0]] = True
+    if known.prefix is DummyPrefix.BEFORE_SECTION:
+        opens[1:] |= added[:-1]
+    return np.flatnonzero(opens & ~added)
+
+
+def _widen_to_characters(located: LocatedTokens, bases: Ints, texts: Sequence[str], partial: Ints, alone: Ints) -> None:
+    """Widen byte tokens to their character, and spaces of the tokenizer's own, if alone, to the first one behind."""
+    # The byte behind the last text begins no character and belongs to none.
+    raw = np.frombuffer("".join(texts).encode() + b"\0", np.uint8)
+    continues = (raw & 0xC0) == 0x80
+    last = len(raw) - 1
+    for _ in range(3):
+        places = np.clip(bases[partial] + located.starts[partial], 0, last)
+        located.starts[partial] -= continues[places]
+    located.ends[alone] += 1
+    both = np.concatenate((partial, alone))
+    for _ in range(3):
+        places = np.clip(bases[both] + located.ends[both], 0, last)
+        located.ends[both] += continues[places]

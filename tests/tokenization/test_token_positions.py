@@ -1,0 +1,197 @@
+"""Checks that ids and positions of the fast path are those of the reference, above all for SentencePiece tokenizers."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from rowmill.tokenization.encoded_texts import EncodedTexts
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.token_positions import read_token_lengths
+from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+
+SPACE = "\u2581"
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+PREPEND = {"type": "Prepend", "prepend": SPACE}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+# How tokenizers of the Llama 2 family put a space before texts: in the normalizer, before every section between added
+# tokens; in the pre-tokenizer, before the text only; not at all, as Gemma.
+PIPELINES: dict[str, dict[str, Any]] = {
+    "before_section": {
+        "normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]},
+        "pre_tokenizer": None,
+        "strips": [STRIP],
+    },
+    "before_text": {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False},
+        "strips": [STRIP],
+    },
+    "never": {
+        "normalizer": REPLACE,
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False
+        },
+        "strips": [],
+    },
+}  # fmt: skip
+
+WORDS = ("the", "a", "in", "b", "é", "日", "本")
+
+
+def _sentencepiece_json(pipeline: dict[str, Any]) -> str:
+    """Return a small SentencePiece tokenizer with byte tokens."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *"thainbe日本é", SPACE * 2]
+    merges = [("t", "h"), ("th", "e"), (SPACE, "the"), (SPACE, "a"), (SPACE, SPACE), ("i", "n"), (SPACE, "in")]
+    pieces += [left + right for left, right in merges if left + right not in pieces]
+    added = [
+        {"id": i, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for i, content in enumerate(pieces[:3])
+    ]  # fmt: skip
+    steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}]
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": pipeline["normalizer"], "pre_tokenizer": pipeline["pre_tokenizer"], "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [*steps, {"type": "Fuse"}, *pipeline["strips"]]},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+            "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": [list(pair) for pair in merges],
+        },
+    }  # fmt: skip
+    return json.dumps(whole)
+
+
+def _wrap_file(path: Path) -> LoadedTokenizer:
+    """Open a tokenizer.json as it is written; `AutoTokenizer` writes some pipelines anew."""
+    return wrap_tokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="</s>"))
+
+
+@pytest.fixture(scope="module", params=sorted(PIPELINES))
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    """Return an encoder over a small SentencePiece tokenizer."""
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.json"
+    path.write_text(_sentencepiece_json(PIPELINES[request.param]), encoding="utf-8")
+    loaded = _wrap_file(path)
+    assert loaded.card.engine == "gigatoken", loaded.card.refused
+    return Encoder(loaded)
+
+
+def assert_same(fast: EncodedTexts, reference: EncodedTexts) -> None:
+    """Compare all that later steps read of encoded texts."""
+    for name in ("offsets", "ids", "starts", "ends"):
+        assert getattr(fast, name).tolist() == getattr(reference, name).tolist(), name
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [" ", "  ", "\n", "\t", "\0", SPACE, "<s>", "</s>", "<unk>", "<0x0A>", "e\u0301", "\u00a0", *WORDS]
+    ),
+    st.characters(codec="utf-8"),
+)
+TEXTS = st.lists(PIECES, max_size=12).map("".join)
+
+
+@settings(max_examples=300)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5))
+def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: Encoder, texts: list[str]) -> None:
+    reference = encoder.without_fast_path()
+
+    fast, expected = encoder.encode(texts), reference.encode(texts)
+
+    assert_same(fast, expected)
+    assert fast.altered == expected.altered
+    assert_same(encoder.encode_continuation(texts), reference.encode_continuation(texts))
+
+
+def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: Encoder) -> None:
+    texts = ["the a in", "日本 龘a\n", "<s>the</s>\n<s> a</s>", "e\u0301\0", ""]
+
+    assert encoder.encode(texts).usual == 0
+    assert encoder.encode([f"a{SPACE}"]).usual == 1
+
+
+@pytest.mark.parametrize("name", ["before_section", "before_text"])
+def test_tokenizers_that_change_text_take_the_reference_path(tmp_path: Path, name: str) -> None:
+    parsed = json.loads(_sentencepiece_json(PIPELINES[name]))
+    lowercase = {"type": "Lowercase"}
+    parsed["normalizer"] = {"type": "Sequence", "normalizers": [lowercase, REPLACE]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
+
+    loaded = _wrap_file(tmp_path / "tokenizer.json")
+
+    assert loaded.card.engine == "tokenizers"
+    assert set(loaded.card.refused) == {"gigatoken", "fastokens"}
+    assert Encoder(loaded).encode(["The"]).usual == 1
+
+
+def test_added_token_in_normalized_text_is_a_reason_for_the_reference_path() -> None:
+    parsed = json.loads(_sentencepiece_json(PIPELINES["before_section"]))
+    parsed["added_tokens"][2]["normalized"] = True
+
+    assert read_token_lengths(json.dumps(parsed), byte_level=False) == "an added token is searched in normalized text"
+
+
+# ── Real texts ─────────────────────────────────────────────────────────────────────────────────────
+
+SCRIPTS = (
+    "Съешь ещё этих мягких французских булок, да выпей чаю. ",
+    "निज भाषा उन्नति अहै, सब उन्नति को मूल। ",
+    "いろはにほへと ちりぬるを 我が世誰ぞ 常ならむ。",
+    "ഞാൻ മലയാളം സംസാരിക്കും ",
+    "نص حكيم له سر قاطع وذو شأن عظيم ",
+    "👩\u200d👩\u200d👧 🇩🇪 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ",
+    "다람쥐 헌 쳇바퀴에 타고파. ",
+    "ẞ ﬁ ½ Å\u030a \ufeff\u200b\u2028 \x00\x7f ",
+    "แมวกินปลา ",
+    "    \n\n\t  ",
+)
+
+
+def _read_real_texts(data: Path) -> Iterator[str]:
+    """Yield chats with control tokens, documents, JSON and tables, every 24th of each file, shortened to 4,000."""
+    for path in sorted(data.rglob("*")):
+        if path.suffix in (".jsonl", ".csv", ".txt", ".jinja"):
+            lines = path.read_text(encoding="utf-8").split("\n")
+            yield from (line[:4000] for line in islice(lines, 0, None, 24))
+        elif path.suffix == ".json" and "tokenizer" not in str(path):
+            for row in orjson.loads(path.read_bytes())[::24] if path.read_bytes()[:1] == b"[" else []:
+                yield orjson.dumps(row).decode()[:4000]
+        elif path.suffix == ".parquet":
+            yield from (str(row)[:4000] for row in pq.read_table(path).to_pylist()[::24])
+    for row in orjson.loads((data / "chat/fastchat_dummy_conversation.json").read_bytes())[::2]:
+        turns = [f"<|{turn['from']}|>\n{turn['value']}</s>\n" for turn in row["conversations"]]
+        yield "".join(turns)
+        yield "".join(turns).replace("<|", "<|im_start|>").replace("</s>", "<|im_end|>")
+    yield from SCRIPTS
+    yield from (one + other for one in SCRIPTS for other in SCRIPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "smollm3", "tinyllama", "tinyllama, as written"])
+def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: Path, name: str) -> None:
+    folder = real_data / "tokenizers" / name.split(",", maxsplit=1)[0]
+    loaded = _wrap_file(folder / "tokenizer.json") if "," in name else open_tokenizer(str(folder), folder)
+    texts = list(_read_real_texts(real_data))
+    encoder = Encoder(loaded)
+
+    encoded = encoder.encode(texts)
+
+    assert loaded.card.engine == "gigatoken"
+    assert len(texts) > 1500
+    assert encoded.usual < len(texts) // 5
+    assert encoder.matches_reference(texts, encoded, range(len(texts)))
+    if not loaded.card.byte_level:
+        assert_same(encoder.encode_continuation(texts), encoder.without_fast_path().encode_continuation(texts))

@@ -3,10 +3,11 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import parsing, quiet_rebuild, records, road, running, scale, shards, small_files, turns
+from benchmarks import encoding, parsing, quiet_rebuild, records, road, running, scale, shards, small_files, turns
 
 if __name__ == "__main__":
     road.main(10)
+    encoding.main(3)
     parsing.main(20_000)
     records.main(50_000)
     scale.main(2.0)

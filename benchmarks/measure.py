@@ -28,7 +28,7 @@ from rowmill.stages.packed_shards import stage as packed_shards  # noqa: E402
 
 RUNS = 5
 TO_SHARDS = catalog.list_stages_up_to(packed_shards.STAGE)
-LIBRARIES = ("fastokens", "minijinja", "tokenizers", "transformers", "pyarrow", "polars", "numpy")
+LIBRARIES = ("fastokens", "gigatoken", "minijinja", "tokenizers", "transformers", "pyarrow", "polars", "numpy")
 
 
 def project(rows: Path, root: Path, *, workers: int) -> Project:

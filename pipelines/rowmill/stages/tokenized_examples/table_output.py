@@ -18,7 +18,7 @@ from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
 from rowmill.tabular.assembly import EDGES
 from rowmill.tabular.prompt import PromptFrame
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
 def build_table_output(

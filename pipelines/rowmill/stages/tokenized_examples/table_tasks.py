@@ -18,7 +18,7 @@ from rowmill.stages.table_plan import SplitTablePlan, TablePlan
 from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
-from rowmill.tokenization.tokenizer import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 PART_TOKENS = 1 << 20
 """Tokens of a part of examples: some 20 MB while a worker lays it out."""

@@ -296,14 +296,14 @@ OWN = {"name": "enough", "column": "kept", "min_value": 1}
         (
             "canonical_rows",
             {"type": "expect_column_maximum_to_be_between"},
-            r"\.0\.type: 'expect_column_maximum_to_be_between' is no .*; did you mean expect_column_max_to_be_between",
+            r"\.0\.type: 'expect_column_maximum_to_be_between' is not .*; did you mean expect_column_max_to_be_between",
         ),
         (
             "canonical_rows",
             {"type": "expect_table_row_count_to_be_between"},
             r"'expect_table_row_count_to_be_between' is not an expectation",
         ),
-        ("canonical_rows", {"type": "ColumnMapExpectation"}, r"; say it with min_value and max_value$"),
+        ("canonical_rows", {"type": "ColumnMapExpectation"}, r"; use min_value and max_value$"),
         ("canonical_rows", {"type": 3}, r"\.type: must be .*; got 3; choose one of them$"),
         ("canonical_rows", {"mostly": 1}, r"\.mostly: unknown key; allowed here: .*; delete it$"),
         ("canonical_rows", {"min_vale": 1}, r"\.min_vale: unknown key; .*; did you mean min_value\?$"),

@@ -340,7 +340,7 @@ def test_template_report_with_prove_of_a_template_without_ends_blocks(
 
     assert project.rowmill("template-report", "--prove") == main.FOUND
     out = capsys.readouterr().out
-    assert "end of turn '<end>' does not train" in " ".join(out.split())
+    assert "end of turn '<end>' is not trained" in " ".join(out.split())
     assert "set template.spans: marks" in out
 
 

@@ -171,5 +171,5 @@ def test_kind_left_out_is_auto() -> None:
     ],
 )
 def test_training_everything_excludes_choosing(loss: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"trains everything, but .* selects"):
+    with pytest.raises(ConfigError, match=r"trains every token, but .* selects"):
         dataset(CHAT, loss=loss)

@@ -8,6 +8,7 @@ another; the runner passes each stage its inputs.
 """
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -263,6 +264,7 @@ def build(
     project: Project,
     *,
     progress: ProgressCallback | None = None,
+    begin: Callable[[Step], None] | None = None,
     tell: Callable[[Step, StepReport, list[CheckResult]], None] | None = None,
     only: Sequence[str] = (),
     datasets: Collection[str] | None = None,
@@ -270,7 +272,7 @@ def build(
     """Run a recipe's steps in order, with their checks; leave out steps behind a closed gate, and build all others.
 
     `only` limits the build to stages of these names or labels; without it, on-demand stages are left out. `datasets`
-    limits it to steps of these datasets. `tell` is called after each step.
+    limits it to steps of these datasets. `begin` is called before each step that is run, `tell` after it.
 
     Raises
     ------
@@ -299,9 +301,11 @@ def build(
         try:
             inputs = open_inputs(project, step)
         except GateError as error:
-            closed |= dict.fromkeys(str(error).splitlines())
+            closed |= dict.fromkeys(_split_messages(error))
             left_out[step.key] = None
             continue
+        if begin is not None:
+            begin(step)
         report = run_step(project, step, inputs, progress=progress, run_id=run_id)
         results = check_step(project, step, report.manifest)
         done.append((step, report, results))
@@ -311,6 +315,11 @@ def build(
         names = ", ".join("/".join(key[1:]) for key in left_out)
         raise GateError("\n".join([*closed, f"not built because of that: {names}"]))
     return done
+
+
+def _split_messages(error: GateError) -> list[str]:
+    """Split a gate's error into one message per closed check; the causes of a check are indented below it."""
+    return re.split(r"\n(?=\S)", str(error))
 
 
 def copy_export(project: Project, name: str, target: Path) -> None:

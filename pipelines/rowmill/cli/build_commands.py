@@ -124,7 +124,12 @@ def _run_build(args: argparse.Namespace) -> int:
     project = open_project(args)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
     _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
-    blocked = build_stages(project, steps, args.only)
+    try:
+        blocked = build_stages(project, steps, args.only)
+    except GateError:
+        if not args.only:
+            print(f"\nreport  {report_page.write_report(project)}")
+        raise
     if not args.only:
         print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
     return BLOCKED if blocked else DONE
@@ -153,7 +158,9 @@ def build_stages(
     # Statistics are published first, so that `rowmill sql` answers while the build runs.
     runner.publish_statistics(project)
     with BuildProgress(project, steps, terminal.make_console(), terminal.make_console(sys.stderr)) as progress:
-        built = runner.build(project, progress=progress, tell=progress.tell, only=only, datasets=datasets)
+        built = runner.build(
+            project, progress=progress, begin=progress.begin, tell=progress.tell, only=only, datasets=datasets
+        )
     return any(result.blocking for _, _, results in built for result in results)
 
 

@@ -23,7 +23,7 @@ PRINT_INTERVAL_S = 5.0
 
 
 class BuildProgress:
-    """Shows the progress of a build; pass it as `progress` and its `tell` as `tell`, inside `with`.
+    """Shows the progress of a build, inside `with`; pass it as `progress`, and its methods `begin` and `tell`.
 
     Finished steps are printed to `screen`. Without a terminal there, progress lines are printed to `aside`.
     """
@@ -31,6 +31,7 @@ class BuildProgress:
     def __init__(self, project: Project, steps: Sequence[Step], screen: Console, aside: Console) -> None:
         self._project = project
         self._steps = list(steps)
+        self._scope: tuple[str | None, ...] = ()
         self._screen = screen
         self._aside = aside
         self._printed_s = 0.0
@@ -42,7 +43,6 @@ class BuildProgress:
         self._print(console.render_build_title(self._project, self._steps))
         if self._live is not None:
             self._live.start()
-        self._begin_scope()
         return self
 
     def __exit__(
@@ -61,26 +61,18 @@ class BuildProgress:
             self._printed_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
+    def begin(self, step: Step) -> None:
+        """Receive the step that begins: print its dataset if that is another than before, and reset the live line."""
+        if self._scope != (step.dataset,):
+            self._scope = (step.dataset,)
+            self._print(console.render_scope_title(self._project, step))
+        self._printed_s = 0.0
+        if self._live is not None and self._task is not None:
+            self._live.reset(self._task, description=step.label, total=None, rates="")
+
     def tell(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
         """Receive a finished step."""
         self._print(console.render_step(step, report, results))
-        self._steps = self._steps[1:]
-        if self._steps and self._steps[0].dataset == step.dataset:
-            self._begin_step()
-        else:
-            self._begin_scope()
-
-    def _begin_scope(self) -> None:
-        if self._steps:
-            self._print(console.render_scope_title(self._project, self._steps[0]))
-            self._begin_step()
-        elif self._live is not None:
-            self._live.stop()
-
-    def _begin_step(self) -> None:
-        self._printed_s = 0.0
-        if self._live is not None and self._task is not None:
-            self._live.reset(self._task, description=self._steps[0].label, total=None, rates="")
 
     def _print(self, shown: RenderableType) -> None:
         (self._live.console if self._live is not None else self._screen).print(shown)

@@ -102,7 +102,7 @@ def make_check_page(result: CheckResult, store: Store, reports_url: str = "") ->
         "wanted": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
-        "rows_to_look_at": dg.MetadataValue.text(" ".join(result.samples[:10]) or "none"),
+        "rows_to_look_at": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
         "terms": dg.MetadataValue.text(result.threshold_digest),
         "expectations": link_report(

@@ -404,7 +404,7 @@ def _render_checks_section() -> Iterator[str]:
             check.severity if check.warn_from is None else f"{check.severity}; warn from {check.warn_from:g}",
             check.what,
             check.applies_to or "all data",
-            catalog.format_remedy(check.remedy, "RECIPE"),
+            catalog.format_remedy(check.remedy, "RECIPE", "DATASET"),
             "yes" if check.waivable else "no",
         )
         yield _format_table_row(*cells)

@@ -4,6 +4,7 @@ What belongs here: which columns count, for which recipes, and the gate. What do
 (`test_judge.py`).
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
 
     one = result_on(road)
 
-    assert (one.value, one.blocking, len(one.samples)) == (0.5, True, 3)
+    assert (one.value, one.blocking) == (0.5, True)
+    assert one.causes[0] == f"column '{column}': 10"
+    assert re.fullmatch(r"the first record is data/a\.jsonl line 2 \(\w+:1\)", one.causes[1])
     assert "format.messages_field" in one.sentence
     made = road.build(only=ROWS).manifest("rows", "canonical_rows")
     assert made.tables["preference_columns"].rows == ((column, 10),)

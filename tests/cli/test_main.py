@@ -111,8 +111,44 @@ def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
     captured = capsys.readouterr()
     share = f"{1 / (CHATS + 1):.6g}"
     assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
-    assert "wanted at most 0.001; read the reasons" in captured.err
+    assert "wanted at most 0.001; correct the data" in captured.err
     assert "✗ canonical_rows" in captured.out
+
+
+def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_report(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+
+    assert copied.rowmill("build") == main.BLOCKED
+    lines = capsys.readouterr().out.splitlines()
+    below: dict[str, list[str]] = {}
+    for line in lines[2:-1]:
+        if line and not line.startswith(" "):
+            below[line] = []
+        elif line[2:4].strip() in ("✓", "!", "✗"):
+            below[list(below)[-1]].append(line.split()[1])
+    assert below["chats"] == ["raw_dataset", "canonical_rows"]
+    assert below["tasks"] == below["notes"] == [
+        "raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards",
+    ]  # fmt: skip
+    assert Path(lines[-1].removeprefix("report").strip()).is_file()
+
+
+def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+    project.write_data("tasks.csv", "prompt,response\n,\nq,a\n")
+    assert project.rowmill("build", "--root", str(tmp_path / "other place")) == main.BLOCKED
+    found = re.search(r"small/chats/canonical_rows: rejects: .*`(rowmill sql [^`]+)`", capsys.readouterr().err)
+    assert found is not None
+    name, *arguments = shlex.split(found.group(1))
+    arguments[arguments.index("small")] = project.recipe
+
+    assert main.main([*arguments, "--format", "json"]) == main.DONE
+    [line] = json.loads(capsys.readouterr().out)
+    assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
 
 def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +241,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy(
     out = capsys.readouterr().out
     assert "1 blocking" in out
     assert "✗ rejects" in out
-    assert "→ read the reasons with" in out
+    assert "→ correct the data or the format options" in out
 
 
 def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,19 +335,6 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
     assert json.loads(capsys.readouterr().out) == notes
     assert main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == main.DONE
     assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
-
-
-def test_remedy_of_rejects_is_a_command_that_answers_for_the_recipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-    assert project.rowmill("build") == main.BLOCKED
-    [command] = re.findall(r"read the reasons with `rowmill ([^`]*)`", capsys.readouterr().err)
-
-    verb, query, name = shlex.split(command)
-
-    assert (verb, name) == ("sql", "small")
-    assert rows_of(project, query, capsys) == [{"dataset": "chats", "reason": "invalid_json", "count_star()": 1}]
 
 
 def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

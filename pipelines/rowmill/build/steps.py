@@ -13,7 +13,7 @@ from typing import cast
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.checks.gates import Threshold, list_thresholds
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import Store
+from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import StageKey
@@ -102,7 +102,7 @@ def open_project(path: str | Path, root: str | None = None, overrides: Mapping[s
     """
     file = Path(path)
     base = recipe.project_folder(file)
-    return Project(recipe.load_recipe(file, overrides), Store(root or str(base / ".rowmill")), base)
+    return Project(recipe.load_recipe(file, overrides), Store(root or str(base / DEFAULT_ROOT_NAME)), base)
 
 
 def plan_steps(project: Project) -> tuple[Step, ...]:

@@ -42,7 +42,7 @@ class Check:
     severity: Severity
     what: str
     remedy: str
-    """`{recipe}` is replaced by the recipe's name; see `format_remedy`."""
+    """`{recipe}` and `{dataset}` are replaced by those of the output; see `format_remedy`."""
     waivable: bool = True
     warn_from: float | None = None
     """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""
@@ -58,7 +58,8 @@ class Check:
 CHECKS: tuple[Check, ...] = (
     Check("nonempty", (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_least", 1, "error",
         "records, rows or examples that came out",
-        "check the source's paths and files, or read the rejects with `rowmill sql \"from rejects\" {recipe}`"),
+        "check the source's paths and files, or read the rejects with "
+        "`rowmill sql \"from rejects where dataset = '{dataset}' limit 20\" {recipe}`"),
     Check("accounted", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0, "error",
         "records or tokens that are missing from the ledger",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
@@ -66,7 +67,8 @@ CHECKS: tuple[Check, ...] = (
         "source files without a single record", "remove them from the source, or fetch them again"),
     Check("unknown_roles", (CANONICAL_ROWS,), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
-        "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations"),
+        "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations",
+        names_samples=True),
     Check("group_size", (CANONICAL_ROWS,), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
@@ -98,11 +100,12 @@ CHECKS: tuple[Check, ...] = (
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "
         "in "
         "format.messages_field or format.response_fields; if the column means something else, waive the check",
-        applies_to="chats and pairs in columns"),
+        applies_to="chats and pairs in columns", names_samples=True),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
-        'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
-        "and correct the data or the format options", names_samples=True),
+        "correct the data or the format options; "
+        "`rowmill sql \"select reason, detail, count(*) as records from rejects where dataset = '{dataset}' "
+        'group by all order by records desc limit 20" {recipe}` lists what was rejected', names_samples=True),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "time boundaries that were computed from shares, so that new rows move them",
         "copy them from the table on this page to splits.boundaries",
@@ -123,10 +126,12 @@ CHECKS: tuple[Check, ...] = (
         applies_to="documents of text files (.txt)"),
     Check("content_dropped", (TOKENIZED_EXAMPLES,), "at_most", 0.02, "error",
         "share of rows rejected because the template does not print all of their content",
-        "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates"),
+        "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates",
+        names_samples=True),
     Check("zero_loss_rows", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "error",
         "share of rows without a single trained token",
-        "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer"),
+        "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer",
+        names_samples=True),
     Check("contract", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "warnings about the chat template's behaviour",
         "read them with `rowmill template-report {recipe}`; each names its remedy", applies_to="chat templates"),
@@ -160,7 +165,8 @@ CHECKS: tuple[Check, ...] = (
         "those that fit into no example",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
         of_tables="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
-        "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow"),
+        "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow",
+        names_samples=True),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
@@ -252,6 +258,6 @@ CHECKS: tuple[Check, ...] = (
 CHECKS_BY_NAME = {check.name: check for check in CHECKS}
 
 
-def format_remedy(remedy: str, name: str) -> str:
-    """Return a check's remedy with the recipe's name in its commands."""
-    return remedy.replace("{recipe}", name)
+def format_remedy(remedy: str, recipe: str, dataset: str) -> str:
+    """Return a check's remedy with its commands' arguments: the recipe with its storage root, and the dataset."""
+    return remedy.replace("{recipe}", recipe).replace("{dataset}", dataset)

@@ -78,7 +78,8 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
         lines += [("note", result.note)] if result.note else []
         if not result.passed:
             lines.append(("waived", result.waiver) if result.waiver else ("what to do", result.remedy))
-        lines += [("samples", ", ".join(result.samples))] if result.samples else []
+        lines += [("cause", cause) for cause in result.causes]
+        lines += [("samples", ", ".join(result.samples))] if result.samples and not result.causes else []
     if threshold.waiver_bound is not None:
         lines.append(("waiver", f"up to {threshold.waiver_bound:g}: {threshold.waiver_reason}"))
     yield html.render_table(["", ""], lines)

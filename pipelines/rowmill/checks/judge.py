@@ -13,6 +13,7 @@ for every other check it counts as not measured, which fails.
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_remedy
 from rowmill.checks.gates import Threshold
 from rowmill.core.errors import GateError
-from rowmill.core.storage import Store, digest_json
+from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stage_folder
 
 CheckOutcome = Literal["passed", "failed", "not_applicable"]
@@ -79,6 +80,17 @@ class CheckResult:
         excuse = f"; waived: {self.waiver}" if self.waiver and not self.blocking else f"; {self.remedy}"
         return f"{self.check}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
 
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why it failed, in sentences: the most frequent reasons or values; empty if the samples are only ids."""
+        check = CHECKS_BY_NAME.get(self.check)
+        return self.samples if self.failed and check is not None and check.names_samples else ()
+
+    @property
+    def message(self) -> str:
+        """The result with its causes, one line each."""
+        return "\n  ".join([self.sentence, *self.causes])
+
 
 def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     """Return a result for each threshold; only checks without a saved result on this version are judged."""
@@ -119,15 +131,9 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
                 "run `rowmill verify`"
             )
         elif result is not None and result.blocking:
-            closed.append(f"{'/'.join(manifest.key)}: {result.sentence}{_format_samples(result)}")
+            closed.append(f"{'/'.join(manifest.key)}: {result.message}")
     if closed:
         raise GateError("\n".join(closed))
-
-
-def _format_samples(result: CheckResult) -> str:
-    """Return the samples of a check as lines, if they are sentences."""
-    check = CHECKS_BY_NAME.get(result.check)
-    return "".join(f"\n  {one}" for one in result.samples) if check is not None and check.names_samples else ""
 
 
 def _load_check_result(store: Store, manifest: Manifest, threshold: Threshold) -> CheckResult | None:
@@ -152,7 +158,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
     }
     whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
     explained = [_explain_threshold(one, across.get(one.check)) for one in thresholds]
-    results = [_make_check_result(whole, one) for one in explained]
+    results = [_make_check_result(whole, one, root=store.root) for one in explained]
     # A result is stored under the original threshold, whatever its explanation says.
     return [replace(result, threshold_digest=one.digest) for result, one in zip(results, thresholds, strict=True)]
 
@@ -177,7 +183,7 @@ def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
     return float(value)
 
 
-def _make_check_result(manifest: Manifest, threshold: Threshold) -> CheckResult:
+def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
     # A custom rule may name a fact that other kinds of data do not count.
     absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
@@ -201,11 +207,18 @@ def _make_check_result(manifest: Manifest, threshold: Threshold) -> CheckResult:
         passed=passed,
         blocking=applies and not passed and (severity or threshold.severity) == "error" and not covered,
         what=threshold.what,
-        remedy=format_remedy(threshold.remedy, manifest.key[0]),
+        remedy=format_remedy(threshold.remedy, format_recipe_argument(manifest.key[0], root), manifest.key[1]),
         waiver=threshold.waiver_reason if covered else "",
         note=note,
         samples=manifest.samples.get(threshold.check, ()),
         applies_to=threshold.applies_to,
+    )
+
+
+def format_recipe_argument(recipe: str, root: str) -> str:
+    """Return a command's arguments for a recipe and its storage root, which is named unless it is a project's own."""
+    return (
+        recipe if root.rstrip("/").rpartition("/")[2] == DEFAULT_ROOT_NAME else f"{recipe} --root {shlex.quote(root)}"
     )
 
 

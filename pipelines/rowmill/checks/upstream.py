@@ -45,7 +45,7 @@ def require_passing_ancestors(
     """
     known = {(one.key, one.version): one for one in gated}
     closed = [
-        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: {result.sentence}"
+        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: {result.message}"
         for one in _iterate_ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
         for result in judge.run_checks(store, one, _select_blocking_thresholds(thresholds(one)))

@@ -75,8 +75,8 @@ def recipe_path(name: str) -> Path:
 
 def open_folder_store(args: argparse.Namespace) -> "Store":
     """Return the storage that all recipes of the working directory's project share."""
-    from rowmill.core.storage import Store
+    from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 
     configs = configs_folder()
-    root = choose_root(args) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
+    root = choose_root(args) or str((configs.parent if configs else Path.cwd()) / DEFAULT_ROOT_NAME)
     return Store(root)

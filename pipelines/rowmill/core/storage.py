@@ -41,6 +41,8 @@ from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 ResultT = TypeVar("ResultT")
 
+DEFAULT_ROOT_NAME = ".rowmill"
+"""Folder of a project that is its storage root unless another one is named."""
 UNFINISHED_SUFFIX = ".tmp"
 """Suffix of a file's name while it is written."""
 

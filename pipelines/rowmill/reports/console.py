@@ -179,12 +179,13 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
     shown = "not measured" if one.value is None else format_value(one.value)
     value = Text.assemble((f"{mark} ", style), f"{one.check:<18}", (f"{shown:>10}", "" if one.passed else style))
     line = join_side_by_side(value, Text(f"{one.wanted}  {one.what}", DIM))
-    lines: list[RenderableType] = [line]
+    causes = [Text(escape_control_characters(cause)) for cause in one.causes]
+    lines: list[RenderableType] = [line, *(Padding(cause, (0, 0, 0, 4), expand=False) for cause in causes)]
     if not one.passed and one.waiver and not one.blocking:
         lines.append(Text(f"  waived: {escape_control_characters(one.waiver)}", DIM))
     elif not one.passed:
-        lines.append(Text(f"  → {one.remedy}", style))
-    if not one.passed and one.samples:
+        lines.append(join_side_by_side(Text("  → ", style), Text(one.remedy, style), cells=4))
+    if not one.passed and one.samples and not one.causes:
         lines.append(Text(f"  see {escape_control_characters(', '.join(one.samples[:3]))}", DIM))
     return Padding(Group(*lines), (0, 0, 0, indent), expand=False)
 

@@ -187,6 +187,7 @@ def _render_result(result: CheckResult, *, whole_key: bool = False) -> str:
     return (
         f"<p>{expectations_page.render_result_mark(result)} {escape_text(where)}<a "
         f'href="{escape_text(page)}">{escape_text(result.sentence)}</a></p>'
+        + "".join(f'<p class="cause">{escape_text(cause)}</p>' for cause in result.causes)
     )
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, SourceError, join_choices
+from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
 from rowmill.core.json import Json, from_json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
@@ -362,14 +362,14 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
     The file is read again up to that line, for messages about one record.
     """
     file_format = find_file_format(part.reader)
-    if file_format.is_own_lines:
-        return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
     asked = choose_file_format(part.url)
-    if asked is None:
-        return None
     try:
+        if file_format.is_own_lines:
+            return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
+        if asked is None:
+            return None
         where = urls.locate_url(part.url, base)
         with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
             return file_format.find_line(stream, scan, part.first_record - 1 + row)
-    except (SourceError, OSError):
+    except (SourceError, IntegrityError, OSError):
         return None

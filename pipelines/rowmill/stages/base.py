@@ -342,25 +342,6 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
     return pl.concat(tables).lazy()
 
 
-SHOWN_REASONS = 10
-"""Maximum number of reasons listed by the check on rejects."""
-
-
-def describe_rejects(
-    reasons: Mapping[str, int], samples: Mapping[str, Sequence[str]], place_of: Callable[[int, str], str] | None = None
-) -> tuple[str, ...]:
-    """Describe each reject reason with its count and its first row, most frequent first.
-
-    `place_of` receives the rank of the reason, from 0, and the row's id.
-    """
-    most_first = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:SHOWN_REASONS]
-    return tuple(
-        f"{reason}: {count:,}, the first is {place_of(rank, first) if place_of else first}"
-        for rank, (reason, count) in enumerate(most_first)
-        for first in samples.get(reason, ())[:1]
-    )
-
-
 def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
     """Collect the first ids per reason over parts, ten at most."""
     found: dict[str, list[str]] = {}

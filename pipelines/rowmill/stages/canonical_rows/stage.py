@@ -8,8 +8,8 @@ so appended rows never displace earlier ones and a finished part stays finished.
 all rows (`time_splits.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unacco
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, NORMALIZATION_COLUMNS, ROW_SCHEMA, Rejected
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
-from rowmill.stages import inputs
+from rowmill.stages import inputs, reject_samples
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -38,7 +38,6 @@ from rowmill.stages.base import (
     StageOutput,
     collect_samples,
     compute_share,
-    describe_rejects,
     format_rejected,
     make_parts,
     scan_rows,
@@ -268,10 +267,10 @@ def _build_rows_output(
         },
         histograms=_draw_group_sizes(groups, work),
         samples={
-            "rejects": describe_rejects(_select_unintended(reasons), samples, _make_row_locator(work)),
+            "rejects": reject_samples.describe_rejects(work, final, _select_unintended(reasons)),
             "duplicates": samples.get("duplicate", ()),
-            "unknown_roles": collect_samples(final, "examples_of_roles").get("", ()),
-            "preference_data": collect_samples(final, "examples_of_preferences").get("", ()),
+            "unknown_roles": _describe_unknown_roles(work, final),
+            "preference_data": _describe_preferences(work, final),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
         | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
@@ -283,26 +282,26 @@ def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:
     return tuple(f"{name}: {at}" for name, at in facts.boundaries.items())
 
 
-def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
-    """Return a function that describes a row's place in its source: `data/sales.csv line 20002 (3f0c…:17)`.
+def _describe_unknown_roles(work: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+    """Describe the unknown roles, and where the first row with the most frequent one is."""
+    roles = sum_counts(p.facts["roles"] for p in final)
+    if not roles:
+        return ()
+    most = reject_samples.sort_by_count(roles)[0][0]
+    having = [part for part in final if most in part.facts["roles"]]
+    first = reject_samples.find_first_row(work.store, having, "unknown_roles", most)
+    place = reject_samples.RowLocator(work).locate(first, reads_lines=True) if first else ""
+    return reject_samples.describe_values("role", roles, place)
 
-    Finding a line requires reading the file, so only the row of the most frequent reason, rank 0, gets one.
-    """
 
-    @cache
-    def owners() -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
-        scans = inputs.load_scans(work.input(RAW_DATASET))
-        return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
-
-    def place_of(rank: int, row_id: str) -> str:
-        part_id, _, number = row_id.partition(":")
-        at = int(number) if number.isdecimal() else None
-        if part_id not in owners() or at is None:
-            return row_id
-        part, scan = owners()[part_id]
-        return f"{sources.describe_place(part, scan, work.base, at, reads_lines=rank == 0)} ({row_id})"
-
-    return place_of
+def _describe_preferences(work: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+    """Describe the columns of preference data, and where the first record with one of them is."""
+    columns = sum_counts(p.facts.get("preference_columns", {}) for p in final)
+    lines = reject_samples.describe_values("column", columns, "")
+    first = collect_samples(final, "examples_of_preferences", limit=1).get("", ())
+    if not first:
+        return lines
+    return *lines, f"the first record is {reject_samples.RowLocator(work).locate(first[0], reads_lines=True)}"
 
 
 def _share_unknown_roles(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
@@ -334,7 +333,7 @@ def _build_rows_tables(
     groups: pl.DataFrame,
     samples: Mapping[str, Sequence[str]],
 ) -> dict[str, DisplayTable]:
-    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _sort_by_count(reasons))
+    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(reasons))
     schemas = sum_counts(p.facts["schemas"] for p in final)
     preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
     roles = sum_counts(p.facts["roles"] for p in final)
@@ -343,14 +342,14 @@ def _build_rows_tables(
         "rejects": DisplayTable(("reason", "records", "for_example"), tuple(rejects)),
         "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
         **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
-        **_tabulate_found("unknown_roles", ("role", "rows"), _sort_by_count(roles)),
+        **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(roles)),
         **_tabulate_found("largest_groups", ("group", "rows"), largest),
     }
 
 
-def _sort_by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the 30 most frequent, in descending order."""
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:30]
+    return reject_samples.sort_by_count(counts)[:30]
 
 
 def _tabulate_found(
@@ -387,7 +386,7 @@ def _build_message_tables(final: Sequence[Part], facts: CanonicalRowsFacts) -> d
         for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)
     ]
     return {
-        "roles": DisplayTable(("role", "messages"), tuple(_sort_by_count(by_role))),
+        "roles": DisplayTable(("role", "messages"), tuple(_take_most_frequent(by_role))),
         "reasoning_and_tools": DisplayTable(("found", "times"), tuple(found)),
     }
 

@@ -413,7 +413,6 @@ def _save_table_rows(
         **count_accounts(log, left_out),
         "roles": {},
         "rows_with_unknown_roles": 0,
-        "examples_of_roles": {"": []},
         "schemas": {"record": table.num_rows} if table.num_rows else {},
         **count_messages(()),
         "splits": dict(sorted(splits.items())),

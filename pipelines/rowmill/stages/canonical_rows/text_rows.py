@@ -207,7 +207,6 @@ def _save_rows(
         **count_accounts(log, not_taken),
         "roles": dict(sorted(columns.roles.items())),
         "rows_with_unknown_roles": len(columns.with_unknown_roles),
-        "examples_of_roles": {"": columns.with_unknown_roles[:3]},
         "preference_columns": dict(sorted(columns.preferences.items())),
         "rows_with_preferences": len(columns.with_preferences),
         "examples_of_preferences": {"": columns.with_preferences[:3]},

@@ -7,7 +7,7 @@ The tokenizer is loaded through `transformers` once and stored as data under the
 builds need neither that library nor its two seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from rowmill.stages.base import (
     StageOutput,
     collect_samples,
     compute_share,
-    describe_rejects,
     format_rejected,
     make_parts,
 )
+from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer
 from rowmill.stats import StatsInputs, count_rows_by_fact
@@ -274,9 +274,9 @@ def _build_examples_output(
         token_ledger=_account_split_tokens(made),
         tables=_build_examples_tables(made, reasons, facts),
         samples={
-            "rejects": describe_rejects(refused, samples),
-            "content_dropped": samples.get("content_dropped", ()),
-            "zero_loss_rows": tuple(i for reason in sorted(NO_TARGET_REASONS) for i in samples.get(reason, ()))[:10],
+            "rejects": describe_rejects(work, made, refused),
+            "content_dropped": describe_rejects(work, made, _select_reasons(reasons, ("content_dropped",))),
+            "zero_loss_rows": describe_rejects(work, made, _select_reasons(reasons, NO_TARGET_REASONS)),
             "render_equal": samples.get("render_mismatch", ()),
             "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
         },
@@ -285,6 +285,10 @@ def _build_examples_output(
         parts_reused=reused,
         rows_made=rows_made,
     )
+
+
+def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
+    return {reason: count for reason, count in reasons.items() if reason in names}
 
 
 _COUNTED_FACTS = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",

@@ -12,7 +12,8 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
-from rowmill.stages.base import StageContext, StageOutput, collect_samples, compute_share, describe_rejects
+from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.table_inputs import ObservedTable, get_table_options
 from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
@@ -88,7 +89,6 @@ def build_table_output(
         date_pinned=NOT_APPLICABLE,
         short_documents=NOT_APPLICABLE,
     )
-    samples = collect_samples(accounts, "examples_of_rejects")
     return StageOutput(
         parts=[*accounts, *built],
         facts=facts,
@@ -97,7 +97,9 @@ def build_table_output(
         tables=_build_table_tables(plan, reasons, frame),
         histograms=_draw_length_histograms(plan),
         samples={
-            "rejects": describe_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
+            "rejects": describe_rejects(
+                work, accounts, {r: n for r, n in reasons.items() if not r.endswith("_overflow")}
+            ),
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),

@@ -21,8 +21,9 @@ from rowmill.packing.plan import plan_best_fit
 from rowmill.packing.slicing import slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import EXAMPLE_SCHEMA
-from rowmill.schema.manifest import DisplayTable, Histogram
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.reject_samples import RowLocator, describe_rejects
 from rowmill.stages.truncation_stats import table_lengths
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.stats import StatsInputs, count_rows_by_fact
@@ -98,7 +99,7 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
-        samples={"context_overflow": _find_first_shortened(work)},
+        samples={"context_overflow": _describe_overflow(work, int(shortened.sum()))},
     )
 
 
@@ -111,15 +112,26 @@ def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
     return pc.equal(splits, name).to_numpy(zero_copy_only=False)
 
 
-def _find_first_shortened(work: StageContext, limit: int = 10) -> tuple[str, ...]:
-    """Return the first examples that lost tokens; read from as few parts as possible."""
-    found: list[str] = []
-    for file in work.input(TOKENIZED_EXAMPLES).files("examples"):
+def _describe_overflow(work: StageContext, shortened: int) -> tuple[str, ...]:
+    """Describe the examples that lost tokens, and the rows that were dropped for their length."""
+    manifest = work.input(TOKENIZED_EXAMPLES)
+    dropped = {reason: count for _, reason, count in manifest.ledger if reason in DROPPED}
+    lines = describe_rejects(work, manifest.parts, dropped)
+    return lines if not shortened else (_describe_shortened(work, manifest, shortened), *lines)
+
+
+def _describe_shortened(work: StageContext, manifest: Manifest, shortened: int) -> str:
+    """Describe the first example that lost tokens; read from as few parts as possible."""
+    limit = work.recipe.limit_of(work.dataset_name or "")
+    for file in manifest.files("examples"):
         table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
-        found += table.filter(pc.greater(table.column("original_tokens"), table.column("tokens"))).column(0).to_pylist()
-        if len(found) >= limit:
-            break
-    return tuple(found[:limit])
+        longer = table.filter(pc.greater(table.column("original_tokens"), table.column("tokens")))
+        if longer.num_rows:
+            first = longer.slice(0, 1).to_pylist()[0]
+            place = RowLocator(work).locate(first["example_id"], reads_lines=True)
+            tokens = f"{first['original_tokens']:,} tokens, at most {limit:,}"
+            return f"truncated: {shortened:,}, the first is {place}: {tokens}"
+    raise AssertionError(work.key)
 
 
 def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:

@@ -10,8 +10,6 @@ about truncation: records are counted that no example can hold, and a what-if pl
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
@@ -25,6 +23,7 @@ from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest
 from rowmill.stages import table_inputs, table_plan
 from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
@@ -53,7 +52,10 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     own = [work.store.table(file, ["tokens"]).column(0).to_numpy().astype(np.int64) for file in columns]
     lengths = np.concatenate([np.empty(0, np.int64), *own])
     records = sum(count for _, _, count in made.ledger)
-    over = sum(count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOW_REASONS)
+    overflows = {
+        reason: count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOW_REASONS
+    }
+    over = sum(overflows.values())
     by_split: dict[str, list[Ints]] = {}
     for split, tokens in zip(columns.values(), own, strict=True):
         by_split.setdefault(split, []).append(tokens)
@@ -84,19 +86,8 @@ def make_table_lengths(work: StageContext) -> StageOutput:
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
-        samples={"context_overflow": _find_first_overflows(work, made)},
+        samples={"context_overflow": describe_rejects(work, made.parts, overflows)},
     )
-
-
-def _find_first_overflows(work: StageContext, made: Manifest, limit: int = 10) -> tuple[str, ...]:
-    """Return the first records that no example can hold; read from as few parts as it takes."""
-    found: list[str] = []
-    for part in made.parts:
-        if len(found) < limit and any(part.facts.get("reasons", {}).get(reason) for reason in OVERFLOW_REASONS):
-            table = work.store.table(part.files["rejects"], ["row_id", "reason"])
-            is_over = pc.is_in(table.column("reason"), pa.array(OVERFLOW_REASONS))
-            found += table.filter(is_over).column("row_id").to_pylist()
-    return tuple(found[:limit])
 
 
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────

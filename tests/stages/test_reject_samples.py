@@ -1,0 +1,154 @@
+"""What a failed check says of the rows behind it: the reasons with counts, an offending value, a file and a line.
+
+What belongs here: the sentences, from a real build to every place that shows them. What does not: whether a check fails
+(`checks/`), counting rejects (`schema/test_reject_reasons.py`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_rowmill import metadata
+from rowmill.build import runner
+from rowmill.build.gate import open_inputs
+from rowmill.build.steps import plan_steps
+from rowmill.checks.expectations_page import render_expectations_page
+from rowmill.checks.judge import CheckResult
+from rowmill.core.console import render_text
+from rowmill.core.errors import GateError
+from rowmill.reports import report_page
+from rowmill.reports.console import render_check_result
+from rowmill.stages.reject_samples import MAX_VALUE_CHARS, clean_value
+from tests.support.recipes import CHAT, Built, Road, chat, lines
+
+ROWS = ("raw_dataset", "canonical_rows")
+EXAMPLES = (*ROWS, "tokenized_examples", "truncation_stats")
+
+
+def find_result(built: Built, stage: str, check: str) -> CheckResult:
+    _, results = built.steps["rows", stage]
+    return next(one for one in results if one.check == check)
+
+
+def make_road(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Road:
+    """Write a project of one dataset, whose checks keep their own bounds."""
+    road = Road(folder)
+    source = {"train_urls": [road.write("a.jsonl", content)]}
+    return road.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates={})
+
+
+def with_role(i: int, role: str) -> dict[str, Any]:
+    row = chat(i)
+    row["messages"][0]["role"] = role
+    return row
+
+
+def write_rows_with_roles(tmp_path: Path) -> Road:
+    roles = ["user", "narrator", "critic", "narrator", "user", "narrator", "oracle", "wizard"]
+    return make_road(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
+
+
+def test_unknown_roles_are_named_with_their_counts_and_a_line_of_the_most_frequent_one(tmp_path: Path) -> None:
+    one = find_result(write_rows_with_roles(tmp_path).build(only=ROWS), "canonical_rows", "unknown_roles")
+
+    assert re.fullmatch(r"role 'narrator': 3, the first is data/a\.jsonl line 2 \(\w+:1\)", one.causes[0])
+    assert one.causes[1:] == ("role 'critic': 1", "role 'oracle': 1", "1 other role: 1")
+
+
+def test_rejects_are_the_three_most_frequent_reasons_with_detail_and_a_line(tmp_path: Path) -> None:
+    bad = [b"{", b'{"dialog": []}', b"{", b'{"messages": []}', b"{", b'{"dialog": []}', b'{"messages": "x"}', b""]
+    content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
+
+    one = find_result(make_road(tmp_path, content).build(only=ROWS), "canonical_rows", "rejects")
+
+    first, second, third, rest = one.causes
+    assert re.fullmatch(r"invalid_json: 3, the first is data/a\.jsonl line 5 \(\w+:3\): .+", first)
+    assert re.fullmatch(r"unknown_schema: 2, the first is data/a\.jsonl record \d+ \(\w+:4\): .*dialog.*", second)
+    assert re.match(r"\w+: 1, the first is ", third)
+    assert rest == "1 other reason: 1"
+
+
+def test_overlong_examples_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
+    rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
+    one = find_result(make_road(tmp_path, rows).build(only=EXAMPLES), "truncation_stats", "context_overflow")
+
+    pattern = r"truncated: 1, the first is data/a\.jsonl line 3 \(\w+:2#0\): ([\d,]+) tokens, at most 256"
+    found = re.fullmatch(pattern, one.causes[0])
+    assert found is not None
+    assert int(found.group(1).replace(",", "")) > 900
+
+
+def test_dropped_rows_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
+    rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
+    road = make_road(tmp_path, rows, truncation={"overlong": "drop"})
+
+    one = find_result(road.build(only=EXAMPLES), "truncation_stats", "context_overflow")
+
+    pattern = r"overlong: 1, the first is data/a\.jsonl line 3 \(\w+:2\): \d+ tokens, at most 256"
+    assert re.fullmatch(pattern, one.causes[0])
+
+
+def test_source_that_is_gone_leaves_the_record_s_number(tmp_path: Path) -> None:
+    road = make_road(tmp_path, [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)])
+    road.build(only=(*ROWS, "tokenized_examples"))
+    (tmp_path / "data" / "a.jsonl").unlink()
+    project = road.project
+
+    made = [step for step in plan_steps(project) if step.name == "truncation_stats"]
+    report = runner.run_step(project, made[0], open_inputs(project, made[0]))
+
+    assert re.match(
+        r"truncated: 1, the first is data/a\.jsonl record 3 \(", report.manifest.samples["context_overflow"][0]
+    )
+
+
+def test_passing_check_names_no_cause(tmp_path: Path) -> None:
+    one = find_result(make_road(tmp_path, map(chat, range(3))).build(only=ROWS), "canonical_rows", "unknown_roles")
+
+    assert (one.passed, one.causes, one.message) == (True, (), one.sentence)
+
+
+def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> None:
+    road = write_rows_with_roles(tmp_path)
+    built = road.build(only=ROWS)
+    one = find_result(built, "canonical_rows", "unknown_roles")
+    made = built.manifest("rows", "canonical_rows")
+    thresholds = built.project.graph.thresholds[made.key]
+
+    with pytest.raises(GateError) as refused:
+        road.build()
+    report = Path(report_page.write_report(built.project)).read_text(encoding="utf-8")
+    shown = {
+        "gate": str(refused.value),
+        "terminal": render_text(render_check_result(one)),
+        "dagster": metadata.make_check_page(one, built.project.store)["rows_to_look_at"].value,
+        "report": report.replace("&#x27;", "'").replace("&#39;", "'"),
+        "expectations": render_expectations_page(made, thresholds, [one]).replace("&#x27;", "'").replace("&#39;", "'"),
+    }
+
+    assert len(one.causes) == 4
+    assert {place: [cause for cause in one.causes if cause not in text] for place, text in shown.items()} == {
+        place: [] for place in shown
+    }
+
+
+def test_equal_causes_of_two_datasets_are_both_printed(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    rows = [with_role(0, "narrator"), with_role(1, "narrator"), with_role(2, "critic")]
+    datasets = {
+        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", rows)]}, "format": CHAT} for name in ("a", "b")
+    }
+    road.recipe(datasets, gates={})
+
+    with pytest.raises(GateError) as refused:
+        road.build()
+
+    assert str(refused.value).splitlines().count("  role 'critic': 1") == 2
+
+
+def test_values_of_the_data_are_one_short_line_without_control_characters() -> None:
+    assert clean_value("a\x1b[31m\n b\u202ec") == r"a\x1b[31m b\u202ec"
+    assert len(clean_value("x" * 999)) == MAX_VALUE_CHARS

@@ -102,7 +102,7 @@ def test_judge_check_that_warns_first_blocks_only_beyond_its_bound(
 
     assert (result.passed, result.blocking) == (passed, blocking)
     assert passed or result.severity == severity
-    assert "wanted at most 0.01, and 0.1 before it blocks" in result.sentence
+    assert "wanted at most 1 %, and 10 % before it blocks" in result.sentence
 
 
 def test_judge_check_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_require_open_with_a_failed_check_names_number_threshold_and_remedy(tmp_
         judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
 
     text = str(refusal.value)
-    assert "demo/chats/canonical_rows: unknown_roles: 0.2" in text
-    assert "wanted at most 0.01" in text
+    assert "demo/chats/canonical_rows: unknown_roles: 20 %" in text
+    assert "wanted at most 1 %" in text
     assert "format.role_map" in text
 
 

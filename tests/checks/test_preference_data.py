@@ -39,7 +39,7 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
     assert "format.messages_field" in one.sentence
     made = road.build(only=ROWS).manifest("rows", "canonical_rows")
     assert made.tables["preference_columns"].rows == ((column, 10),)
-    with pytest.raises(GateError, match=r"preference_data: 0\.5"):
+    with pytest.raises(GateError, match=r"preference_data: 50 %"):
         road.build()
 
 

@@ -109,9 +109,9 @@ def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
 
     assert copied.rowmill("build") == main.BLOCKED
     captured = capsys.readouterr()
-    share = f"{1 / (CHATS + 1):.6g}"
+    share = f"{100 / (CHATS + 1):.4g} %"
     assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
-    assert "wanted at most 0.001; correct the data" in captured.err
+    assert "wanted at most 0.1 %; correct the data" in captured.err
     assert "✗ canonical_rows" in captured.out
 
 
@@ -220,6 +220,29 @@ def test_stats_behind_a_shut_gate_still_show_the_numbers(
 
 
 # ── verify ──
+
+
+def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
+    built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1", capsys)
+    of = {str(one["outcome"]): one["n"] for one in counts}
+
+    assert built.rowmill("verify") == main.DONE
+    short = capsys.readouterr().out
+    assert built.rowmill("verify", "--all") == main.DONE
+    whole = capsys.readouterr().out
+
+    def count_marks(text: str) -> dict[str, int]:
+        marks = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()]
+        return {mark: marks.count(mark) for mark in ("✓", "!", "✗", "–")}
+
+    assert count_marks(short) == {"✓": 0, "!": of.get("failed", 0), "✗": 0, "–": 0}
+    assert count_marks(whole) == {
+        "✓": of["passed"], "!": of.get("failed", 0), "✗": 0, "–": of["not_applicable"],
+    }  # fmt: skip
+    assert short.splitlines()[0] == whole.splitlines()[0]
+    assert re.search(r"✓ rejects +2\.439 %  at most 5 %", whole)
 
 
 def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_later_run_of_an_export_alone_is_refused_with_name_number_and_remedy(tin
 
     [said] = refusals(result).values()
     assert "Gate closed" in said
-    assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
+    assert "tiny/chats/canonical_rows: unknown_roles: 20 %" in said
     assert built(result) == set()
 
 

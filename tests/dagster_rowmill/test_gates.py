@@ -63,8 +63,8 @@ def test_later_run_of_the_ranks_alone_is_refused_with_name_number_threshold_and_
 
     said = refusals(result)[RANKS_STEP]
     assert built(result) == set()
-    assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
-    assert "wanted at most 0.01" in said
+    assert "tiny/chats/canonical_rows: unknown_roles: 20 %" in said
+    assert "wanted at most 1 %" in said
     assert catalog.CHECKS_BY_NAME["unknown_roles"].remedy in said
     assert "tiny/training_splits: it was never built" in said
 
@@ -230,7 +230,7 @@ def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
     assert "unknown_roles was never judged" in refusals(before)["tiny__chats__tokenized_examples"]
     assert built(checked) == set()
     assert refusals(after) == {}
-    assert "wanted at most 0.001" in refusals(tightened)["tiny__chats__tokenized_examples"]
+    assert "wanted at most 0.1 %" in refusals(tightened)["tiny__chats__tokenized_examples"]
 
 
 def test_waiver_within_its_bound_opens_and_shows_as_a_warning(broken: Tiny) -> None:
@@ -254,7 +254,7 @@ def test_waiver_beyond_its_bound_opens_nothing(broken: Tiny) -> None:
     result = broken.run()
 
     assert built(result) & BELOW == set()
-    assert "unknown_roles: 0.2" in str(
+    assert "unknown_roles: 20 %" in str(
         [one.description for one in result.get_asset_check_evaluations() if not one.passed]
     )
 
@@ -286,7 +286,7 @@ def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
     believed = _result(broken, threshold, version)
     assert believed is not None
     assert believed.passed
-    assert "unknown_roles: 0.2" in refusals(result)["tiny__chats__tokenized_examples"]
+    assert "unknown_roles: 20 %" in refusals(result)["tiny__chats__tokenized_examples"]
 
 
 def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
@@ -368,8 +368,8 @@ def test_ranks_of_shards_made_of_rows_that_fail_today_stay_shut(outdated: Tiny) 
 
     said = refusals(result)[RANKS_STEP]
     assert "tiny/chats/canonical_rows, version" in said
-    assert "an ancestor of this input: unknown_roles: 0.2" in said
-    with pytest.raises(GateError, match=r"an ancestor of this input: unknown_roles: 0\.2 .*; wanted at most 0\.01"):
+    assert "an ancestor of this input: unknown_roles: 20 %" in said
+    with pytest.raises(GateError, match=r"an ancestor of this input: unknown_roles: 20 % .*; wanted at most 1 %"):
         runner.build(outdated.project, only=["gpu_partitions"])
 
 
@@ -381,7 +381,7 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
     packed = dg.AssetSelection.assets(outdated.key("chats", "packed_shards"))
     result = outdated.run_only(packed, config=_version("tiny__chats__packed_shards", old))
 
-    assert "an ancestor of this input: unknown_roles: 0.2" in refusals(result)["tiny__chats__packed_shards"]
+    assert "an ancestor of this input: unknown_roles: 20 %" in refusals(result)["tiny__chats__packed_shards"]
     current = manifest.load_current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
     assert current is not None
     assert current.version == now != old

@@ -52,8 +52,8 @@ def test_materialize_of_broken_data_fails_and_says_which_check_and_what_to_do(ti
     done = materialize(tiny.write(unknown_roles=12), "tiny")
 
     assert done.returncode == 1
-    assert "chats/canonical_rows: unknown_roles: 0.2" in done.stdout
-    assert "wanted at most 0.01; map the role" in done.stdout
+    assert "chats/canonical_rows: unknown_roles: 20 %" in done.stdout
+    assert "wanted at most 1 %; map the role" in done.stdout
     assert "Dependencies for step" not in done.stdout
     assert "Traceback" not in done.stderr
 

@@ -163,7 +163,7 @@ def _see_it_refused(visit: Visit) -> None:
     assert visit.materialize_all(GRAPH) == "COMPLETED_FAILED"
     visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("unknown_roles", exact=True).first.click()
-    visit.page.get_by_text("wanted at most 0.01").first.wait_for()
+    visit.page.get_by_text("wanted at most 1 %").first.wait_for()
     visit.page.get_by_text("Failed", exact=True).first.wait_for()
     visit.picture("red-check")
     link = visit.page.locator("a[href*='/demo/expectations/chats-canonical_rows.html#unknown_roles']").first

@@ -175,7 +175,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
     page = Page(Path(report_page.write_report(road.project)).read_text(encoding="utf-8"))
 
     assert "Not built: rows/tokenized_examples" in page.words
-    assert "rejects: 0.0697674" in page.words
+    assert "rejects: 6.977 %" in page.words
     assert "expectations/rows-canonical_rows.html#rejects" in page.values("href")
 
 

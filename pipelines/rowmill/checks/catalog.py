@@ -23,7 +23,7 @@ from rowmill.core.stage_names import (
 )
 
 Severity = Literal["error", "warn"]
-RESULT_VERSION = 5
+RESULT_VERSION = 6
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
@@ -51,6 +51,8 @@ class Check:
     """The remedy for records datasets, if the general one does not apply."""
     tables_only: bool = False
     """Whether the check exists only for records datasets; stages of other data do not count its fact."""
+    is_share: bool = False
+    """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     names_samples: bool = False
     """Whether its samples are sentences that describe the problem; every message about it then shows them."""
 
@@ -68,7 +70,7 @@ CHECKS: tuple[Check, ...] = (
     Check("unknown_roles", (CANONICAL_ROWS,), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
         "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations",
-        names_samples=True),
+        names_samples=True, is_share=True),
     Check("group_size", (CANONICAL_ROWS,), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
@@ -82,7 +84,7 @@ CHECKS: tuple[Check, ...] = (
     Check("interval_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "share of time steps that differ from timestamp_interval_seconds",
         "set the interval of the data, or omit it: a constant interval is detected",
-        applies_to="time series with timestamp_interval_seconds"),
+        applies_to="time series with timestamp_interval_seconds", is_share=True),
     Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
         "changes of the table against its contract, pinned or the last build's",
         "correct the data at the named cell; or accept the change: write the contract of the current data with "
@@ -100,22 +102,24 @@ CHECKS: tuple[Check, ...] = (
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "
         "in "
         "format.messages_field or format.response_fields; if the column means something else, waive the check",
-        applies_to="chats and pairs in columns", names_samples=True),
+        applies_to="chats and pairs in columns", names_samples=True, is_share=True),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         "correct the data or the format options; "
         "`rowmill sql \"select reason, detail, count(*) as records from rejects where dataset = '{dataset}' "
-        'group by all order by records desc limit 20" {recipe}` lists what was rejected', names_samples=True),
+        'group by all order by records desc limit 20" {recipe}` lists what was rejected', names_samples=True,
+        is_share=True),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "time boundaries that were computed from shares, so that new rows move them",
         "copy them from the table on this page to splits.boundaries",
         applies_to="splits by time"),
     Check("duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",
         "share of rows that repeat an earlier row",
-        "find the origin of the copies; filters.deduplicate: off keeps them"),
+        "find the origin of the copies; filters.deduplicate: off keeps them", is_share=True),
     Check("mask_verified", (TOKENIZED_EXAMPLES,), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
-        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples"),
+        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",
+        is_share=True),
     Check("render_equal", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "sampled rows whose rendering with marks differs from the plain one",
         "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
@@ -123,15 +127,15 @@ CHECKS: tuple[Check, ...] = (
     Check("short_documents", (TOKENIZED_EXAMPLES,), "at_most", 0.5, "warn",
         "share of the documents of text files that are shorter than 20 tokens",
         "set source.sample_by to paragraph or document, unless each line of the files is a document",
-        applies_to="documents of text files (.txt)"),
+        applies_to="documents of text files (.txt)", is_share=True),
     Check("content_dropped", (TOKENIZED_EXAMPLES,), "at_most", 0.02, "error",
         "share of rows rejected because the template does not print all of their content",
         "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates",
-        names_samples=True),
+        names_samples=True, is_share=True),
     Check("zero_loss_rows", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "error",
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer",
-        names_samples=True),
+        names_samples=True, is_share=True),
     Check("contract", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "warnings about the chat template's behaviour",
         "read them with `rowmill template-report {recipe}`; each names its remedy", applies_to="chat templates"),
@@ -147,11 +151,11 @@ CHECKS: tuple[Check, ...] = (
         "read the table control_strings; template.control_tokens: as_text keeps them as text, reject rejects the rows",
         applies_to="chat templates, and records",
         of_tables="nothing is lost: such strings are escaped and never become control tokens; raise gates."
-        "control_strings to accept their number"),
+        "control_strings to accept their number", is_share=True),
     Check("text_roundtrip", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalizes",
         "expected for tokenizers that lowercase or recompose text; normalize the source yourself to prevent it",
-        applies_to="datasets with examples"),
+        applies_to="datasets with examples", is_share=True),
     Check("token_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids outside the vocabulary",
         "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
@@ -166,7 +170,7 @@ CHECKS: tuple[Check, ...] = (
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
         of_tables="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
         "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow",
-        names_samples=True),
+        names_samples=True, is_share=True),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
@@ -176,37 +180,37 @@ CHECKS: tuple[Check, ...] = (
     Check("packing_loss", (PACKED_SHARDS,), "at_most", 0.1, "error",
         "larger of the shares of examples and of trained tokens that enter packing but are in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
-        "gates.packing_loss", applies_to="datasets with examples"),
+        "gates.packing_loss", applies_to="datasets with examples", is_share=True),
     Check("end_to_end_loss", (PACKED_SHARDS,), "at_most", 0.25, "error",
         "larger of the shares of records and of trained tokens that enter the pipeline but are in no sequence",
         "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, correct the data, or accept the "
         "loss "
-        "in gates.end_to_end_loss", warn_from=0.1, applies_to="datasets with examples"),
+        "in gates.end_to_end_loss", warn_from=0.1, applies_to="datasets with examples", is_share=True),
     Check("shrunk", (RAW_DATASET, CANONICAL_ROWS, PACKED_SHARDS, TRAINING_SPLITS), "at_most", 0.5, "error",
         "largest share by which its files, records, rows, tokens or share of the mixture fell since the published "
         "build; only a warning if options changed as well",
         "check that the source is complete and every file was fetched; if the decrease is intended, accept it for one "
         "build with a waiver in gates.waivers",
-        warn_from=0.1, applies_to="recipes whose ranks were published before"),
+        warn_from=0.1, applies_to="recipes whose ranks were published before", is_share=True),
     Check("limit_cost", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of sequences added by packing.max_segments_per_example, compared with no limit",
-        "raise packing.max_segments_per_example, or set it to null"),
+        "raise packing.max_segments_per_example, or set it to null", is_share=True),
     Check("fill", (PACKED_SHARDS,), "at_least", 0.9, "warn",
         "share of each sequence's capacity that holds tokens",
         "set packing.pack_strategy to best_fit if it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
         of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
-        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len"),
+        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len", is_share=True),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),
     Check("dropped_share", (TRAINING_SPLITS,), "at_most", 0.1, "error",
         "share of the scheduled sequences that partitions.remainder: drop leaves out of the training order",
-        "lower mixture.batch_size, or set partitions.remainder: pad or carry", warn_from=0.01),
+        "lower mixture.batch_size, or set partitions.remainder: pad or carry", warn_from=0.01, is_share=True),
     Check("filler_share", (TRAINING_SPLITS,), "at_most", 0.1, "error",
         "share of the training order's places that hold a filler without targets instead of a sequence",
         "lower mixture.batch_size or partitions.world_size, or set partitions.remainder: carry or drop",
-        warn_from=0.01),
+        warn_from=0.01, is_share=True),
     Check("same_row", (TRAINING_SPLITS,), "at_most", 0, "error",
         "rows with equal content in two splits",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
@@ -222,40 +226,47 @@ CHECKS: tuple[Check, ...] = (
     Check("same_prompt", (TRAINING_SPLITS,), "at_most", 0.01, "warn",
         "share of evaluation rows whose first user message also opens a training row",
         "set splits.group_key so that equal prompts stay together, or deduplicate prompts",
-        applies_to="all data but tables"),
+        applies_to="all data but tables", is_share=True),
     Check("near_duplicate", (TRAINING_SPLITS,), "at_most", 0.01, "warn",
         "share of evaluation examples of whose 13-token n-grams half or more are in train; for tables, of records that "
         "equal a training record in all columns but one",
         "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or "
         "remove "
-        "the copies", applies_to="all data but tables, and tables of which something is held out"),
+        "the copies", applies_to="all data but tables, and tables of which something is held out", is_share=True),
     Check("split_share", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
         "largest distance between a split's share of rows and the configured share",
-        "expected on few rows or large groups; change splits.seed only before you have trained"),
+        "expected on few rows or large groups; change splits.seed only before you have trained", is_share=True),
     Check("rank_balance", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
         "mean over steps of the excess of the largest rank's trained tokens over the mean",
-        "use partitions.balance: trained_tokens and a larger batch_size"),
+        "use partitions.balance: trained_tokens and a larger batch_size", is_share=True),
     Check("empty_step", (TRAINING_SPLITS,), "at_most", 0, "warn",
         "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks"),
     Check("valid_fraction", (PARSED_RECORDS, GENERATED_SERIES), "at_least", 0.8, "warn",
         "share of generated objects that are records of the dataset",
         "read the reasons in the ledger; the model may need more training, another temperature, or other options of "
-        "generation.validation", applies_to="generated texts"),
+        "generation.validation", applies_to="generated texts", is_share=True),
     Check("failed_series", (GENERATED_SERIES,), "at_most", 0.99, "error",
         "share of series that ended before their stop; for single records and groups, 1 if none was generated",
-        "read last_error and the reasons; check that the backend runs, or raise generation.patience", warn_from=0),
+        "read last_error and the reasons; check that the backend runs, or raise generation.patience", warn_from=0,
+        is_share=True),
     Check("exact_copies", (PARSED_RECORDS, GENERATED_SERIES), "at_most", 0.01, "warn",
         "share of generated records that equal a training row",
         "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
         "has "
         "memorized rows needs fewer epochs, more data, or differential privacy",
-        applies_to="generated records of a table that is kept"),
+        applies_to="generated records of a table that is kept", is_share=True),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip
 
 
 CHECKS_BY_NAME = {check.name: check for check in CHECKS}
+
+
+def format_measure(check: str, value: float) -> str:
+    """Return a check's number or bound for people: a share as `5 %`, any other number as it is."""
+    declared = CHECKS_BY_NAME.get(check)
+    return f"{100 * value:.4g} %" if declared is not None and declared.is_share else f"{value:.6g}"
 
 
 def format_remedy(remedy: str, recipe: str, dataset: str) -> str:

@@ -10,6 +10,7 @@ are self-contained.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rowmill.checks.catalog import format_measure
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
 from rowmill.core import html, number_text
@@ -73,6 +74,7 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
     if result is not None and result.outcome == "not_applicable":
         lines.append(("observed", "not applicable"))
     elif result is not None:
+        # This page shows the rules as Great Expectations has them, so the numbers are those of the facts.
         observed = "not measured" if result.value is None else f"{result.value:.9g}"
         lines += [("observed", observed), ("success", "yes" if result.passed else "no")]
         lines += [("note", result.note)] if result.note else []
@@ -81,7 +83,9 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
         lines += [("cause", cause) for cause in result.causes]
         lines += [("samples", ", ".join(result.samples))] if result.samples and not result.causes else []
     if threshold.waiver_bound is not None:
-        lines.append(("waiver", f"up to {threshold.waiver_bound:g}: {threshold.waiver_reason}"))
+        lines.append(
+            ("waiver", f"up to {format_measure(threshold.fact, threshold.waiver_bound)}: {threshold.waiver_reason}")
+        )
     yield html.render_table(["", ""], lines)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import AliasChoices, Field, create_model, field_validator, model_validator
 
-from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity
+from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity, format_measure
 from rowmill.core.config import Config
 from rowmill.core.errors import join_choices, suggest_name
 from rowmill.core.storage import digest_json
@@ -226,6 +226,11 @@ class Threshold:
     """A value beyond it fails, but blocks only beyond `bound`."""
 
     @property
+    def fact(self) -> str:
+        """The fact that is compared: the check's own, or the column of a recipe's expectation."""
+        return self.expectation["column"] if self.expectation else self.check
+
+    @property
     def passing(self) -> float:
         """The bound for passing."""
         return self.bound if self.warn_from is None else self.warn_from
@@ -237,12 +242,15 @@ class Threshold:
 
     @property
     def wanted(self) -> str:
-        """The bound as text: `at most 0.05`."""
+        """The bound as text: `at most 5 %`."""
         own = self.expectation or {}
         if own.get("min_value") is not None and own.get("max_value") is not None:
-            return f"from {own['min_value']:g} to {own['max_value']:g}"
-        blocks = "" if self.passing == self.bound else f", and {self.bound:g} before it blocks"
-        return f"{self.direction.replace('_', ' ')} {self.passing:g}{blocks}"
+            return f"from {self._show(own['min_value'])} to {self._show(own['max_value'])}"
+        blocks = "" if self.passing == self.bound else f", and {self._show(self.bound)} before it blocks"
+        return f"{self.direction.replace('_', ' ')} {self._show(self.passing)}{blocks}"
+
+    def _show(self, value: float) -> str:
+        return format_measure(self.fact, value)
 
     @property
     def rule(self) -> tuple[str, dict[str, float | str]]:

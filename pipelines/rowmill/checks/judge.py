@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
-from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_remedy
+from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_measure, format_remedy
 from rowmill.checks.gates import Threshold
 from rowmill.core.errors import GateError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
@@ -56,6 +56,8 @@ class CheckResult:
     note: str = ""
     samples: tuple[str, ...] = ()
     applies_to: str = ""
+    fact: str = ""
+    """The fact that was compared, if it is not the check's own."""
 
     @property
     def outcome(self) -> CheckOutcome:
@@ -74,11 +76,15 @@ class CheckResult:
         """The result in one line: check, value, bound, remedy."""
         if self.outcome == "not_applicable":
             return f"{self.check}: not applicable ({self.what}); applies to {self.applies_to}"
-        shown = "not measured" if self.value is None else f"{self.value:.6g}"
         if self.passed:
-            return f"{self.check}: {shown} ({self.what}); wanted {self.wanted}"
+            return f"{self.check}: {self.shown} ({self.what}); wanted {self.wanted}"
         excuse = f"; waived: {self.waiver}" if self.waiver and not self.blocking else f"; {self.remedy}"
-        return f"{self.check}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
+        return f"{self.check}: {self.shown} ({self.what}); wanted {self.wanted}{excuse}"
+
+    @property
+    def shown(self) -> str:
+        """The value as text: a share as per cent."""
+        return "not measured" if self.value is None else format_measure(self.fact or self.check, self.value)
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -172,12 +178,8 @@ def _explain_threshold(threshold: Threshold, measured: cross_stage.CrossStageMea
     )
 
 
-def _fact_name(threshold: Threshold) -> str:
-    return threshold.expectation["column"] if threshold.expectation else threshold.check
-
-
 def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
-    value = facts.get(_fact_name(threshold))
+    value = facts.get(threshold.fact)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
@@ -187,7 +189,7 @@ def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -
     value = _read_fact(manifest.facts, threshold)
     # A custom rule may name a fact that other kinds of data do not count.
     absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
-    applies = not threshold.applies_to or manifest.facts.get(_fact_name(threshold), absent) != NOT_APPLICABLE
+    applies = not threshold.applies_to or manifest.facts.get(threshold.fact, absent) != NOT_APPLICABLE
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
     passed = value is not None and threshold.holds(value)
     covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
@@ -212,6 +214,7 @@ def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -
         note=note,
         samples=manifest.samples.get(threshold.check, ()),
         applies_to=threshold.applies_to,
+        fact="" if threshold.fact == threshold.check else threshold.fact,
     )
 
 

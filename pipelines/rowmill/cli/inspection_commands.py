@@ -29,7 +29,8 @@ def add_inspection_commands(commands: "Commands") -> None:
     inspect.add_argument("--dataset", metavar="D", help="only this dataset")
     inspect.add_argument("--row", metavar="ID", help="only this row")
 
-    verify = add_command(commands, "verify", _run_verify, "show every check result of the current build")
+    verify = add_command(commands, "verify", _run_verify, "check the current build; show failures, warnings and counts")
+    verify.add_argument("--all", action="store_true", help="show every check, passed and not applicable ones too")
     verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
     verify.add_argument(
         "--discard", action="store_true", help="with --deep: remove damaged files and everything built from them"
@@ -93,7 +94,8 @@ def _run_verify(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     checked = verification.verify_recipe(project, deep=args.deep)
-    terminal.make_console().print(reports.render_verification(project, checked, facts=args.facts, deep=args.deep))
+    shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
+    terminal.make_console().print(shown)
     if any(one.damaged for one in checked):
         removed = verification.discard_damage(project, checked) if args.discard else None
         terminal.make_console().print(reports.render_discarded(project, removed))

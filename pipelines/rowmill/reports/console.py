@@ -25,7 +25,6 @@ from rowmill.core.console import (
     HEAD,
     LOOK,
     escape_control_characters,
-    format_value,
     join_side_by_side,
     make_grid,
 )
@@ -176,8 +175,7 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
         line = Text(f"{NO_NUMBER} {one.check:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
         return Padding(line, (0, 0, 0, indent), expand=False)
     mark, style = choose_result_mark([one])
-    shown = "not measured" if one.value is None else format_value(one.value)
-    value = Text.assemble((f"{mark} ", style), f"{one.check:<18}", (f"{shown:>10}", "" if one.passed else style))
+    value = Text.assemble((f"{mark} ", style), f"{one.check:<18}", (f"{one.shown:>12}", "" if one.passed else style))
     line = join_side_by_side(value, Text(f"{one.wanted}  {one.what}", DIM))
     causes = [Text(escape_control_characters(cause)) for cause in one.causes]
     lines: list[RenderableType] = [line, *(Padding(cause, (0, 0, 0, 4), expand=False) for cause in causes)]
@@ -191,22 +189,38 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
 
 
 def render_verification(
-    project: Project, checked: Sequence[StageVerification], *, facts: bool, deep: bool
+    project: Project, checked: Sequence[StageVerification], *, facts: bool, deep: bool, every: bool
 ) -> RenderableType:
-    """Show the check results of every stage, and what a deep verification found."""
+    """Show the counts of results, the failed checks and what a deep verification found; with `every`, each check."""
     lines: list[RenderableType] = [render_title(project, _count_results(checked))]
     for one in checked:
-        lines.append(_render_stage_head(one))
-        lines += [render_check_result(result) for result in one.results]
-        lines += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*one.disagreements, *one.damage)]
-        if deep and one.files and not one.damage:
-            summary = (
-                f"  ✓ {format_count(one.files, 'file')}, {format_size(one.size_bytes)} read again: every digest matches"
-            )
-            lines.append(Text.assemble((summary[:4], GOOD), summary[4:]))
+        shown = [render_check_result(result) for result in one.results if every or result.failed]
+        shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*one.disagreements, *one.damage)]
+        if deep and every and one.files and not one.damage:
+            shown.append(_render_read_again(one.files, one.size_bytes))
         if facts and one.manifest is not None:
-            lines.append(make_grid(["fact", "value"], _list_facts(one.manifest), indent=4))
+            shown.append(make_grid(["fact", "value"], _list_facts(one.manifest), indent=4))
+        if every or shown or _is_outdated(one):
+            lines += [_render_stage_head(one), *shown]
+    missing = [format_key(one.step.key) for one in checked if one.manifest is None and not one.step.on_demand]
+    if missing and not every:
+        lines.append(Text(f"\nnot built: {', '.join(missing)}", LOOK))
+    intact = [one for one in checked if not one.damage]
+    if deep and not every:
+        files, size = sum(one.files for one in intact), sum(one.size_bytes for one in intact)
+        lines += [Text(""), _render_read_again(files, size)]
+    if not every:
+        lines.append(Text(f"\n→ rowmill verify {project.recipe.name} --all   shows every check", DIM))
     return Group(*lines)
+
+
+def _render_read_again(files: int, size_bytes: int) -> RenderableType:
+    summary = f"{format_count(files, 'file')}, {format_size(size_bytes)} read again: every digest matches"
+    return Text.assemble(("  ✓ ", GOOD), summary)
+
+
+def _is_outdated(one: StageVerification) -> bool:
+    return one.manifest is not None and one.manifest.code_version != one.step.code_version
 
 
 def render_discarded(project: Project, lines: Sequence[str] | None) -> RenderableType:
@@ -230,7 +244,7 @@ def _render_stage_head(one: StageVerification) -> Text:
     if one.manifest is None:
         return line.append("  not built", LOOK)
     line.append(f"  version {one.manifest.version[:12]}", DIM)
-    if one.manifest.code_version != one.step.code_version:
+    if _is_outdated(one):
         line.append("  its options changed since: run rowmill build", LOOK)
     return line
 

@@ -6,6 +6,7 @@ server (`tests/end_to_end/test_browser.py`).
 
 import importlib.util
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_workspace_file_is_loaded_where_there_is_one(
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
 
-    ui.serve_ui(tmp_path, port=3000)
+    ui.serve_ui(tmp_path, port=0)
 
     [command] = started
     assert list(command[-2:]) == loaded
@@ -63,3 +64,43 @@ def test_missing_dagster_is_an_error_that_names_the_extra(tmp_path: Path, monkey
 
     with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .*'rowmill\[dagster\]'"):
         ui.serve_ui(tmp_path)
+
+
+def listen_after_a_free_port() -> socket.socket:
+    for port in range(20_000, 60_000):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return socket.create_server(("127.0.0.1", port + 1))
+        except OSError:
+            continue
+    raise AssertionError("no two free ports in a row")
+
+
+@pytest.mark.parametrize(("offset", "server"), [(0, "Dagster"), (1, "the server of reports")])
+def test_busy_port_is_one_sentence_that_names_it_and_the_option(
+    offset: int, server: str, tmp_path: Path, started: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROWMILL_REPORTS_URL")
+    monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "store"))
+    (tmp_path / "configs").mkdir()
+
+    with listen_after_a_free_port() as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError) as refused:
+            ui.serve_ui(tmp_path, port=port - offset)
+
+    said = str(refused.value)
+    assert said.startswith(f"127.0.0.1:{port}: another program already listens there; {server} needs a free port; ")
+    assert "--port" in said
+    assert "\n" not in said
+    assert started == []
+
+
+def test_port_that_does_not_exist_is_refused(tmp_path: Path, started: list[Sequence[str]]) -> None:
+    (tmp_path / "configs").mkdir()
+
+    with pytest.raises(ConfigError, match=r"^127\.0\.0\.1:99999: .*--port"):
+        ui.serve_ui(tmp_path, port=99_999)
+
+    assert started == []

@@ -4,9 +4,11 @@ What belongs here: environment variables and the command line of Dagster, and st
 it. What does not: Dagster itself; here it is another program, started by name and never imported.
 """
 
+import errno
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +53,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     Raises
     ------
     ConfigError
-        If `root` is not a project, or Dagster is not installed.
+        If `root` is not a project, Dagster is not installed, or a port is in use.
 
     """
     _require_dagster()
@@ -60,8 +62,10 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
             f"{root}: no project; rowmill ui needs a folder with configs/, or a workspace.yaml; run it in the "
             "project's folder, or start a project with rowmill init"
         )
+    _require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
     environment = os.environ | QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
-    environment.setdefault("ROWMILL_REPORTS_URL", _start_report_server(root, host, port + 1))
+    if "ROWMILL_REPORTS_URL" not in environment:
+        environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)
     os.chdir(root)
     # Dagster has no login, and anyone who reaches the port can run code, so the default address is loopback.
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
@@ -69,11 +73,35 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 
+def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
+    """Refuse an address that cannot be listened on, so that no server dies with a traceback of another library.
+
+    Raises
+    ------
+    ConfigError
+        If another program listens on it, or this machine or user cannot.
+
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As the servers do: a connection that was closed just now does not keep its port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # The resolver wraps a port above 65535 instead of refusing it.
+            probe.bind((address[0], port, *address[2:]))
+    except (OSError, OverflowError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        problem = "another program already listens there" if in_use else str(getattr(error, "strerror", None) or error)
+        raise ConfigError(f"{host}:{port}: {problem}; {server} needs a free port; {remedy}") from error
+
+
 def _start_report_server(root: Path, host: str, port: int) -> str:
     """Start the server of reports and return its address; empty if the storage root is not a local folder."""
     store = os.environ.get("ROWMILL_STORE") or str(_find_project_folder(root) / ".rowmill")
     if "://" in store:
         return ""
+    remedy = f"stop that program, or choose another --port: reports are served on the next one, here {port}"
+    _require_free_port(host, port, "the server of reports", remedy)
     reports = Path(store) / "reports"
     reports.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()

@@ -356,6 +356,11 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
     ]
     assert main.main(["sql", query, str(other), "--format", "json"]) == main.DONE
     assert json.loads(capsys.readouterr().out) == notes
+    assert rows_of(copied, query, capsys, "--all-recipes") == [
+        {"dataset": "chats", "n": CHATS},
+        {"dataset": "notes", "n": 2 * NOTES},
+        {"dataset": "tasks", "n": TASKS},
+    ]
     assert main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == main.DONE
     assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
 

@@ -44,6 +44,9 @@ def add_inspection_commands(commands: "Commands") -> None:
         "recipe", metavar="RECIPE", nargs="?", help="query only this recipe (default: every recipe in the storage root)"
     )
     sql.add_argument(
+        "--all-recipes", action="store_true", help="with RECIPE: query every recipe in its storage root, too"
+    )
+    sql.add_argument(
         "--format", choices=["table", "csv", "json"], default="table", help="output format (default: table)"
     )
     add_root_option(sql)
@@ -114,7 +117,9 @@ def _run_sql(args: argparse.Namespace) -> int:
             f"{store.path('')}: no statistics here; expected a storage root that holds a build; build a recipe, or "
             "choose another --root"
         )
-    columns, rows = stats.query_views(store, args.query, recipe=project.recipe.name if project else None)
+    columns, rows = stats.query_views(
+        store, args.query, recipe=None if project is None or args.all_recipes else project.recipe.name
+    )
     if args.format == "csv":
         import csv
 

@@ -597,3 +597,58 @@ def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: py
         built.rowmill(verb)
 
     assert "\x1b" not in capsys.readouterr().out
+
+
+# ── --json ──
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("plan",), {"steps"}),
+        (("build",), {"closed", "report", "steps"}),
+        (("build", "--only", "raw_dataset"), {"closed", "report", "steps"}),
+        (("stats",), {"datasets", "hints"}),
+        (("verify", "--deep"), {"fails", "stages"}),
+        (("versions", "chats/canonical_rows"), {"stage", "current", "versions"}),
+    ],
+)
+def test_json_is_one_object_and_nothing_else_on_stdout(
+    arguments: tuple[str, ...], fields: set[str], built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill(*arguments, "--json") == main.DONE
+
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"recipe", "store", *fields}
+    assert found["recipe"] == "small"
+
+
+def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+
+    assert copied.rowmill("build", "--json") == main.BLOCKED
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    failed = [one for step in found["steps"] for one in step["checks"] if one["blocking"]]
+    assert found["closed"] is True
+    assert [(one["check"], one["value"]) for one in failed] == [("rejects", pytest.approx(1 / (CHATS + 1)))]
+    assert "data/chats.jsonl line 3" in failed[0]["causes"][0]
+    assert "not built because of that: chats/tokenized_examples" in captured.err
+    assert Path(found["report"]).is_file()
+
+
+def test_json_of_verify_and_versions_agrees_with_the_views(
+    built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1 order by 1", capsys)
+    assert built.rowmill("verify", "--json") == main.DONE
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert built.rowmill("versions", "tasks/canonical_rows", "--json") == main.DONE
+    versions = json.loads(capsys.readouterr().out)
+
+    outcomes = [one["outcome"] for stage in stages for one in stage["checks"]]
+    assert [{"outcome": name, "n": outcomes.count(name)} for name in sorted(set(outcomes))] == counts
+    assert versions["current"] == versions["versions"][0]["version"]
+    assert versions["versions"][0]["facts"]["kept"] == TASKS

@@ -39,6 +39,11 @@ def add_workers_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`: one object on stdout and nothing else there; progress and errors stay on stderr."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+
+
 def parse_positive(text: str) -> int:
     """Parse a positive integer."""
     value = int(text) if text.isdecimal() else 0

@@ -7,32 +7,37 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from rowmill.cli.arguments import add_command, add_workers_option
+from rowmill.cli.arguments import add_command, add_json_option, add_workers_option
 from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND, WRONG
 from rowmill.cli.projects import open_project, recipe_path
 from rowmill.core.errors import ConfigError, GateError, suggest_name
 
 if TYPE_CHECKING:
-    from rowmill.build.runner import Project, Step
+    from rowmill.build.runner import Project, Step, StepReport
+    from rowmill.checks.judge import CheckResult
     from rowmill.cli.arguments import Commands
     from rowmill.recipe.recipe import Recipe
+
+    FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
 
 
 def add_build_commands(commands: "Commands") -> None:
     """Add the commands that build or forecast a build; `stats` builds the stages up to `truncation_stats`."""
-    add_command(
+    plan = add_command(
         commands,
         "plan",
         _run_plan,
         "show what a build would make or reuse, and why",
         takes_overrides=True,
     )
+    add_json_option(plan)
     build = add_command(
         commands, "build", _run_build, "build what is missing or changed, stage by stage", takes_overrides=True
     )
     build.add_argument("--only", action="append", metavar="STAGE", default=[], help="build only this stage; repeatable")
+    add_json_option(build)
     add_workers_option(build)
 
     advise = add_command(
@@ -58,6 +63,7 @@ def add_build_commands(commands: "Commands") -> None:
         commands, "stats", _run_stats, "show lengths, truncation, rejects and the effect of other limits; packs nothing"
     )
     stats.add_argument("--strict", action="store_true", help="exit with status 4 if there is a hint")
+    add_json_option(stats)
     add_workers_option(stats)
 
 
@@ -65,11 +71,15 @@ def _run_plan(args: argparse.Namespace) -> int:
     from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
-    from rowmill.reports import table_plans
+    from rowmill.reports import json_output, table_plans
     from rowmill.reports.console import render_plan
 
     project, console = open_project(args), terminal.make_console()
-    console.print(render_plan(project, plan.forecast_steps(project)))
+    forecasts = plan.forecast_steps(project)
+    if args.json:
+        print(json_output.format_object(project, json_output.describe_plan(forecasts)))
+        return DONE
+    console.print(render_plan(project, forecasts))
     if not dry_run.list_table_datasets(project):
         return DONE
     plans = list(dry_run.plan_tables(project))
@@ -124,6 +134,8 @@ def _run_build(args: argparse.Namespace) -> int:
     project = open_project(args)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
     _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
+    if args.json:
+        return _print_build_as_json(project, steps, args.only)
     try:
         blocked = build_stages(project, steps, args.only)
     except GateError:
@@ -132,6 +144,26 @@ def _run_build(args: argparse.Namespace) -> int:
         raise
     if not args.only:
         print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
+    return BLOCKED if blocked else DONE
+
+
+def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:
+    """Build, and print the steps that ran as JSON, past a closed gate too, whose message then goes to stderr."""
+    from rowmill.reports import json_output, report_page
+
+    finished: list[FinishedStep] = []
+
+    def print_object(*, closed: bool) -> None:
+        report = None if only else report_page.write_report(project)
+        fields = {"closed": closed, "report": report, "steps": json_output.describe_build(finished)}
+        print(json_output.format_object(project, fields))
+
+    try:
+        blocked = build_stages(project, steps, only, screen=sys.stderr, finished=finished)
+    except GateError:
+        print_object(closed=True)
+        raise
+    print_object(closed=blocked)
     return BLOCKED if blocked else DONE
 
 
@@ -148,20 +180,33 @@ def _require_known_stages(only: Sequence[str], known: set[str]) -> None:
 
 
 def build_stages(
-    project: "Project", steps: "Sequence[Step]", only: Sequence[str], datasets: Sequence[str] | None = None
+    project: "Project",
+    steps: "Sequence[Step]",
+    only: Sequence[str],
+    datasets: Sequence[str] | None = None,
+    *,
+    screen: TextIO | None = None,
+    finished: "list[FinishedStep] | None" = None,
 ) -> bool:
-    """Build some stages while showing progress; return whether a blocking check failed."""
+    """Build some stages while showing progress on `screen`, stdout by default; return whether a blocking check failed.
+
+    Steps are added to `finished` as they end, also those before a gate that is closed.
+    """
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports.progress import BuildProgress
 
     # Statistics are published first, so that `rowmill sql` answers while the build runs.
     runner.publish_statistics(project)
-    with BuildProgress(project, steps, terminal.make_console(), terminal.make_console(sys.stderr)) as progress:
-        built = runner.build(
-            project, progress=progress, begin=progress.begin, tell=progress.tell, only=only, datasets=datasets
-        )
-    return any(result.blocking for _, _, results in built for result in results)
+    ended = [] if finished is None else finished
+    with BuildProgress(project, steps, terminal.make_console(screen), terminal.make_console(sys.stderr)) as progress:
+
+        def tell(step: "Step", report: "StepReport", results: "list[CheckResult]") -> None:
+            ended.append((step, report, results))
+            progress.tell(step, report, results)
+
+        runner.build(project, progress=progress, begin=progress.begin, tell=tell, only=only, datasets=datasets)
+    return any(result.blocking for _, _, results in ended for result in results)
 
 
 def _run_export(args: argparse.Namespace) -> int:
@@ -193,6 +238,7 @@ def _run_export(args: argparse.Namespace) -> int:
 def _run_stats(args: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
+    from rowmill.reports import json_output
     from rowmill.reports.statistics import list_hints, render_statistics
     from rowmill.stages import catalog
     from rowmill.stages.truncation_stats import stage as truncation_stats
@@ -200,13 +246,20 @@ def _run_stats(args: argparse.Namespace) -> int:
     project = open_project(args)
     stages = catalog.list_stages_up_to(truncation_stats.STAGE)
     steps = [step for step in runner.plan_steps(project) if step.name in stages]
+
+    def print_statistics() -> None:
+        if args.json:
+            print(json_output.format_object(project, json_output.describe_statistics(project)))
+        else:
+            terminal.make_console().print(render_statistics(project))
+
     try:
-        blocked = build_stages(project, steps, stages)
+        blocked = build_stages(project, steps, stages, screen=sys.stderr if args.json else None)
     except GateError:
         # A closed gate is a reason to show the numbers, not to hide them.
-        terminal.make_console().print(render_statistics(project))
+        print_statistics()
         raise
-    terminal.make_console().print(render_statistics(project))
+    print_statistics()
     if blocked:
         return BLOCKED
     return FOUND if args.strict and list_hints(project) else DONE

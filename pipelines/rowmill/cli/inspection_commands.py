@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from rowmill.cli.arguments import add_command, add_root_option, parse_positive
+from rowmill.cli.arguments import add_command, add_json_option, add_root_option, parse_positive
 from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND
 from rowmill.cli.projects import open_folder_store, open_project
 from rowmill.core.errors import ConfigError
@@ -35,6 +35,7 @@ def add_inspection_commands(commands: "Commands") -> None:
     verify.add_argument(
         "--discard", action="store_true", help="with --deep: remove damaged files and everything built from them"
     )
+    add_json_option(verify)
     verify.add_argument("--facts", action="store_true", help="list the facts that gates.expectations can name")
 
     sql = commands.add_parser("sql", help="run a SELECT over rows, examples, sequences, ledger, check_results …")
@@ -97,6 +98,13 @@ def _run_verify(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     checked = verification.verify_recipe(project, deep=args.deep)
+    if args.json:
+        from rowmill.reports import json_output
+
+        if args.discard:
+            verification.discard_damage(project, checked)
+        print(json_output.format_object(project, json_output.describe_verification(checked)))
+        return BLOCKED if any(one.fails for one in checked) else DONE
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
     terminal.make_console().print(shown)
     if any(one.damaged for one in checked):

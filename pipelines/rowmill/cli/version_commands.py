@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rowmill.cli.arguments import add_command, parse_positive
+from rowmill.cli.arguments import add_command, add_json_option, parse_positive
 from rowmill.cli.error_boundary import BLOCKED, DONE
 from rowmill.cli.projects import open_project
 from rowmill.core.errors import ConfigError
@@ -23,6 +23,7 @@ def add_version_commands(commands: "Commands") -> None:
     """Add the commands on kept versions."""
     versions = add_command(commands, "versions", _run_versions, "list the kept versions of a stage")
     versions.add_argument("key", metavar="KEY", help=_KEY_HELP)
+    add_json_option(versions)
 
     diff = add_command(
         commands, "diff", _run_diff, "compare two kept versions: rows, lengths, fill, shares of datasets"
@@ -50,9 +51,14 @@ def _run_versions(args: argparse.Namespace) -> int:
     project = open_project(args)
     step = _find_step(project, args.key)
     kept = manifest.list_versions(project.store, step.key)
-    terminal.make_console().print(
-        reports.render_versions(project, kept, manifest.load_current(project.store, step.key))
-    )
+    current = manifest.load_current(project.store, step.key)
+    if args.json:
+        from rowmill.reports import json_output
+
+        fields = {"stage": reports.format_key(step.key), **json_output.describe_versions(kept, current)}
+        print(json_output.format_object(project, fields))
+        return DONE
+    terminal.make_console().print(reports.render_versions(project, kept, current))
     return DONE
 
 

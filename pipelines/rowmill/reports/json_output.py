@@ -1,0 +1,134 @@
+"""What commands print with `--json`: one object per command, for programs.
+
+What belongs here: which fields of the engine's answers are printed, under stable names. What does not: text for people
+(`console.py`, `statistics.py`), computing an answer.
+
+Every object has `recipe` and `store`. Shares are numbers from 0 to 1. Fields may be added; a field that is there keeps
+its name and meaning.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from rowmill.build.plan import StepForecast
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step
+from rowmill.checks.judge import CheckResult
+from rowmill.inspection.verify import StageVerification
+from rowmill.reports.console import format_key
+from rowmill.reports.statistics import list_hints, load_current
+from rowmill.schema.manifest import Manifest
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.truncation_stats import stage as truncation_stats
+
+
+def format_object(project: Project, fields: dict[str, Any]) -> str:
+    """Return a command's answer as JSON text."""
+    whole = {"recipe": project.recipe.name, "store": project.store.path(""), **fields}
+    return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
+
+
+def describe_plan(forecasts: Sequence[StepForecast]) -> dict[str, Any]:
+    """Describe what a build would do: `steps`, each with `stage`, `action` and `why`."""
+    return {"steps": [{"stage": format_key(one.step.key), "action": one.action, "why": one.why} for one in forecasts]}
+
+
+def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]) -> list[dict[str, Any]]:
+    """Describe the steps that a build ran, each with its version, time, facts and check results."""
+    return [
+        {
+            "stage": format_key(step.key),
+            "version": report.version,
+            "reused": report.reused,
+            "parts": report.parts,
+            "parts_reused": report.parts_reused,
+            "seconds": round(report.seconds, 3),
+            "facts": report.manifest.facts,
+            "checks": [_describe_result(one) for one in results],
+        }
+        for step, report, results in built
+    ]
+
+
+def describe_statistics(project: Project) -> dict[str, Any]:
+    """Describe each dataset: the facts of its stages up to the lengths, its ledger, the what-if table, and hints."""
+    return {
+        "datasets": {name: _describe_dataset(project, name) for name in project.recipe.datasets},
+        "hints": list_hints(project),
+    }
+
+
+def _describe_dataset(project: Project, name: str) -> dict[str, Any]:
+    found = {
+        stage.name: made
+        for stage in (canonical_rows.STAGE, tokenized_examples.STAGE, truncation_stats.STAGE)
+        if (made := load_current(project, name, stage)) is not None
+    }
+    lengths = found.get(truncation_stats.STAGE.name)
+    what_if = None if lengths is None else lengths.tables.get("what_if")
+    return {
+        "facts": {stage: made.facts for stage, made in found.items()},
+        "left_out": [
+            {"stage": stage, "state": state, "reason": reason, "records": count}
+            for stage, made in found.items()
+            for state, reason, count in made.ledger
+            if state != "kept"
+        ],
+        "what_if": [dict(zip(what_if.columns, row, strict=True)) for row in what_if.rows] if what_if else [],
+    }
+
+
+def describe_verification(checked: Sequence[StageVerification]) -> dict[str, Any]:
+    """Describe each stage: its version, whether its options changed since, its check results and its damage."""
+    return {
+        "fails": any(one.fails for one in checked),
+        "stages": [
+            {
+                "stage": format_key(one.step.key),
+                "version": None if one.manifest is None else one.manifest.version,
+                "outdated": one.manifest is not None and one.manifest.code_version != one.step.code_version,
+                "checks": [_describe_result(result) for result in one.results],
+                "damage": list(one.damage),
+                "disagreements": list(one.disagreements),
+                "files_read": one.files,
+                "bytes_read": one.size_bytes,
+            }
+            for one in checked
+        ],
+    }
+
+
+def describe_versions(kept: Sequence[Manifest], current: Manifest | None) -> dict[str, Any]:
+    """Describe the kept versions of a stage, newest first."""
+    return {
+        "current": None if current is None else current.version,
+        "versions": [
+            {
+                "version": one.version,
+                "built_at": one.built_at,
+                "run_id": one.run_id,
+                "facts": one.facts,
+                "waivers": list(one.waivers),
+            }
+            for one in reversed(kept)
+        ],
+    }
+
+
+def _describe_result(one: CheckResult) -> dict[str, Any]:
+    return {
+        "check": one.check,
+        "outcome": one.outcome,
+        "blocking": one.blocking,
+        "severity": one.severity,
+        "value": one.value,
+        "wanted": one.wanted,
+        "what": one.what,
+        "remedy": one.remedy,
+        "waiver": one.waiver,
+        "causes": list(one.causes),
+        "samples": [] if one.causes else list(one.samples),
+    }

@@ -453,7 +453,7 @@ def _split(built: Built) -> str:
     ("dataset", "message"),
     [
         ({"format": PAIR, **WEIGHED}, "datasets.rows.loss.weights: a supervised dataset"),
-        ({"loss": {"weights": True, "mask_user_turns": False}}, "trains everything, but weights selects"),
+        ({"loss": {"weights": True, "mask_user_turns": False}}, "trains every token, but weights selects"),
     ],
 )
 def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:

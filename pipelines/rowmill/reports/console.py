@@ -256,7 +256,8 @@ def _count_results(checked: Sequence[StageVerification]) -> str:
     warned = sum(result.failed for result in results) - blocking - waived
     passed = sum(result.passed for result in results)
     damaged = sum(len(one.damage) for one in checked)
-    counts = {"passed": passed, "warnings": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
+    warnings = "warning" if warned == 1 else "warnings"
+    counts = {"passed": passed, warnings: warned, "waived": waived, "blocking": blocking, "damaged": damaged}
     counts["denied by Great Expectations"] = sum(len(one.disagreements) for one in checked)
     counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")

@@ -158,6 +158,7 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
     project, screen, aside = built.project, plain_console(), plain_console()
     steps = plan_steps(project)
     with progress.BuildProgress(project, steps, screen, aside) as watch:
+        watch.begin(steps[0])
         for second in range(1, 13):
             watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
 
@@ -173,6 +174,7 @@ def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) ->
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
     steps = plan_steps(project)[:1]
     with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
+        watch.begin(steps[0])
         watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})
         watch.tell(steps[0], report, runner.check_step(project, steps[0], report.manifest))

@@ -190,6 +190,23 @@ def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
     )
 
 
+def test_id_of_a_call_that_begins_with_another_calls_id_is_that_calls_own() -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<call {{ c.id }}>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    calls: list[Json] = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": {"at": i}}}
+        for i in range(1, 11)
+    ]
+
+    printed = "".join(f'<call call_{i}>look{{"at": {i}}}' for i in range(1, 11))
+    assert mask(template, [user("Where are they"), assistant("", tool_calls=calls)]) == (
+        f"<|user|>Where are they<|end|><|assistant|>⟦{printed}<|end|>⟧"
+    )
+
+
 def test_fast_and_reference_way_agree_where_a_template_compares_messages() -> None:
     template = (
         "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}"

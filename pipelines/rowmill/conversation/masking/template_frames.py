@@ -36,8 +36,8 @@ MIN_ID_CHARS = 3
 
 
 def replace_call_ids(text: str, ids: Sequence[str]) -> str:
-    """Replace the ids of a message's calls in template text by `ID_PLACEHOLDER`."""
-    for one in ids:
+    """Replace the ids of a message's calls in template text by `ID_PLACEHOLDER`; `call_10` before `call_1`."""
+    for one in sorted(ids, key=len, reverse=True):
         text = text.replace(one, ID_PLACEHOLDER)
     return text
 

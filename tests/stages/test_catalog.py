@@ -77,9 +77,9 @@ from rowmill import stats
 
 config, root = Path(sys.argv[1]), sys.argv[2]
 shown = {}
-for command in ("plan", "build", "verify"):
+for command, *options in (["plan"], ["build"], ["verify", "--all"]):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = cli.main([command, str(config), "--root", root])
+        status = cli.main([command, str(config), "--root", root, *options])
     shown[command] = [status, out.getvalue()]
 project = steps.open_project(config, root)
 graph = build_definitions([config], root).resolve_asset_graph()

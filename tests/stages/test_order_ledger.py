@@ -71,9 +71,9 @@ def order_of(road: Road, mixture: dict[str, Any], remainder: str, **changes: Any
     ("batch_size", "remainder", "check", "value"),
     [
         (64, "drop", "order_nonempty", "0"),
-        (64, "drop", "dropped_share", "1"),
-        (24, "drop", "dropped_share", "0.454545"),
-        (256, "pad", "filler_share", "0.828125"),
+        (64, "drop", "dropped_share", "100 %"),
+        (24, "drop", "dropped_share", "45.45 %"),
+        (256, "pad", "filler_share", "82.81 %"),
     ],
 )
 def test_order_that_lost_its_data_is_not_published(

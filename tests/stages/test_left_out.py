@@ -124,7 +124,7 @@ def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_
         {"gsm": {"source": source, "format": kind, "packing": {"slice_strategy": "keep_start"}}}, seq_len=64, gates={}
     )
 
-    with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 0\.1"):
+    with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 10 %"):
         road.build()
 
 

@@ -122,19 +122,22 @@ class LocalPool:
             def start() -> None:
                 try:
                     with _hold_interrupts():
-                        self._start_pool().submit(_do_nothing).result()
+                        self._open_pool().submit(_do_nothing).result()
                 except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
                     starting.set_exception(error)
                 else:
                     starting.set_result(None)
 
             self._starting = starting
-            threading.Thread(target=start, name="rowmill-start-workers", daemon=True).start()
+            threading.Thread(target=start, daemon=True).start()
         return self._starting
 
     def _start_pool(self) -> ProcessPoolExecutor:
-        if self._starting is not None and threading.current_thread().name != "rowmill-start-workers":
+        if self._starting is not None:
             self._starting.result()
+        return self._open_pool()
+
+    def _open_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("forkserver" if HAS_FORK_SERVER else "spawn")
             # Started now, because it lets interrupts through when it starts.

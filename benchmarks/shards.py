@@ -80,7 +80,7 @@ def packed(sequences: int) -> pa.Table:
     names = pa.array([f"{i // 977:016x}:{i}#0" for i in range(last)])
     segments = native.Segments(ids, mask, bounds, offsets, names, np.zeros(last, np.int32))
     facts = native.Spans(make_labels(ids, mask, spans, ignore_token_id=None), position_ids(spans), spans, offsets)
-    return native.make_shard_table(segments, facts, dataset="texts", first_sequence=0)
+    return native.make_shard_table(segments, facts, dataset="texts")
 
 
 def writing(table: pa.Table) -> None:

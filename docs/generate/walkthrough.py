@@ -306,10 +306,10 @@ def _describe_shard(walker: _TracedRow) -> Iterator[str]:
     place, row = _read_sequence(walker)
     shard = Path(place.shard)
     yield "The shard (`packed_shards`)"
-    yield f"The sequence is row {place.shard_row} of `{'/'.join(shard.parts[-3:])}`."
+    yield f"Sequence {place.sequence} of the split is row {place.shard_row} of `{'/'.join(shard.parts[-3:])}`."
     yield "Shards are Parquet files that `datasets` and `pyarrow` read directly."
     yield ""
-    shown = {name: row[name] for name in ("dataset", "sequence_id", "tokens", "trained_tokens", "filler")}
+    shown = {name: row[name] for name in ("dataset", "tokens", "trained_tokens", "filler")}
     shown |= {"seq_lengths": row["seq_lengths"], "example_ids": row["example_ids"]}
     yield from _render_block("\n".join(f"{name:<15}{json.dumps(value)}" for name, value in shown.items()))
 

@@ -39,13 +39,13 @@ def line_of(i: int) -> int:
 
 
 def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
-    """Return all sequences of a dataset with their splits."""
+    """Return all sequences of a dataset with their splits and numbers."""
     made = manifest.load_current(project.store, (project.recipe.name, dataset, "packed_shards"))
     assert made is not None
     return [
-        {**row, "split": part.facts["split"]}
+        {**row, "split": part.facts["split"], "sequence_id": part.facts["first_sequence"] + at}
         for part in made.parts
-        for row in project.store.table(part.files["shard"]).to_pylist()
+        for at, row in enumerate(project.store.table(part.files["shard"]).to_pylist())
     ]
 
 

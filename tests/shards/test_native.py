@@ -32,7 +32,7 @@ def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
     lengths, offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
     labels = layout.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
     spans = Spans(labels, layout.position_ids(lengths), lengths, offsets)
-    return native.make_shard_table(segments, spans, dataset="d", first_sequence=7)
+    return native.make_shard_table(segments, spans, dataset="d")
 
 
 def _back(table: pa.Table) -> pa.Table:
@@ -49,13 +49,7 @@ def test_to_table_of_the_specified_vector() -> None:
     assert row["labels"] == [-100, 11, 2, -100, 2]
     assert row["position_ids"] == [0, 1, 2, 0, 1]
     assert row["seq_lengths"] == row["segment_lengths"] == [3, 2]
-    assert (row["dataset"], row["sequence_id"], row["tokens"], row["trained_tokens"], row["filler"]) == (
-        "d",
-        7,
-        5,
-        3,
-        False,
-    )
+    assert (row["dataset"], row["tokens"], row["trained_tokens"], row["filler"]) == ("d", 5, 3, False)
     assert table.schema.metadata[b"rowmill.recipe"] == b"demo"
 
 

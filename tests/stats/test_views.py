@@ -157,14 +157,15 @@ def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store
 
 
 def test_query_whose_tokens_a_sequence_holds_walks_to_source_and_record(store: Store) -> None:
-    columns = ("split", "sequence_id", "segment", "example_id", "row_id", "source", "record", "start", "length")
+    columns = ("split", "shard_row", "segment", "example_id", "row_id", "source", "record", "start", "length")
     lines = [
-        dict(zip(columns, ("train", 4711, i, f"a:{i}#0", f"a:{i}", "raw/chats.jsonl", 7 + i, 0, 100), strict=True))
+        dict(zip(columns, ("train", 1, i, f"a:{i}#0", f"a:{i}", "raw/chats.jsonl", 7 + i, 0, 100), strict=True))
         for i in (1, 0)
     ]
-    segments = pa.Table.from_pylist([*lines, {**lines[0], "sequence_id": 1}])
-    shard = pa.table({"sequence_id": [4711], "tokens": [200], "trained_tokens": [50]})
-    part = replace(part_of(store, "p", segments=segments, shard=shard), facts={"split": "train"})
+    segments = pa.Table.from_pylist([*lines, {**lines[0], "shard_row": 0}])
+    shard = pa.table({"tokens": [100, 200], "trained_tokens": [0, 50]})
+    facts = {"split": "train", "first_sequence": 4710}
+    part = replace(part_of(store, "p", segments=segments, shard=shard), facts=facts)
     record(store, manifest_of("packed_shards", "v1", parts=(part,), card={"seq_len": 400}))
 
     found = answer(
@@ -172,8 +173,9 @@ def test_query_whose_tokens_a_sequence_holds_walks_to_source_and_record(store: S
     )
 
     assert found == [(0, "raw/chats.jsonl", 7, 0, 100), (1, "raw/chats.jsonl", 8, 0, 100)]
-    assert answer(store, "SELECT * EXCLUDE (recipe, dataset, version) FROM sequences") == [
-        ("train", "parts/p/shard.parquet", 4711, 200, 50, 0.5)
+    assert answer(store, "SELECT * EXCLUDE (recipe, dataset, version) FROM sequences ORDER BY sequence_id") == [
+        ("train", "parts/p/shard.parquet", 4710, 100, 0, 0.25),
+        ("train", "parts/p/shard.parquet", 4711, 200, 50, 0.5),
     ]
 
 

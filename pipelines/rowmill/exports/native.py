@@ -15,7 +15,7 @@ import pyarrow as pa
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile, write_parquet
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Segments, Spans, make_shard_table
+from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Segments, Spans, make_shard_table, number_sequences
 from rowmill.shards.sequences import SequenceBatch
 
 # ── The export ─────────────────────────────────────────────────────────────────────────────────────
@@ -114,8 +114,6 @@ def make_packed_table(sequences: SequenceBatch) -> pa.Table:
         lengths=lengths,
         offsets=span_offsets,
     )
-    table = make_shard_table(segments, spans, dataset="", first_sequence=0)
-    own = {"dataset": sequences.datasets.dictionary_encode(), "sequence_id": pa.array(sequences.numbers)}
-    for name, column in own.items():
-        table = table.set_column(table.schema.get_field_index(name), SEQUENCE_SCHEMA.field(name), column)
-    return table
+    table = number_sequences(make_shard_table(segments, spans, dataset=""), sequences.numbers)
+    place = table.schema.get_field_index("dataset")
+    return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())

@@ -143,23 +143,34 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
     order, note = load_order(lineage)
     found: list[SegmentLocation] = []
     for part in (part for part in packed.parts if "segments" in part.files):
-        segments = lineage.project.store.table(part.files["segments"], ("example_id", "sequence_id"))
+        segments = _read_segments(lineage, part)
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
-        for sequence in segments.filter(holding).column("sequence_id").unique().to_pylist():
+        for row in segments.filter(holding).column("shard_row").unique().to_pylist():
+            sequence = row + int(part.facts["first_sequence"])
             of_sequence = (place for _, place in locate_segments(lineage, part, sequence, order))
             found += [place for place in of_sequence if place.example_id in examples]
     return found, note
+
+
+def _read_segments(lineage: Lineage, part: manifest.Part) -> pa.Table:
+    table = lineage.project.store.table(part.files["segments"])
+    if "shard_row" in table.column_names:
+        return table
+    # Older builds numbered the sequences of all shards.
+    rows = pc.subtract(table.column("sequence_id"), int(part.facts["first_sequence"]))
+    return table.append_column("shard_row", rows)
 
 
 def locate_segments(
     lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
 ) -> Iterator[tuple[str, SegmentLocation]]:
     """Yield the segments of a sequence, each with its row's id."""
-    segments = lineage.project.store.table(part.files["segments"])
+    segments = _read_segments(lineage, part)
     split = str(part.facts["split"])
     occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
     offset = 0
-    for one in sorted(filter_rows(segments, "sequence_id", sequence), key=lambda one: one["segment"]):
+    shard_row = sequence - int(part.facts["first_sequence"])
+    for one in sorted(filter_rows(segments, "shard_row", shard_row), key=lambda one: one["segment"]):
         place = SegmentLocation(
             split=split,
             sequence=sequence,
@@ -169,7 +180,7 @@ def locate_segments(
             length=one["length"],
             offset=offset,
             shard=lineage.project.store.path(part.files["shard"].path),
-            shard_row=sequence - int(part.facts["first_sequence"]),
+            shard_row=shard_row,
             showings=occurrences,
         )
         offset += one["length"]

@@ -59,6 +59,11 @@ class Packing(Config):
     tail: Literal["keep", "drop"] = "keep"
     """Whether `concat` keeps the last, shorter sequence; dropped tokens are counted in the ledger."""
 
+    group_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Size of a pack group in tokens: examples of so many consecutive tokens are packed with each other, independently
+    of all others, so that new rows leave earlier groups as they are. null: 2,048 sequences of `seq_len`, but from 8 Mi
+    to 256 Mi tokens."""
+
     block_cross_document_attention: bool = True
     """Whether each example is a separate attention span; false: the whole sequence is one span."""
 

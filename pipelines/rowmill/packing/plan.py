@@ -101,15 +101,21 @@ def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Sequ
 
 def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
     """Join the examples in order and cut every `limit` tokens; `drop` leaves out the last sequence if it is shorter."""
+    total = int(lengths.sum(dtype=np.int64))
+    return plan_stream(lengths, limit, 0, total if tail == "keep" else total // limit * limit)
+
+
+def plan_stream(lengths: Integers, limit: int, begin: int, end: int) -> SequencePlan:
+    """Join the examples in order and cut the tokens `[begin, end)` of the whole every `limit` tokens."""
     require_positive(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    total = int(starts[-1]) if tail == "keep" else int(starts[-1]) // limit * limit
-    windows = np.arange(0, total, limit, dtype=np.int64)
+    windows = np.arange(begin, end, limit, dtype=np.int64)
+    inner = starts[:-1][(starts[:-1] > begin) & (starts[:-1] < end)]
     # Two sorted runs: a stable sort merges them in one pass.
-    cuts = np.sort(np.concatenate([starts[:-1][starts[:-1] < total], windows]), kind="stable")
+    cuts = np.sort(np.concatenate([inner, windows]), kind="stable")
     cuts = cuts[np.diff(cuts, prepend=-1) > 0]
     examples = np.searchsorted(starts, cuts, side="right") - 1
-    ranges = np.stack([cuts - starts[examples], np.diff(cuts, append=total)], axis=1).astype(np.int32)
+    ranges = np.stack([cuts - starts[examples], np.diff(cuts, append=max(begin, end))], axis=1).astype(np.int32)
     return SequencePlan(np.append(np.searchsorted(cuts, windows), len(cuts)), examples, ranges)
 
 

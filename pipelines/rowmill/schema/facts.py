@@ -192,6 +192,7 @@ class PackedShardsFacts:
     packing_loss: float | str
     packing_losses: dict[str, tuple[int, int]]
     """What stands in no sequence and what entered, of `examples` and of `trained_tokens`."""
+    pack_groups: int
     sequences: int
     segments: int
     tokens: int

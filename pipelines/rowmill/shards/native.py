@@ -58,12 +58,30 @@ SEQUENCE_SCHEMA = pa.schema(
         pa.field("filler", pa.bool_(), nullable=False),
     ]
 )
-"""The columns of a shard. `starts`: the first token of each segment in its example. Sequences have no padding."""
+"""The columns of sequences in training order. `starts`: the first token of each segment in its example. `sequence_id`:
+the sequence's number in its split of its dataset, −1 for a filler. Sequences have no padding."""
+
+SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_id"))
+"""The columns of a packed shard. The numbers of its sequences follow from its manifest, and change when earlier shards
+do."""
+
+
+def make_sequence_schema(*, weighted: bool) -> pa.Schema:
+    """Return the columns of sequences in training order; `weighted` adds the loss weights."""
+    return SEQUENCE_SCHEMA.append(WEIGHT_FIELD) if weighted else SEQUENCE_SCHEMA
 
 
 def make_shard_schema(*, weighted: bool) -> pa.Schema:
-    """Return the columns of a shard; `weighted` adds the loss weights."""
-    return SEQUENCE_SCHEMA.append(WEIGHT_FIELD) if weighted else SEQUENCE_SCHEMA
+    """Return the columns of a packed shard; `weighted` adds the loss weights."""
+    return SHARD_SCHEMA.append(WEIGHT_FIELD) if weighted else SHARD_SCHEMA
+
+
+def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
+    """Give the rows of a packed shard their numbers in the split; shards of older builds have them already."""
+    if "sequence_id" in table.column_names:
+        return table
+    place = SEQUENCE_SCHEMA.get_field_index("sequence_id")
+    return table.add_column(place, SEQUENCE_SCHEMA.field(place), pa.array(numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +120,8 @@ class Spans:
     offsets: Ints
 
 
-def make_shard_table(
-    segments: Segments, spans: Spans, *, dataset: str, first_sequence: int, filler: bool = False
-) -> pa.Table:
-    """Make the rows of a shard."""
+def make_shard_table(segments: Segments, spans: Spans, *, dataset: str, filler: bool = False) -> pa.Table:
+    """Make the rows of a packed shard."""
     token_offsets = segments.offsets[segments.sequence_offsets]
     counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORED_LABEL)))
     count = len(segments.sequence_offsets) - 1
@@ -118,7 +134,6 @@ def make_shard_table(
         make_list_array(segments.sequence_offsets, segments.starts.astype(np.int32)),
         make_list_array(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
-        pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
         pa.array(np.diff(token_offsets).astype(np.int32)),
         pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
         pa.array(np.full(count, filler)),
@@ -145,9 +160,8 @@ def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa
         lengths=np.full(count, 2, np.int32),
         offsets=np.arange(count + 1),
     )
-    table = make_shard_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
-    numbers = pa.array(np.full(count, -1, np.int64))
-    return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCE_SCHEMA.field("sequence_id"), numbers)
+    table = make_shard_table(segments, spans, dataset=dataset, filler=True)
+    return number_sequences(table, np.full(count, -1, np.int64))
 
 
 def write_native_shard(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
@@ -233,17 +247,19 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
 
 @dataclass(frozen=True, slots=True)
 class ShardScratchTask:
-    """A shard of the store at `root` to write as the scratch file `target`."""
+    """A shard of the store at `root` to write as the scratch file `target`; `first_sequence` is its first number."""
 
     root: str
     source: File
     target: str
+    first_sequence: int
 
 
 def lay_out_shard(task: ShardScratchTask) -> Segments:
-    """Write a shard as a scratch file, and return its segments."""
+    """Write a shard as a scratch file with the numbers of its sequences, and return its segments."""
     table = Store(task.root).table(task.source).combine_chunks()
-    write_shard_scratch(table, task.target)
+    numbers = np.arange(task.first_sequence, task.first_sequence + table.num_rows, dtype=np.int64)
+    write_shard_scratch(number_sequences(table, numbers), task.target)
     return recover_segments(table)
 
 

@@ -284,25 +284,41 @@ class PartTask:
     size_bytes: int
 
 
+def _is_always_reusable(_: Part) -> bool:
+    return True
+
+
 def make_parts(
-    work: StageContext, function: Callable[[Any], Part], planned: Sequence[PartTask]
+    work: StageContext,
+    function: Callable[[Any], Part],
+    planned: Sequence[PartTask],
+    *,
+    is_reusable: Callable[[Part], bool] = _is_always_reusable,
 ) -> tuple[list[Part], int, int]:
     """Return all parts in order: kept ones are reused, the others are made by the pool.
 
-    Returns the parts, how many were reused, and how many rows were read to make the others.
+    Later builds make a part again that is not `is_reusable`, a module-level function. Returns the parts, how many were
+    reused, and how many rows were read to make the others.
     """
     kept = {p.fingerprint: part for p in planned if (part := load_kept_part(work.store, work.folder, p.fingerprint))}
     missing = [p for p in planned if p.fingerprint not in kept]
-    make = partial(_make_and_keep, function, work.store, work.folder)
+    make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
     made = work.pool.map(make, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
     for part, plan in zip(_report_progress(work, made, missing), missing, strict=True):
         kept[plan.fingerprint] = part
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 
-def _make_and_keep(function: Callable[[TaskT], Part], store: Store, stage_folder: str, task: TaskT) -> Part:
+def _make_and_keep(
+    function: Callable[[TaskT], Part],
+    is_reusable: Callable[[Part], bool],
+    store: Store,
+    stage_folder: str,
+    task: TaskT,
+) -> Part:
     part = function(task)
-    save_kept_part(store, stage_folder, part)
+    if is_reusable(part):
+        save_kept_part(store, stage_folder, part)
     return part
 
 

@@ -208,16 +208,20 @@ def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
 def _restore_shard_types(table: pa.Table) -> pa.Table:
     column = table.column("dataset").combine_chunks().dictionary_encode()
     typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), column)
-    return typed.cast(native.make_shard_schema(weighted=WEIGHT_COLUMN in table.column_names))
+    return typed.cast(native.make_sequence_schema(weighted=WEIGHT_COLUMN in table.column_names))
 
 
 def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
     packed = inputs.get_packed_shards(work)
-    shards = [p.files["shard"] for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
+    parts = [p for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
+    shards = [part.files["shard"] for part in parts]
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
         targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [ShardScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
+        tasks = [
+            ShardScratchTask(work.store.root, part.files["shard"], target, int(part.facts["first_sequence"]))
+            for part, target in zip(parts, targets, strict=False)
+        ]
         size = 4 * sum(file.bytes for file in shards)
         hashes = b"".join(work.pool.map(write_rank_scratch, tasks, size_bytes=size)) + _write_filler_scratch(
             work, targets[-1]
@@ -302,7 +306,7 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
             "datasets": _tabulate_datasets(work, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
+        schema=tuple((f.name, str(f.type)) for f in native.make_sequence_schema(weighted=work.recipe.has_loss_weights)),
         card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),

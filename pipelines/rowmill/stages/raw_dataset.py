@@ -105,7 +105,8 @@ def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[Par
         ),
         tables={"files": _files_table(scans, _load_earlier_scans(work))},
         schema=tuple(columns.items()),
-        card={"parts": digest_json([[p.part_id, p.sha256] for p in parts])}
+        # Names and places are in the lineage of shards, so a renamed file is another version.
+        card={"parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts])}
         | _identify_shared_groups(groups)
         | ({"dialects": digest_json(dialects)} if (dialects := _list_unusual_dialects(scans)) else {}),
         details={"scans": [scan.to_json() for scan in scans], "groups": [len(group) for group in groups]},

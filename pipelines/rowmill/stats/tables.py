@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.checks.judge import CheckResult
@@ -246,20 +247,31 @@ def _copy_long_table(store: Store, manifest: Manifest, table: str, feeds: Sequen
     if store.exists(path) and _has_schema(store, path, schema):
         return
     shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
-    batches = (shape(batch, feed) for feed in feeds for batch in _read_batches(store, feed.file, schema))
+    batches = (shape(batch, feed, row) for feed in feeds for row, batch in _read_batches(store, feed.file, schema))
     with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
         for group in _join_batches(batches, schema):
             writer.write_table(group, row_group_size=GROUP_ROWS)
 
 
-_BatchShaper = Callable[[pa.RecordBatch, _PartFile], pa.Table]
+_BatchShaper = Callable[[pa.RecordBatch, _PartFile, int], pa.Table]
+"""Makes the rows of a table from a batch of a part's file, which begins with row n of it."""
 
 
 def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, feed: _PartFile) -> pa.Table:
-        return _cast_to_schema(pa.Table.from_batches([batch]), schema, feed.file.path)
+    def shape(batch: pa.RecordBatch, feed: _PartFile, row: int) -> pa.Table:
+        del row
+        content = pa.Table.from_batches([batch])
+        if "shard_row" in content.column_names:
+            content = _number_sequences(content, content.column("shard_row"), feed)
+        return _cast_to_schema(content, schema, feed.file.path)
 
     return shape
+
+
+def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", feed: _PartFile) -> pa.Table:
+    """Add the numbers of sequences in their split: shards know only their own rows, manifests where each begins."""
+    first = pa.scalar(int(feed.part.facts["first_sequence"]), pa.int64())
+    return content.append_column("sequence_id", pc.add(shard_rows.cast(pa.int64()), first))
 
 
 def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
@@ -273,8 +285,10 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
             "that writes it"
         )
 
-    def shape(batch: pa.RecordBatch, feed: _PartFile) -> pa.Table:
+    def shape(batch: pa.RecordBatch, feed: _PartFile, row: int) -> pa.Table:
         content = pa.Table.from_batches([batch])
+        if "sequence_id" not in content.column_names and "first_sequence" in feed.part.facts:
+            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), feed)
         constants: dict[str, object] = {"shard": feed.file.path, "split": feed.part.facts.get("split", "")}
         for name, value in constants.items():
             if name not in content.column_names:
@@ -286,12 +300,17 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
     return shape
 
 
-def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of a file's columns that the schema has, or needs, each with the number of its first row."""
     # Not compared with its digest: checks cover the stage's files, and nobody trains on statistics.
     try:
         with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
-            present = [name for name in schema.names if name in parquet.schema_arrow.names]
-            yield from parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local)
+            wanted = (*schema.names, "shard_row") if "sequence_id" in schema.names else schema.names
+            present = [name for name in wanted if name in parquet.schema_arrow.names]
+            row = 0
+            for batch in parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local):
+                yield row, batch
+                row += len(batch)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:

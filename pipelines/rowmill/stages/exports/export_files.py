@@ -44,7 +44,8 @@ def lay_out_shards(work: StageContext, source: ExportSource, scratch: Path) -> "
     """Write all shards as scratch files; return them, and each segment's hash and targets over all shards."""
     targets = tuple(str(scratch / f"{i:06d}.arrow") for i in range(len(source.shards)))
     tasks = [
-        ShardScratchTask(work.store.root, shard, target) for shard, target in zip(source.shards, targets, strict=True)
+        ShardScratchTask(work.store.root, shard, target, first)
+        for shard, target, first in zip(source.shards, targets, source.first_sequences, strict=True)
     ]
     told = b"".join(
         work.pool.map(write_export_scratch, tasks, size_bytes=4 * sum(shard.bytes for shard in source.shards))

@@ -30,10 +30,12 @@ class ExportSource:
     """The packed shards of one split, of all datasets.
 
     Row r holds segments `[first_segments[r], first_segments[r + 1])`; `lengths` int64 are those of all segments.
-    `rows` int64[S] are the rows to export, in order.
+    `rows` int64[S] are the rows to export, in order. `first_sequences` are the numbers of each shard's first sequence
+    in the split of its dataset.
     """
 
     shards: tuple[File, ...]
+    first_sequences: tuple[int, ...]
     lineage: tuple[File, ...]
     first_rows: Ints
     first_segments: Ints
@@ -61,6 +63,7 @@ def collect_export_source(work: StageContext, export: Export) -> ExportSource:
     first_rows = _accumulate_counts([shard.rows for shard in shards])
     return ExportSource(
         shards=shards,
+        first_sequences=tuple(int(part.facts["first_sequence"]) for part in parts),
         lineage=tuple(part.files["segments"] for part in parts),
         first_rows=first_rows,
         first_segments=_accumulate_counts(np.concatenate(counts)),

@@ -1,38 +1,31 @@
-"""Examples → packed shards: one integer plan per split, then every token moves once.
+"""Examples → packed shards: groups of parts are packed independently, one task each.
 
-What belongs here: gathering lengths, holding out a number of sequences, planning, what no sequence shows. What does
-not: the plan (`plan.py`), moving tokens (`shard_files.py`), the files (`shards/`).
+What belongs here: the order of the work, the parts and counts of the output. What does not: the parts of a group
+(`group_tasks.py`), packing one (`pack_group.py`), validation by number (`validation_holdout.py`).
 
-    lengths of all examples ─► validation carved ─► slices ─► plan ─► shard borders ─► shards
-                                                                   └► left_out: what is cut, dropped or surplus
+    parts of examples ─► groups ─► per group: plan ─► shards, lineage
+                                                 └► left_out: what is cut, dropped or surplus
+    (validation by number ─► set aside by each group ─► packed together)
 
 An example has its tokens in sequences, or a line in `left_out` that says how many are not and why.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
-from rowmill.core.storage import Store, digest_bytes, digest_json
-from rowmill.packing.plan import count_best_fit, count_left_out_tokens
-from rowmill.recipe.recipe import Recipe
+from rowmill.core.storage import Store, digest_json
 from rowmill.schema.facts import PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
-from rowmill.sources import SourcePart
-from rowmill.stages import inputs
+from rowmill.stages import part_files
 from rowmill.stages.base import (
     ComparedFact,
     PreparedStage,
@@ -40,310 +33,103 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
+    make_parts,
     part_folder,
-    scratch_folder,
 )
-from rowmill.stages.packed_shards.pack_plans import (
-    SPLITS,
-    SURPLUS_CODE,
-    DatasetPackPlans,
-    ExampleLengths,
-    SplitPackPlan,
-    get_holdout_size,
-    plan_splits,
+from rowmill.stages.packed_shards.group_tasks import (
+    build_shard_card,
+    get_packing_rules,
+    identify_packed_shards,
+    plan_groups,
+    plan_held_group,
 )
-from rowmill.stages.packed_shards.shard_files import (
-    ExampleScratchTask,
-    ReadBackTask,
-    ShardTask,
-    read_back,
-    write_example_scratch,
-    write_shard,
-)
+from rowmill.stages.packed_shards.pack_group import FILL_BINS, is_intact, pack_group
+from rowmill.stages.packed_shards.split_plans import SPLITS
+from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size, hold_out_validation
 from rowmill.stats import StatsInputs, count_rows_by_fact
-
-VERSION = 4
-"""Raise it when any shard may hold other bytes, or other facts are counted on the way."""
-
-SHARD_TOKENS = 2 << 20
-"""Tokens per shard at most: some 60 MB while a worker gathers and writes it."""
-
-LEFT_OUT = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("tokens", pa.int64(), nullable=False),
-        pa.field("of_tokens", pa.int64(), nullable=False),
-    ]
-)
-"""One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
-
-
-def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
-    dataset = recipe.datasets[name]
-    carved = get_holdout_size(recipe, name)
-    return {
-        "versions": [VERSION],
-        "packing": dataset.packing.model_dump(mode="json"),
-        "row_kind": dataset.row_kind,
-        "seq_len": recipe.seq_len,
-        "carved": None if carved is None else [carved, dataset.splits.model_dump(mode="json")],
-        "weights": [dataset.loss.weights, recipe.has_loss_weights],
-    }
 
 
 def make_packed_shards(work: StageContext) -> StageOutput:
-    """Plan each split, write its shards, read them back, and say what stands in none."""
-    plans = plan_splits(work)
-    with scratch_folder(work) as scratch:
-        files, expected = _write_scratch_files(work, plans.lengths, plans.splits, scratch)
-        shards = _write_shards(work, plans.lengths, plans.splits, files)
-    tasks = [ReadBackTask(work.store.root, part.files["shard"], part.files["segments"]) for part in shards]
-    back = list(work.pool.map(read_back, tasks, size_bytes=sum(task.shard.bytes for task in tasks)))
-    left = _find_left_out(plans.lengths, plans.splits)
-    return _build_shards_output(
-        work, plans, [*shards, *_write_side_tables(work, plans, left)], left, _ReadBackSums.of(back, expected)
-    )
+    """Pack all groups, and the validation sequences that are held out by number."""
+    wanted = get_holdout_size(work.recipe, work.dataset_name or "")
+    held = None if wanted is None else hold_out_validation(work, get_packing_rules(work), wanted)
+    groups, reused, rows = make_parts(work, pack_group, plan_groups(work, held), is_reusable=is_intact)
+    side: list[Part] = []
+    if held is not None:
+        packed, again, more = make_parts(work, pack_group, plan_held_group(work, held, groups), is_reusable=is_intact)
+        groups, reused, rows = [*groups, *packed], reused + again, rows + more
+        side.append(_write_moved_rows(work, held))
+    return _build_shards_output(work, groups, side, reused=reused, rows_made=rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadBackSums:
-    """What reading the shards again came to: damaged files, their content hash, and the one to be expected."""
-
-    damaged: int
-    found: int
-    expected: int
-
-    @classmethod
-    def of(cls, back: Sequence[tuple[int, int]], expected: int) -> "_ReadBackSums":
-        found = sum(value for _, value in back) % native.HASH_MODULUS
-        return cls(sum(damaged for damaged, _ in back), found, expected)
+def _write_moved_rows(work: StageContext, held: HeldOutValidation) -> Part:
+    """Write which rows were held out by number."""
+    fingerprint = digest_json(PACKED_SHARDS, "moved", held.moved.to_pylist())
+    path = f"{part_folder(work.folder, fingerprint)}/moved.parquet"
+    return Part(fingerprint, {"moved": part_files.write_parquet(work.store, path, held.moved)}, _NO_SPLIT)
 
 
-# ── What no sequence shows ─────────────────────────────────────────────────────────────────────────
+_NO_SPLIT = {"split": ""}
+"""The facts of parts that are not shards."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftOutExamples:
-    """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
+def _list_parts(groups: Sequence[Part]) -> list[Part]:
+    """Return a part per shard, by split and in the order of groups, then what each group left out.
 
-    examples: Ints
-    tokens: Ints
-    fates: list[tuple[str, str, str]]
-
-    def count(self, state: str, reason: str) -> int:
-        """Count the examples of one fate."""
-        return sum(1 for _, own_state, own_reason in self.fates if (own_state, own_reason) == (state, reason))
-
-
-def _find_left_out(lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> _LeftOutExamples:
-    planned = np.zeros(len(lengths.tokens), np.int64)
-    reasons: dict[int, str] = {}
-    for one in plans:
-        planned += lengths.tokens - count_left_out_tokens(one.plan, lengths.tokens)
-        reasons |= {number: reason for reason, numbers in one.rejected.items() for number in numbers.tolist()}
-    examples = np.flatnonzero(planned < lengths.tokens)
-
-    def fate(number: int) -> tuple[str, str, str]:
-        split = int(lengths.splits[number])
-        if split == SURPLUS_CODE:
-            return ("", "validation_surplus", "")
-        if planned[number]:
-            return (SPLITS[split], KEPT, "")
-        # Only concat leaves whole documents out without rejecting them.
-        return (SPLITS[split], REJECTED, reasons[number]) if number in reasons else (SPLITS[split], "tail", "")
-
-    fates = [fate(number) for number in examples.tolist()]
-    return _LeftOutExamples(examples, (lengths.tokens - planned)[examples], fates)
-
-
-def _write_side_tables(work: StageContext, plans: DatasetPackPlans, left: _LeftOutExamples) -> list[Part]:
-    """Write what stands beside the shards: what is left out, and the rows that were held out by number."""
-    tables: dict[str, pa.Table] = {}
-    if len(left.examples):
-        names = _read_example_ids(work, plans.lengths, left.examples)
-        row_ids = [name.rsplit("#", 1)[0] for name in names]
-        fates = [list(column) for column in zip(*left.fates, strict=True)]
-        columns = [names, row_ids, *fates, left.tokens, plans.lengths.tokens[left.examples]]
-        tables["left_out"] = pa.table(columns, schema=LEFT_OUT)
-    if get_holdout_size(work.recipe, work.dataset_name or "") is not None:
-        tables["moved"] = plans.moved
-    at = part_folder(work.folder, _digest_plans(work, plans.lengths, plans.splits))
-    files: dict[str, File] = {}
-    for name, table in tables.items():
-        sink = BytesIO()
-        pq.write_table(table, sink, compression="zstd")
-        content = sink.getvalue()
-        work.store.write(f"{at}/{name}.parquet", content)
-        files[name] = File(f"{at}/{name}.parquet", len(content), digest_bytes(content), table.num_rows)
-    return [Part(digest_json([file.digest for file in files.values()]), files, {"split": ""})] if files else []
-
-
-def _read_example_ids(work: StageContext, lengths: ExampleLengths, numbers: Ints) -> list[str]:
-    """Return the ids of some examples, in ascending number."""
-    which = np.searchsorted(lengths.first_rows, numbers, "right") - 1
-    names: list[str] = []
-    for part in np.unique(which).tolist():
-        column = work.store.table(lengths.files[part], ["example_id"]).column(0)
-        names += column.take(pa.array(numbers[which == part] - lengths.first_rows[part])).to_pylist()
-    return names
-
-
-# ── Tokens to shards ───────────────────────────────────────────────────────────────────────────────
-
-
-def _write_scratch_files(
-    work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], scratch: Path
-) -> tuple[list[str], int]:
-    examples, starts, sizes, begins = _collect_segments(work, plans)
-    order = np.argsort(examples, kind="stable")
-    examples, starts, sizes, begins = examples[order], starts[order], sizes[order], begins[order]
-    cuts = np.searchsorted(examples, lengths.first_rows)
-    targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(lengths.files))]
-    tasks = [
-        ExampleScratchTask(
-            root=work.store.root,
-            source=file,
-            target=targets[i],
-            rows=examples[cuts[i] : cuts[i + 1]] - lengths.first_rows[i],
-            starts=starts[cuts[i] : cuts[i + 1]],
-            lengths=sizes[cuts[i] : cuts[i + 1]],
-            span_begins=begins[cuts[i] : cuts[i + 1]],
-            ignore_token_id=work.dataset.packing.ignore_token_id,
-            stores_weights=work.dataset.loss.weights,
-            weighted=work.recipe.has_loss_weights,
-        )
-        for i, file in enumerate(lengths.files)
-    ]
-    sums = work.pool.map(write_example_scratch, tasks, size_bytes=int(lengths.tokens.sum()))
-    return targets, sum(sums) % native.HASH_MODULUS
-
-
-def _collect_segments(
-    work: StageContext, plans: Sequence[SplitPackPlan]
-) -> "tuple[Ints, Ints, Ints, NDArray[np.bool_]]":
-    examples = [p.plan.examples for p in plans] or [np.empty(0, np.int64)]
-    ranges = [p.plan.ranges for p in plans] or [np.empty((0, 2), np.int32)]
-    begins: list[NDArray[np.bool_]] = [np.empty(0, bool)]
-    for one in plans:
-        first = np.ones(len(one.plan.examples), bool)
-        if not work.dataset.packing.block_cross_document_attention:
-            first[:] = False
-            first[one.plan.sequence_offsets[:-1]] = True
-        begins.append(first)
-    both = np.concatenate(ranges).astype(np.int64)
-    return np.concatenate(examples), both[:, 0], both[:, 1], np.concatenate(begins)
-
-
-def _write_shards(
-    work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], files: list[str]
-) -> list[Part]:
-    scanned = inputs.load_source_parts(work.input(RAW_DATASET))
-    at = part_folder(work.folder, _digest_plans(work, lengths, plans))
-    card = {k: str(v) for k, v in _build_shard_card(work).items()}
-    tasks = [task for one in plans for task in _plan_shard_tasks(work, lengths, one, files, scanned, at, card)]
-    return list(work.pool.map(write_shard, tasks, size_bytes=int(lengths.tokens.sum())))
-
-
-def _digest_plans(work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> str:
-    examples = [file.digest for file in work.input(TOKENIZED_EXAMPLES).files("examples")]
-    arrays = [[p.split, digest_bytes(p.plan.examples.tobytes()), digest_bytes(p.plan.ranges.tobytes())] for p in plans]
-    name = work.dataset_name or ""
-    # The card stands in every shard: another one must not take the place of files that a kept version names.
-    return digest_json(
-        PACKED_SHARDS, name, identify_packed_shards(work.recipe, name), _build_shard_card(work), examples, arrays
-    )
-
-
-def _build_shard_card(work: StageContext) -> dict[str, Any]:
-    blocked = work.dataset.packing.block_cross_document_attention
-    own = {
-        "format": "native",
-        "format_version": VERSION,
-        "seq_len": work.recipe.seq_len,
-        "attention": "blocked" if blocked else "open",
-        "recipe": work.recipe.name,
-        "dataset": work.dataset_name or "",
-    }
-    return work.input(TOKENIZED_EXAMPLES).card | own
-
-
-def _plan_shard_tasks(
-    work: StageContext,
-    lengths: ExampleLengths,
-    one: SplitPackPlan,
-    files: list[str],
-    scanned: list[SourcePart],
-    at: str,
-    card: dict[str, str],
-) -> list[ShardTask]:
-    per_shard = max(1, SHARD_TOKENS // work.recipe.seq_len)
-    options, plan = work.dataset.packing, one.plan
-    sources = {p.part_id: (p.url, p.first_record) for p in scanned}
-    tasks: list[ShardTask] = []
-    for number, first in enumerate(range(0, plan.sequences, per_shard)):
-        last = min(first + per_shard, plan.sequences)
-        begin, end = int(plan.sequence_offsets[first]), int(plan.sequence_offsets[last])
-        tasks.append(
-            ShardTask(
-                root=work.store.root,
-                at=at,
-                name=f"part-{number:05d}",
-                split=one.split,
-                dataset=work.dataset_name or "",
-                files=tuple(files),
-                first_rows=lengths.first_rows,
-                examples=plan.examples[begin:end],
-                ranges=plan.ranges[begin:end],
-                sequence_offsets=plan.sequence_offsets[first : last + 1] - begin,
-                first_sequence=first,
-                blocked=options.block_cross_document_attention,
-                ignore_token_id=options.ignore_token_id,
-                sources=sources,
-                card=card,
-            )
-        )
-    return tasks
+    A shard's facts say where its sequences begin in their split, which depends on all earlier groups.
+    """
+    parts: list[Part] = []
+    for split in SPLITS:
+        first = 0
+        for group in groups:
+            for number, facts in enumerate(group.facts["shards"]):
+                if facts["split"] == split:
+                    files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments")}
+                    parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
+                    first += int(facts["sequences"])
+    left = [one for one in groups if "left_out" in one.files]
+    return [*parts, *(Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left)]
 
 
 def _build_shards_output(
-    work: StageContext, plans: DatasetPackPlans, made: list[Part], left: _LeftOutExamples, read: _ReadBackSums
+    work: StageContext, groups: Sequence[Part], side: Sequence[Part], *, reused: int, rows_made: int
 ) -> StageOutput:
-    losses = _count_losses(plans, left)
-    shards = [part for part in made if "shard" in part.files]
-    planned = sum(int(p.plan.ranges[:, 1].sum()) for p in plans.splits)
-    written = sum(int(p.facts["tokens"]) for p in shards)
-    sequences = sum(p.plan.sequences for p in plans.splits)
-    total = int(plans.lengths.tokens.sum())
-    fates = {fate: left.count(*fate) for fate in _FATES}
-    kept = len(plans.lengths.tokens) - sum(fates.values())
+    parts = _list_parts(groups)
+    shards = [part for part in parts if "shard" in part.files]
+    planned, sequences, segments, trained = (
+        sum(int(part.facts[name]) for part in shards) for name in ("tokens", "sequences", "segments", "trained_tokens")
+    )
+    total = sum(int(group.facts["tokens_read"]) for group in groups)
+    states = sum((Counter(group.facts["left_out"]) for group in groups), Counter[str]())
+    fates = {(state, reason): states[f"{state}/{reason}"] for state, reason in _FATES}
+    kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
+    losses = _sum_losses(groups)
+    found = _add_group_hashes(groups, "found")
     return StageOutput(
-        parts=made,
+        parts=[*parts, *side],
         facts=PackedShardsFacts(
-            conservation=0 if read.found == read.expected and planned == written else 1,
-            shard_digests=read.damaged,
+            conservation=int(found != _add_group_hashes(groups, "expected")),
+            shard_digests=sum(int(group.facts["damaged"]) for group in groups),
             fill=compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
-            limit_cost=_measure_limit_cost(work, plans.splits),
+            limit_cost=compute_share(sequences - sum(int(group.facts["unlimited"]) for group in groups), sequences),
             packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
             packing_losses=losses,
+            pack_groups=len(groups),
             sequences=sequences,
-            segments=sum(len(p.plan.examples) for p in plans.splits),
+            segments=segments,
             tokens=planned,
-            trained_tokens=sum(int(p.facts["trained_tokens"]) for p in shards),
+            trained_tokens=trained,
             tokens_left_out=total - planned,
-            content_hash=f"{read.found:032x}",
+            content_hash=f"{found:032x}",
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
-        tables={"splits": _splits_table(work, plans, shards), "packing": _packing_table(work, plans, shards)},
-        histograms={"fill": _fill_histogram(work, plans.splits)},
+        tables={"splits": _tabulate_splits(work, groups, shards), "packing": _tabulate_packing(work, shards)},
+        histograms={"fill": _make_fill_histogram(groups)},
         schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
-        card=_build_shard_card(work),
-        rows_made=len(plans.lengths.tokens),
+        card=build_shard_card(work),
+        parts_reused=reused,
+        rows_made=rows_made,
     )
 
 
@@ -351,62 +137,53 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 """How an example can end at this stage without a token in any sequence: state and reason."""
 
 
-def _count_losses(plans: DatasetPackPlans, left: _LeftOutExamples) -> dict[str, tuple[int, int]]:
-    """Return how many examples, and how many trained tokens, stand in no sequence, and how many entered.
+def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
+    return sum(int(group.facts[name], 16) for group in groups) % native.HASH_MODULUS
+
+
+def _sum_losses(groups: Sequence[Part]) -> dict[str, tuple[int, int]]:
+    """Return how many examples, and how many trained tokens, are in no sequence, and how many entered.
 
     What was held out and then not needed counts as neither.
     """
-    counts = plans.lengths.splits != SURPLUS_CODE
-    examples, trained = int(counts.sum()), int(plans.lengths.trained[counts].sum())
-    rejected = sum(state == REJECTED for _, state, _ in left.fates)
-    tails = sum(
-        min(int(plans.lengths.trained[number]), tokens)
-        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
-        if state == "tail"
-    )
-    lost = min(trained, sum(one.trained_lost for one in plans.splits) + tails)
-    return {"examples": (rejected, examples), "trained_tokens": (lost, trained)}
+    examples, trained = (sum(int(group.facts["entered"][i]) for group in groups) for i in (0, 1))
+    rejected, lost = (sum(int(group.facts[name]) for group in groups) for name in ("rejected", "trained_lost"))
+    return {"examples": (rejected, examples), "trained_tokens": (min(trained, lost), trained)}
 
 
-def _measure_limit_cost(work: StageContext, plans: Sequence[SplitPackPlan]) -> float:
-    """Return the share of all room that would be saved if a sequence could have any number of segments."""
-    options = work.dataset.packing
-    sequences = sum(one.plan.sequences for one in plans)
-    limited = options.strategy_for(work.dataset.row_kind) == "best_fit" and options.segment_limit is not None
-    if not limited or not sequences:
-        return 0.0
-    unlimited = sum(count_best_fit(one.plan.ranges[:, 1], work.recipe.seq_len) for one in plans)
-    return compute_share(sequences - unlimited, sequences)
-
-
-def _fill_histogram(work: StageContext, plans: Sequence[SplitPackPlan]) -> Histogram:
-    fills = np.concatenate([p.plan.tokens for p in plans] or [np.empty(0, np.int64)]) / work.recipe.seq_len
-    counts, edges = np.histogram(fills, bins=20, range=(0.0, 1.0))
+def _make_fill_histogram(groups: Sequence[Part]) -> Histogram:
+    counts = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
+    edges = accumulate([1] * FILL_BINS, initial=0)
     return Histogram(
-        "fill", "share of seq_len", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
+        "fill", "share of seq_len", tuple(edge / FILL_BINS for edge in edges), tuple(int(count) for count in counts)
     )
 
 
-def _packing_table(work: StageContext, plans: DatasetPackPlans, shards: Sequence[Part]) -> DisplayTable:
-    """Say per split how full its sequences are, of how many segments they are made, and what of them trains."""
+def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
+    names = ("sequences", "segments", "tokens", "trained_tokens")
+    return {name: sum(int(part.facts[name]) for part in shards if part.facts["split"] == split) for name in names}
+
+
+def _tabulate_packing(work: StageContext, shards: Sequence[Part]) -> DisplayTable:
+    """Tabulate per split how full its sequences are, how many segments each has, and what share of it trains."""
     rows: list[tuple[Any, ...]] = []
-    for one in plans.splits:
-        trained = sum(int(p.facts["trained_tokens"]) for p in shards if p.facts["split"] == one.split)
-        tokens, sequences = int(one.plan.tokens.sum()), one.plan.sequences
-        segments = round(len(one.plan.examples) / sequences, 2) if sequences else 0.0
-        fill = compute_share(tokens, sequences * work.recipe.seq_len)
-        rows.append((one.split, sequences, segments, tokens, fill, compute_share(trained, tokens)))
+    for split in SPLITS:
+        sums = _sum_split(shards, split)
+        sequences, tokens = sums["sequences"], sums["tokens"]
+        if sequences:
+            each = round(sums["segments"] / sequences, 2)
+            fill = compute_share(tokens, sequences * work.recipe.seq_len)
+            rows.append((split, sequences, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
     return DisplayTable(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
 
 
-def _splits_table(work: StageContext, plans: DatasetPackPlans, shards: Sequence[Part]) -> DisplayTable:
+def _tabulate_splits(work: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> DisplayTable:
     rows: list[tuple[Any, ...]] = []
-    for one in plans.splits:
-        own = [p.facts for p in shards if p.facts["split"] == one.split]
-        examples = int((plans.lengths.splits == SPLITS.index(one.split)).sum())
-        rows.append(
-            (work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own))
-        )
+    for split in SPLITS:
+        examples = sum(int(group.facts["splits"][split]) for group in groups)
+        sums = _sum_split(shards, split)
+        if examples:
+            rows.append((work.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
     return DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 

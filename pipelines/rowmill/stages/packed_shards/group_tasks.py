@@ -1,0 +1,269 @@
+"""The parts of examples → one task per pack group.
+
+What belongs here: which parts a group has, and everything that decides its bytes. What does not: where groups end
+(`packing/groups.py`), packing one (`pack_group.py`).
+
+A task names its own parts and nothing of the others, so that tasks stay small however many parts there are, and a
+group is made again only when one of its parts, or an option, changed. Joined documents (`concat`) cross the borders of
+groups: the last sequence of a group takes the tokens that it lacks from the following parts, and the next group begins
+after them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
+from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.manifest import File, Part
+from rowmill.sources import SourcePart
+from rowmill.stages import inputs
+from rowmill.stages.base import PartTask, StageContext
+from rowmill.stages.packed_shards.pack_group import PackGroupTask
+from rowmill.stages.packed_shards.split_plans import SPLITS, PackingRules
+from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size
+
+VERSION = 5
+"""Increase it when any shard may hold other bytes, or other facts are counted on the way."""
+
+
+def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
+    dataset = recipe.datasets[name]
+    held = get_holdout_size(recipe, name)
+    return {
+        "versions": [VERSION],
+        "packing": dataset.packing.model_dump(mode="json"),
+        "row_kind": dataset.row_kind,
+        "seq_len": recipe.seq_len,
+        "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
+        "weights": [dataset.loss.weights, recipe.has_loss_weights],
+    }
+
+
+def build_shard_card(work: StageContext) -> dict[str, Any]:
+    """Return the identity card of a dataset's shards, which each of them carries."""
+    blocked = work.dataset.packing.block_cross_document_attention
+    own = {
+        "format": "native",
+        "format_version": VERSION,
+        "seq_len": work.recipe.seq_len,
+        "attention": "blocked" if blocked else "open",
+        "recipe": work.recipe.name,
+        "dataset": work.dataset_name or "",
+    }
+    return work.input(TOKENIZED_EXAMPLES).card | own
+
+
+def get_packing_rules(work: StageContext) -> PackingRules:
+    """Return the rules that a dataset's examples are packed by."""
+    return PackingRules(work.dataset.packing, work.dataset.row_kind, work.recipe.seq_len)
+
+
+def plan_groups(work: StageContext, held: HeldOutValidation | None) -> list[PartTask]:
+    """Cut the parts into groups and describe the work of each; parts without examples are in no group."""
+    rules = get_packing_rules(work)
+    parts = _list_example_parts(work, held)
+    target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
+    borders = cut_groups([one.tokens for one in parts], [one.file.digest for one in parts], target)
+    streams = _count_streams(work, parts, held) if rules.strategy == "concat" else None
+    planned: list[PartTask] = []
+    for first, end in borders:
+        stretches = None if streams is None else _find_stretches(rules, streams, first, end)
+        last = end if streams is None or stretches is None else _find_last_part(streams, stretches, first, end)
+        planned.append(_make_task(work, rules, parts[first:last], end - first, stretches))
+    return planned
+
+
+def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[Part]) -> list[PartTask]:
+    """Describe the work of packing the validation sequences that the groups set aside."""
+    files = [part.files["held"] for part in made if "held" in part.files]
+    if not files:
+        return []
+    rules = get_packing_rules(work)
+    tokens = int(held.tokens[held.splits == SPLITS.index("validation")].sum())
+    plan = held.plan.plan
+    fingerprint = digest_json(
+        _identify_group(work, rules, files, 0),
+        "held",
+        digest_bytes(plan.examples.tobytes()),
+        digest_bytes(plan.ranges.tobytes()),
+        digest_bytes(plan.sequence_offsets.tobytes()),
+    )
+    task = PackGroupTask(
+        root=work.store.root,
+        folder=work.folder,
+        fingerprint=fingerprint,
+        dataset=work.dataset_name or "",
+        rules=rules,
+        files=tuple(files),
+        own=len(files),
+        tokens=tokens,
+        sources=_locate_sources(inputs.load_source_parts(work.input(RAW_DATASET))),
+        card=_format_card(work),
+        stores_weights=work.recipe.has_loss_weights,
+        weighted=work.recipe.has_loss_weights,
+        splits=np.full(sum(file.rows for file in files), SPLITS.index("validation"), np.int8),
+        planned=held.plan,
+    )
+    return [PartTask(fingerprint, task, sum(file.rows for file in files), tokens)]
+
+
+# ── The parts of a group ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ExamplePart:
+    """A part of examples: its file, tokens, the source parts of its rows, and its examples' splits if held out."""
+
+    file: File
+    facts: Mapping[str, Any]
+    tokens: int
+    sources: Sequence[SourcePart]
+    splits: "NDArray[np.int8] | None"
+
+
+def _list_example_parts(work: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
+    made = [part for part in work.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
+    scanned = work.input(RAW_DATASET)
+    # The examples of a table join rows of all parts.
+    sources = (
+        [inputs.load_source_parts(scanned)] * len(made)
+        if work.dataset.format.IS_TABLE
+        else inputs.load_part_groups(scanned)
+    )
+    firsts = None if held is None else held.first_rows
+    return [
+        _ExamplePart(
+            file=part.files["examples"],
+            facts=part.facts,
+            tokens=int(part.facts["tokens"]),
+            sources=own,
+            splits=None if held is None or firsts is None else held.splits[int(firsts[i]) : int(firsts[i + 1])],
+        )
+        for i, (part, own) in enumerate(zip(made, sources, strict=True))
+        if part.files["examples"].rows
+    ]
+
+
+def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:
+    return {part.part_id: (part.url, part.first_record) for part in parts}
+
+
+def _make_task(
+    work: StageContext,
+    rules: PackingRules,
+    parts: Sequence[_ExamplePart],
+    own: int,
+    stretches: Mapping[str, StreamStretch] | None,
+) -> PartTask:
+    files = tuple(one.file for one in parts)
+    sources = _locate_sources([source for one in parts for source in one.sources])
+    splits = [one.splits for one in parts if one.splits is not None]
+    joined = np.concatenate(splits) if splits else None
+    fingerprint = digest_json(
+        _identify_group(work, rules, files, own),
+        sorted((part, *place) for part, place in sources.items()),
+        None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
+        None if joined is None else digest_bytes(joined.tobytes()),
+    )
+    tokens = sum(one.tokens for one in parts)
+    task = PackGroupTask(
+        root=work.store.root,
+        folder=work.folder,
+        fingerprint=fingerprint,
+        dataset=work.dataset_name or "",
+        rules=rules,
+        files=files,
+        own=own,
+        tokens=tokens,
+        sources=sources,
+        card=_format_card(work),
+        stores_weights=work.dataset.loss.weights,
+        weighted=work.recipe.has_loss_weights,
+        stretches=stretches,
+        splits=joined,
+    )
+    return PartTask(fingerprint, task, sum(file.rows for file in files[:own]), tokens)
+
+
+def _identify_group(work: StageContext, rules: PackingRules, files: Sequence[File], own: int) -> str:
+    del rules
+    name = work.dataset_name or ""
+    # The card is in every shard: another one must not take the place of files that a kept version names.
+    return digest_json(
+        PACKED_SHARDS,
+        name,
+        identify_packed_shards(work.recipe, name),
+        build_shard_card(work),
+        [file.digest for file in files],
+        own,
+    )
+
+
+def _format_card(work: StageContext) -> dict[str, str]:
+    return {name: str(value) for name, value in build_shard_card(work).items()}
+
+
+# ── Joined documents ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Streams:
+    """The tokens of each split by part, int64[P], and before each part, int64[P + 1]."""
+
+    tokens: Mapping[str, Ints]
+    before: Mapping[str, Ints]
+
+
+def _count_streams(work: StageContext, parts: Sequence[_ExamplePart], held: HeldOutValidation | None) -> _Streams:
+    if held is None:
+        counts = [_sum_split_tokens(one.facts) for one in parts]
+    else:
+        counts = [_count_held_tokens(work, one) for one in parts]
+    tokens = {split: np.array([one.get(split, 0) for one in counts], np.int64) for split in SPLITS}
+    before = {split: np.concatenate((np.zeros(1, np.int64), np.cumsum(own))) for split, own in tokens.items()}
+    return _Streams(tokens, before)
+
+
+def _sum_split_tokens(facts: Mapping[str, Any]) -> dict[str, int]:
+    by_split: Mapping[str, Mapping[str, int]] = facts["tokens_by_split"]
+    return {
+        split: sum(int(classes.get(name, 0)) for name in ("trained", "context", "template"))
+        for split, classes in by_split.items()
+    }
+
+
+def _count_held_tokens(work: StageContext, part: _ExamplePart) -> dict[str, int]:
+    assert part.splits is not None
+    tokens = work.store.table(part.file, ["tokens"]).column(0).to_numpy()
+    return {split: int(tokens[part.splits == code].sum()) for code, split in enumerate(SPLITS)}
+
+
+def _find_stretches(rules: PackingRules, streams: _Streams, first: int, end: int) -> dict[str, StreamStretch]:
+    return {
+        split: find_stretch(
+            int(before[first]),
+            int(before[end] - before[first]),
+            int(before[-1]),
+            rules.seq_len,
+            keeps_tail=rules.packing.tail == "keep",
+        )
+        for split, before in streams.before.items()
+    }
+
+
+def _find_last_part(streams: _Streams, stretches: Mapping[str, StreamStretch], first: int, end: int) -> int:
+    """Return the end of the parts whose tokens a group's sequences hold."""
+    needed = [
+        int(np.searchsorted(before, int(before[first]) + stretches[split].left_until))
+        for split, before in streams.before.items()
+        if stretches[split].left_until
+    ]
+    return max([end, *needed])

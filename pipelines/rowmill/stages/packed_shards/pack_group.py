@@ -1,0 +1,300 @@
+"""One pack group: read its parts once, plan, write its shards, read them back.
+
+What belongs here: a group's tokens in memory or mapped, its files and its counts. What does not: which parts it has
+(`group_tasks.py`), the plan of a split (`split_plans.py`), the columns of a shard (`shard_files.py`).
+
+    its parts ─► tokens, end to end ─► a plan per split ─► shards, lineage, left_out
+                                                            └► read again: digest, then content hash
+
+Conservation: the content hashes of the segments are added up from the examples, in their order, and again from the
+files that were written. The two sums must be equal. Reading back begins when the last file is written, so that whatever
+overwrote or cut short a file meanwhile is noticed, too.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.storage import Store
+from rowmill.packing.groups import StreamStretch
+from rowmill.packing.plan import count_best_fit
+from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.ledger import REJECTED
+from rowmill.schema.manifest import File, Part
+from rowmill.shards import native
+from rowmill.stages import part_files
+from rowmill.stages.packed_shards.shard_files import (
+    GroupTokens,
+    ShardWriter,
+    hash_planned_segments,
+    read_back,
+)
+from rowmill.stages.packed_shards.split_plans import (
+    SPLITS,
+    SURPLUS_CODE,
+    ExampleLengths,
+    LeftOutExamples,
+    PackingRules,
+    SplitPlan,
+    find_left_out,
+    make_lengths,
+    plan_split,
+    plan_stretch,
+)
+
+SHARD_TOKENS = 2 << 20
+"""Maximum tokens of a shard: some 60 MB while a worker gathers and writes it."""
+
+IN_MEMORY_TOKENS = 64 << 20
+"""Tokens of larger groups are mapped from a scratch file: in memory they would take 5 to 9 bytes each."""
+
+FILL_BINS = 20
+
+VALIDATION_CODE = SPLITS.index("validation")
+
+LEFT_OUT = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        pa.field("of_tokens", pa.int64(), nullable=False),
+    ]
+)
+"""One line per example that is not whole in the sequences: `tokens` of its `of_tokens` are in none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackGroupTask:
+    """A group to pack: the files of its examples, the first `own` of which are its own.
+
+    The others are those of the following parts from which its last sequences take tokens (`stretches`, if documents are
+    joined). `splits` int8[N] replaces the examples' splits if a number of validation sequences is held out: validation
+    is then set aside in the file `held`. `planned` is the plan of those, if this is the group that packs them.
+    """
+
+    root: str
+    folder: str
+    fingerprint: str
+    dataset: str
+    rules: PackingRules
+    files: tuple[File, ...]
+    own: int
+    tokens: int
+    sources: Mapping[str, tuple[str, int]]
+    card: Mapping[str, str]
+    stores_weights: bool
+    weighted: bool
+    stretches: Mapping[str, StreamStretch] | None = None
+    splits: "NDArray[np.int8] | None" = None
+    planned: SplitPlan | None = None
+
+
+def pack_group(task: PackGroupTask) -> Part:
+    """Pack one group; the part names its shards in `facts["shards"]`, with a file and a lineage file each."""
+    store = Store(task.root)
+    with _read_group(task, store) as (tokens, lengths):
+        own = int(lengths.first_rows[task.own])
+        plans = _plan_group(task, lengths, own)
+        surplus = np.flatnonzero(lengths.splits[:own] == SURPLUS_CODE)
+        left = find_left_out(lengths, plans, surplus)
+        writer = ShardWriter(
+            store=store,
+            folder=f"{task.folder}/parts/{task.fingerprint}",
+            tokens=tokens,
+            dataset=task.dataset,
+            sources=task.sources,
+            card=task.card,
+            packing=task.rules.packing,
+        )
+        per_shard = max(1, SHARD_TOKENS // task.rules.seq_len)
+        shards = [one for plan in plans for one in writer.write_split(plan.split, plan.plan, per_shard)]
+        expected = sum(hash_planned_segments(tokens, plan.plan, task.rules.packing) for plan in plans)
+        files = _write_side_files(task, store, tokens, lengths, left, own)
+    back = [read_back(store, one.shard, one.segments) for one in shards]
+    facts = {
+        "tokens": int(lengths.tokens[:own].sum()),
+        "shards": [one.facts for one in shards],
+        "expected": f"{expected % native.HASH_MODULUS:032x}",
+        "found": f"{sum(value for _, value in back) % native.HASH_MODULUS:032x}",
+        "damaged": sum(damaged for damaged, _ in back),
+        **_count_group(task, lengths, plans, left, own),
+    }
+    named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
+    lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}
+    return Part(task.fingerprint, named | lineage | files, facts)
+
+
+def is_intact(part: Part) -> bool:
+    """Whether what was read back is what was to be written; later builds do not reuse other groups."""
+    return not part.facts["damaged"] and part.facts["expected"] == part.facts["found"]
+
+
+def _plan_group(task: PackGroupTask, lengths: ExampleLengths, own: int) -> list[SplitPlan]:
+    if task.planned is not None:
+        return [task.planned]
+    plans: list[SplitPlan] = []
+    for code, split in enumerate(SPLITS):
+        if code == VALIDATION_CODE and task.splits is not None:
+            continue
+        numbers = np.flatnonzero(lengths.splits == code)
+        if not len(numbers) or numbers[0] >= own:
+            continue
+        if task.stretches is None:
+            plans.append(plan_split(task.rules, lengths, split, numbers))
+        else:
+            plans.append(plan_stretch(task.rules, lengths, split, numbers, task.stretches[split]))
+    return plans
+
+
+# ── Examples in memory, or mapped ──────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _read_group(task: PackGroupTask, store: Store) -> Generator[tuple[GroupTokens, ExampleLengths]]:
+    if task.tokens <= IN_MEMORY_TOKENS:
+        yield _load_examples(task, store, None)
+        return
+    local = Path(store.path(task.folder)) if store.is_local else None
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=local) as folder:
+        yield _load_examples(task, store, Path(folder))
+
+
+def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> tuple[GroupTokens, ExampleLengths]:
+    ids = _make_array(scratch, "ids", np.int32, task.tokens)
+    mask = _make_array(scratch, "mask", np.bool_, task.tokens)
+    weights = _make_array(scratch, "weights", np.float32, task.tokens) if task.weighted else None
+    small: list[pa.Table] = []
+    at = 0
+    for file in task.files:
+        table = store.table(
+            file, [*_SMALL_COLUMNS, *_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ())]
+        )
+        small.append(table.select(_SMALL_COLUMNS))
+        flat = _flatten(table, "input_ids")
+        end = at + len(flat)
+        ids[at:end] = flat
+        mask[at:end] = _flatten(table, "loss_mask")
+        if weights is not None:
+            # Examples of a dataset without loss weights weigh 1 where the mask is true.
+            weights[at:end] = _flatten(table, WEIGHT_COLUMN if task.stores_weights else "loss_mask")
+        at = end
+    assert at == task.tokens, (at, task.tokens)
+    columns = pa.concat_tables(small)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
+    tokens = GroupTokens(ids, mask, weights, offsets, columns.column("example_id").combine_chunks())
+    return tokens, _make_group_lengths(task, columns, [table.num_rows for table in small], tokens)
+
+
+_SMALL_COLUMNS = ("example_id", "tokens", "trained_tokens", "split")
+
+_TOKEN_COLUMNS = ("input_ids", "loss_mask")
+
+
+def _make_group_lengths(
+    task: PackGroupTask, columns: pa.Table, counts: list[int], tokens: GroupTokens
+) -> ExampleLengths:
+    firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+    def read_column(part: int, name: str) -> pa.Array:
+        first, end = int(firsts[part]), int(firsts[part + 1])
+        if name == "example_id":
+            return tokens.example_ids.slice(first, end - first)
+        cut = tokens.offsets[first : end + 1]
+        return pa.ListArray.from_arrays(
+            pa.array((cut - cut[0]).astype(np.int32)), pa.array(tokens.mask[cut[0] : cut[-1]])
+        )
+
+    lengths = make_lengths(columns, counts, read_column)
+    if task.splits is None:
+        return lengths
+    return ExampleLengths(lengths.tokens, lengths.trained, task.splits, lengths.first_rows, read_column)
+
+
+def _make_array(scratch: Path | None, name: str, dtype: Any, size: int) -> "NDArray[Any]":
+    if scratch is None or not size:
+        return np.empty(size, dtype)
+    return np.memmap(scratch / name, dtype, "w+", shape=(size,))
+
+
+def _flatten(table: pa.Table, name: str) -> "NDArray[Any]":
+    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+# ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
+
+
+def _write_side_files(
+    task: PackGroupTask, store: Store, tokens: GroupTokens, lengths: ExampleLengths, left: LeftOutExamples, own: int
+) -> dict[str, File]:
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    files: dict[str, File] = {}
+    if len(left.examples):
+        table = _tabulate_left_out(tokens, lengths, left)
+        files["left_out"] = part_files.write_parquet(store, f"{at}/left_out.parquet", table)
+    if task.splits is not None and task.planned is None:
+        held = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
+        if len(held):
+            files["held"] = part_files.write_parquet(store, f"{at}/held.parquet", tokens.take(held, lengths.trained))
+    return files
+
+
+def _tabulate_left_out(tokens: GroupTokens, lengths: ExampleLengths, left: LeftOutExamples) -> pa.Table:
+    names: list[str] = tokens.example_ids.take(pa.array(left.examples)).to_pylist()
+    row_ids = [name.rsplit("#", 1)[0] for name in names]
+    fates = [list(column) for column in zip(*left.fates, strict=True)]
+    return pa.table([names, row_ids, *fates, left.tokens, lengths.tokens[left.examples]], schema=LEFT_OUT)
+
+
+# ── Counts ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _count_group(
+    task: PackGroupTask, lengths: ExampleLengths, plans: Sequence[SplitPlan], left: LeftOutExamples, own: int
+) -> dict[str, Any]:
+    fates = Counter(f"{state}/{reason}" for _, state, reason in left.fates)
+    splits = lengths.splits[:own]
+    # What is set aside is counted by the group that packs it.
+    entered = splits != SURPLUS_CODE
+    if task.splits is not None and task.planned is None:
+        entered &= splits != VALIDATION_CODE
+    tails = sum(
+        min(int(lengths.trained[number]), tokens)
+        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
+        if state == "tail"
+    )
+    counted = entered | (splits == SURPLUS_CODE)
+    return {
+        "tokens_read": int(lengths.tokens[:own][counted].sum()),
+        "examples": int(counted.sum()),
+        "entered": [int(entered.sum()), int(lengths.trained[:own][entered].sum())],
+        "rejected": sum(count for fate, count in fates.items() if fate.startswith(f"{REJECTED}/")),
+        "trained_lost": sum(one.trained_lost for one in plans) + tails,
+        "left_out": dict(sorted(fates.items())),
+        "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
+        "unlimited": sum(_count_unlimited(task.rules, one) for one in plans),
+        "fill": _count_fills(task.rules, plans),
+    }
+
+
+def _count_unlimited(rules: PackingRules, one: SplitPlan) -> int:
+    """Return the number of sequences if one could have any number of segments."""
+    if rules.strategy != "best_fit" or rules.packing.segment_limit is None:
+        return one.plan.sequences
+    return count_best_fit(one.plan.ranges[:, 1], rules.seq_len)
+
+
+def _count_fills(rules: PackingRules, plans: Sequence[SplitPlan]) -> list[int]:
+    fills = np.concatenate([one.plan.tokens for one in plans] or [np.empty(0, np.int64)]) / rules.seq_len
+    counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
+    return [int(count) for count in counts]

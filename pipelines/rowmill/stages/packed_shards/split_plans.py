@@ -1,0 +1,216 @@
+"""Lengths of examples → the plan of a split: slices, sequences, and what is in none.
+
+What belongs here: which examples a split has, what of each is packed, the plan. What does not: the planner
+(`packing/plan.py`), which examples are planned together (`group_tasks.py`), tokens (`pack_group.py`).
+
+    tokens, splits ─► slices, those without a target rejected ─► plan
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints
+from rowmill.packing import plan as packing
+from rowmill.packing import slicing
+from rowmill.packing.groups import StreamStretch
+from rowmill.packing.layout import SequencePlan
+from rowmill.packing.options import Packing, Strategy
+from rowmill.packing.slicing import ExampleSlices
+from rowmill.schema.ledger import KEPT, REJECTED
+from rowmill.schema.rows import RowKind
+
+SPLITS = ("train", "validation", "test")
+
+SURPLUS_CODE = -1
+"""The split of an example whose group was held out and whose sequence was not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackingRules:
+    """Everything of a recipe that decides a plan."""
+
+    packing: Packing
+    row_kind: RowKind
+    seq_len: int
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy for the dataset's rows."""
+        return self.packing.strategy_for(self.row_kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleLengths:
+    """The columns of examples that planning reads, and the number of each part's first example.
+
+    tokens, trained int64[N] · splits int8[N], indices in `SPLITS` · first_rows int64[P + 1]. `read_column` returns a
+    column of part p, which is read for examples that are cut.
+    """
+
+    tokens: Ints
+    trained: Ints
+    splits: NDArray[np.int8]
+    first_rows: Ints
+    read_column: Callable[[int, str], pa.Array]
+
+    def find_part(self, numbers: "Ints | int") -> Any:
+        """Return the part of some examples, by their numbers."""
+        return np.searchsorted(self.first_rows, numbers, "right") - 1
+
+    def name(self, number: int) -> str:
+        """Return an example's id."""
+        part = int(self.find_part(number))
+        return str(self.read_column(part, "example_id")[number - int(self.first_rows[part])].as_py())
+
+
+def make_lengths(columns: pa.Table, counts: "list[int]", read_column: Callable[[int, str], pa.Array]) -> ExampleLengths:
+    """Return the lengths of parts with `counts` examples each, from their columns, joined."""
+    return ExampleLengths(
+        tokens=columns.column("tokens").to_numpy().astype(np.int64),
+        trained=columns.column("trained_tokens").to_numpy().astype(np.int64),
+        splits=pc.index_in(columns.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
+        first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
+        read_column=read_column,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitPlan:
+    """A split's plan; `plan.examples` number examples over all splits. `rejected` are examples by reason.
+
+    `left` int64 are the tokens of `numbers` that are in no sequence.
+    """
+
+    split: str
+    plan: SequencePlan
+    numbers: Ints
+    left: Ints
+    rejected: dict[str, Ints] = field(default_factory=dict[str, Ints])
+    trained_lost: int = 0
+    """Trained tokens of its examples that were cut off or dropped for their length."""
+
+
+def plan_split(rules: PackingRules, lengths: ExampleLengths, split: str, numbers: Ints) -> SplitPlan:
+    """Plan some examples, by their numbers over all splits.
+
+    Raises
+    ------
+    ContextOverflowError
+        If one is longer than a sequence and `packing.slice_strategy` is `error`.
+
+    """
+    pieces, rejected, trained_lost = slice_examples(rules, lengths, numbers)
+    plan = packing.plan_slices(
+        pieces,
+        limit=rules.seq_len,
+        strategy=rules.strategy,
+        max_segments=rules.packing.segment_limit,
+        tail=rules.packing.tail,
+    )
+    left = packing.count_left_out_tokens(plan, lengths.tokens[numbers])
+    return SplitPlan(split, _renumber(plan, numbers), numbers, left, rejected, trained_lost)
+
+
+def plan_stretch(
+    rules: PackingRules, lengths: ExampleLengths, split: str, numbers: Ints, stretch: StreamStretch
+) -> SplitPlan:
+    """Plan a stretch of joined documents: the examples of a group, and of the following parts as far as needed."""
+    own = lengths.tokens[numbers]
+    plan = packing.plan_stream(own, rules.seq_len, stretch.begin, stretch.end)
+    ends = np.cumsum(own)
+    left = np.minimum(ends, stretch.left_until) - np.maximum(ends - own, stretch.end)
+    return SplitPlan(split, _renumber(plan, numbers), numbers, np.maximum(left, 0))
+
+
+def _renumber(plan: SequencePlan, numbers: Ints) -> SequencePlan:
+    return SequencePlan(plan.sequence_offsets, numbers[plan.examples], plan.ranges)
+
+
+def slice_examples(
+    rules: PackingRules, lengths: ExampleLengths, numbers: Ints
+) -> tuple[ExampleSlices, dict[str, Ints], int]:
+    """Return the pieces to pack (numbered within `numbers`), the rejected examples, and the trained tokens lost."""
+    own = lengths.tokens[numbers]
+    if rules.strategy == "concat":
+        return slicing.keep_examples_whole(own), {}, 0
+    pieces = slicing.slice_too_long(
+        own,
+        rules.seq_len,
+        rules.packing.slice_strategy_for(rules.row_kind),
+        name_of=lambda i: lengths.name(int(numbers[i])),
+    )
+    # What was not cut had its targets counted when it was tokenized.
+    was_cut = pieces.lengths < own[pieces.examples]
+    trains = np.ones(len(pieces.examples), np.bool_)
+    targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
+    trains[was_cut] = targets > 0
+    kept = slicing.keep_pieces(pieces, trains)
+    untrained = np.setdiff1d(pieces.examples[~trains], kept.examples)
+    trained = lengths.trained[numbers]
+    left = np.bincount(pieces.examples[was_cut], weights=targets, minlength=len(own)).astype(np.int64)
+    cut = np.unique(pieces.examples[was_cut])
+    lost = int(np.maximum(trained[cut] - left[cut], 0).sum()) + int(trained[pieces.dropped].sum())
+    return kept, {"overlong": numbers[pieces.dropped], "no_loss_tokens": numbers[untrained]}, lost
+
+
+def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices, wanted: Ints) -> Ints:
+    """Count the targets of some pieces; the masks are read part by part, and only of parts that have such pieces."""
+    examples = numbers[pieces.examples[wanted]]
+    which = lengths.find_part(examples)
+    counts = np.zeros(len(wanted), np.int64)
+    for part in np.unique(which).tolist():
+        here = which == part
+        masks: Any = lengths.read_column(part, "loss_mask")
+        mine = ExampleSlices(
+            examples[here] - lengths.first_rows[part],
+            pieces.starts[wanted[here]],
+            pieces.lengths[wanted[here]],
+            np.empty(0, np.int64),
+        )
+        offsets = np.asarray(masks.offsets, np.int64)
+        flags: Bools = masks.flatten().to_numpy(zero_copy_only=False)
+        counts[here] = slicing.count_piece_targets(mine, flags, offsets - offsets[0])
+    return counts
+
+
+# ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeftOutExamples:
+    """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
+
+    examples: Ints
+    tokens: Ints
+    fates: list[tuple[str, str, str]]
+
+
+def find_left_out(lengths: ExampleLengths, plans: "list[SplitPlan]", surplus: Ints) -> LeftOutExamples:
+    """Find the examples with tokens in no sequence, and the state of each; `surplus` were held out and not needed."""
+    fates: list[tuple[str, str, str]] = []
+    numbers: list[Ints] = []
+    tokens: list[Ints] = []
+    for one in plans:
+        reasons = {number: reason for reason, some in one.rejected.items() for number in some.tolist()}
+        here = np.flatnonzero(one.left)
+        numbers.append(one.numbers[here])
+        tokens.append(one.left[here])
+        for number, left in zip(numbers[-1].tolist(), tokens[-1].tolist(), strict=True):
+            if left < lengths.tokens[number]:
+                fates.append((one.split, KEPT, ""))
+            else:
+                # Only concat leaves whole documents out without rejecting them.
+                is_rejected = number in reasons
+                fates.append((one.split, REJECTED, reasons[number]) if is_rejected else (one.split, "tail", ""))
+    numbers.append(surplus)
+    tokens.append(lengths.tokens[surplus])
+    fates += [("", "validation_surplus", "")] * len(surplus)
+    joined = np.concatenate(numbers)
+    order = np.argsort(joined, kind="stable")
+    return LeftOutExamples(joined[order], np.concatenate(tokens)[order], [fates[i] for i in order.tolist()])

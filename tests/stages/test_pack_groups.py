@@ -1,0 +1,179 @@
+"""Pack groups in whole builds: what one holds, what new rows change, and what does not depend on groups."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rowmill.packing.plan import plan_best_fit
+from rowmill.stages.packed_shards import pack_group
+from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document
+
+TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+SEQ_LEN = 256
+ROWS_OF_A_FILE = 320
+"""So many rows are a part of their own: some 90 KiB."""
+
+
+def rows_of_file(number: int, kind: str = "chat") -> list[dict[str, Any]]:
+    first = number * ROWS_OF_A_FILE
+    if kind == "text":
+        return [document(first + i, words=60 + (first + i) % 23) for i in range(ROWS_OF_A_FILE)]
+    return [chat(first + i, words=10 + (first + i) % 31) for i in range(ROWS_OF_A_FILE)]
+
+
+def road_of(folder: Path, files: list[int], kind: str = "chat", **options: Any) -> Road:
+    road = Road(folder)
+    urls = [road.write(f"{number:03d}.jsonl", rows_of_file(number, kind)) for number in files]
+    groups = {"packing": options.pop("packing", {}), "splits": options.pop("splits", {"validation": 0})}
+    dataset = {"source": {"train_urls": urls}, "format": {"chat": CHAT, "text": TEXT}[kind], **groups}
+    return road.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}, **options)
+
+
+def packed(road: Road) -> Built:
+    return road.build(only=TO_SHARDS)
+
+
+def facts(built: Built) -> dict[str, Any]:
+    return built.manifest("rows", "packed_shards").facts
+
+
+def shards(built: Built) -> list[str]:
+    """Return the digests of all shards, in order."""
+    return [file.digest for file in built.manifest("rows", "packed_shards").files("shard")]
+
+
+def sequences(built: Built, split: str = "train") -> list[tuple[Any, ...]]:
+    parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
+    rows = [row for part in parts for row in built.project.store.table(part.files["shard"]).to_pylist()]
+    return [(row["example_ids"], row["starts"], row["input_ids"], row["labels"]) for row in rows]
+
+
+def left_out(built: Built) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in built.rows_of("rows", "packed_shards", file="left_out"))
+
+
+SMALL_GROUPS = {"group_tokens": 40_000}
+
+TEN_FILES = list(range(10))
+
+GROUPED: dict[str, Any] = {"packing": SMALL_GROUPS, "splits": {"validation": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Road, Built]:
+    road = road_of(
+        tmp_path_factory.mktemp("grouped"), list(range(10)), packing=SMALL_GROUPS, splits={"validation": 0.1}
+    )
+    return road, packed(road)
+
+
+def test_every_example_is_in_one_group_whole(grouped: tuple[Road, Built]) -> None:
+    _, built = grouped
+    shown = Counter(name for split in ("train", "validation") for row in sequences(built, split) for name in row[0])
+
+    assert facts(built)["pack_groups"] > 2
+    assert shown == Counter(row["example_id"] for row in built.examples())
+    assert (facts(built)["conservation"], facts(built)["shard_digests"], facts(built)["tokens_left_out"]) == (0, 0, 0)
+
+
+def test_sequences_are_numbered_over_the_groups_of_a_split(grouped: tuple[Road, Built]) -> None:
+    _, built = grouped
+    for split in ("train", "validation"):
+        parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
+        counts = [part.facts["sequences"] for part in parts]
+
+        assert len(parts) > 1
+        assert [part.facts["first_sequence"] for part in parts] == [sum(counts[:i]) for i in range(len(counts))]
+
+
+def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Road, Built], tmp_path: Path) -> None:
+    _, before = grouped
+    road = road_of(tmp_path, TEN_FILES, **GROUPED)
+    first = packed(road)
+    second = packed(road_of(tmp_path, [*TEN_FILES, 10], **GROUPED))
+    report = second.report("rows", "packed_shards")
+
+    assert shards(first) == shards(before)
+    # A shard of train and one of validation.
+    assert len(set(shards(first)) - set(shards(second))) <= 2
+    assert report.parts_reused >= facts(first)["pack_groups"] - 1
+
+
+def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Road, Built], tmp_path: Path) -> None:
+    _, before = grouped
+    without = [number for number in range(10) if number != 1]
+    after = packed(road_of(tmp_path, without, **GROUPED))
+
+    assert shards(after) != shards(before)
+    assert set(shards(after)) & set(shards(before))
+    assert shards(after)[-1] == shards(before)[-1]
+
+
+def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:
+    built = packed(road_of(tmp_path, [0, 1, 2]))
+    lengths = np.array([row["tokens"] for row in built.examples()])
+    names = [row["example_id"] for row in built.examples()]
+    plan = plan_best_fit(lengths, SEQ_LEN, None)
+
+    assert facts(built)["pack_groups"] == 1
+    assert [row[0] for row in sequences(built)] == [
+        [names[i] for i in plan.examples[plan.sequence_offsets[s] : plan.sequence_offsets[s + 1]]]
+        for s in range(plan.sequences)
+    ]
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop"])
+@pytest.mark.parametrize("splits", [{"validation": 0}, {"validation": 0.2, "test": 0.1}], ids=["train", "three splits"])
+def test_joined_documents_do_not_depend_on_groups(tmp_path: Path, tail: str, splits: dict[str, Any]) -> None:
+    options = {"pack_strategy": "concat", "tail": tail}
+    files = list(range(6))
+    one = packed(road_of(tmp_path / "one", files, "text", packing=options, splits=splits))
+    many = packed(road_of(tmp_path / "many", files, "text", packing=options | {"group_tokens": 20_000}, splits=splits))
+
+    assert facts(many)["pack_groups"] > 2 > facts(one)["pack_groups"]
+    for split in ("train", "validation", "test"):
+        assert sequences(many, split) == sequences(one, split)
+    assert left_out(many) == left_out(one)
+    groups = facts(many).pop("pack_groups"), facts(one).pop("pack_groups")
+    assert groups[0] != groups[1]
+    assert facts(many) == facts(one)
+    assert many.manifest("rows", "packed_shards").ledger == one.manifest("rows", "packed_shards").ledger
+
+
+def test_validation_by_number_does_not_depend_on_groups(tmp_path: Path) -> None:
+    held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 7}}, "splits": {}}
+    one = packed(road_of(tmp_path / "one", list(range(6)), **held))
+    many = packed(road_of(tmp_path / "many", list(range(6)), packing=SMALL_GROUPS, **held))
+
+    assert facts(many)["pack_groups"] > 3
+    assert len(sequences(many, "validation")) == 7
+    assert sequences(many, "validation") == sequences(one, "validation")
+    assert left_out(many) == left_out(one)
+    trained = [Counter(name for row in sequences(built) for name in row[0]) for built in (one, many)]
+    assert trained[0] == trained[1]
+
+
+def test_mapped_tokens_give_the_same_shards(
+    grouped: tuple[Road, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, before = grouped
+    monkeypatch.setattr(pack_group, "IN_MEMORY_TOKENS", 0)
+    mapped = packed(road_of(tmp_path, TEN_FILES, **GROUPED))
+
+    assert shards(mapped) == shards(before)
+    assert not list((tmp_path / ".rowmill").rglob("scratch-*"))
+
+
+def test_moved_file_has_its_new_name_in_the_lineage(grouped: tuple[Road, Built], tmp_path: Path) -> None:
+    road = road_of(tmp_path, [0, 1], packing=SMALL_GROUPS)
+    packed(road)
+    (tmp_path / "data" / "000.jsonl").rename(tmp_path / "data" / "moved.jsonl")
+    urls = ["data/moved.jsonl", "data/001.jsonl"]
+    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": SMALL_GROUPS, "splits": {"validation": 0}}
+    again = packed(road.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}))
+
+    found = {row["source"] for row in again.rows_of("rows", "packed_shards", file="segments")}
+    assert found == set(urls)

@@ -21,7 +21,6 @@ LONG_FUNCTION_SHARE = 0.1
 
 LONG_MODULES = {
     "rowmill/stages/tokenized_examples/text_examples.py": "its one class",
-    "rowmill/stages/canonical_rows/typed_records.py": "two builders of typed records that share each step on a cell",
 }
 LONG_CLASS_REASON = f"more than {CLASS_LINES} lines"
 """What the docstring of a longer class says before the reason."""

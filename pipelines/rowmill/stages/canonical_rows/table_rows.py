@@ -11,7 +11,7 @@ parts there are and what is decided over all of them (`table_schema.py`).
 A row's `record` is its lossless text without the line end. Its content, and the group that it is in, are told by what
 the source wrote, not by the contract: no type that a column gets moves a row to another split.
 
-Rows are made column by column, each distinct cell or value read once (`typed_records.py`).
+Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_value_columns.py`).
 """
 
 import hashlib
@@ -40,17 +40,9 @@ from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_spli
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
-from rowmill.stages.canonical_rows.typed_records import (
-    ABSENT,
-    CellRowBuilder,
-    ColumnValues,
-    MismatchLog,
-    TypedColumns,
-    ValueColumnBuilder,
-    join_members,
-    resolve_column_roles,
-    split_columns,
-)
+from rowmill.stages.canonical_rows.typed_cells import CellRowBuilder
+from rowmill.stages.canonical_rows.typed_records import MismatchLog, TypedColumns, join_members, resolve_column_roles
+from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValues, ValueColumnBuilder, split_columns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json

@@ -18,7 +18,7 @@ from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
-from rowmill.stages.tokenized_examples.text_examples import (
+from rowmill.stages.tokenized_examples.conversation_encoding import (
     decode_conversations,
     hide_control_strings,
     show_control_strings,

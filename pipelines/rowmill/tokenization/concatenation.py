@@ -1,7 +1,7 @@
 """Build the examples of pairs and documents by concatenating token columns, each encoded for a whole batch.
 
 What belongs here: splitting, making and concatenating columns. What does not: which columns a kind of row has
-(`text_examples.py`), truncating the result (`token_truncation.py`).
+(`plain_text_examples.py`), truncating the result (`token_truncation.py`).
 
     bos      1       1
     input    5 6     -         row 0: 1 5 6 7 2

@@ -2,7 +2,7 @@
 
 What belongs here: character or byte ranges → token masks and spans, for a whole batch at once; one example as views
 into its batch. What does not: where the ranges come from (`conversation/masking/`), examples as columns
-(`example_columns.py`), how rows become texts (`text_examples.py`).
+(`example_columns.py`), how rows become texts (`conversation_encoding.py`).
 
     pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
     spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it

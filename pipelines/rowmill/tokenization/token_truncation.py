@@ -1,7 +1,7 @@
 """Cut the tokens of one example, or prepend a BOS: ids, mask, weights and spans together, counting removed tokens.
 
 What belongs here: cuts of one example. What does not: truncating a conversation by its structure
-(`conversation/truncation.py`), when to cut (`text_examples.py`).
+(`conversation/truncation.py`), when to cut (`example_length.py`).
 """
 
 from dataclasses import replace

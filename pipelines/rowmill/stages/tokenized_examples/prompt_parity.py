@@ -1,8 +1,8 @@
 r"""Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
 
-What belongs here: comparing one conversation's generation prompt, encoded alone, with the ids of the training example.
-What does not: choosing the rows to compare (`text_examples.py`), whether the template prints the prompt before the
-answer at all (`TemplateContract.prompt_match`).
+What belongs here: choosing conversations, and comparing the generation prompt of each, encoded alone, with the ids of
+its training example. What does not: whether the template prints the prompt before the answer at all
+(`TemplateContract.prompt_match`).
 
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
@@ -12,12 +12,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rowmill.conversation.masking import Masker, needs_plain_check
 from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.core.arrays import Tokens
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, decode_conversations
+from rowmill.tokenization.example_encoding import TokenizationCounts
+
+
+def compare_prompts(table: pa.Table, steps: ConversationEncoder, counts: TokenizationCounts) -> None:
+    """Encode the generation prompts of some conversations alone, as a server does, and compare."""
+    rows = table.filter(pc.equal(table.column("kind"), "conversation"))
+    # A control string in a row's text is encoded differently on purpose; `control_strings` counts such rows.
+    rows = rows.filter(pa.array(~steps.control.find_rows(rows)))
+    chosen = choose_rows(rows.column("content_hash").to_pylist(), steps.dataset.template.verify_render)
+    rows = rows.take(pa.array(chosen, pa.int64()))
+    names: list[str] = rows.column("row_id").to_pylist()
+    printed = (
+        print_prompt(row_id, steps.inline_reasoning(steps.limit_reasoning(one)), steps.printer, steps.masker)
+        for row_id, one in zip(names, decode_conversations(rows), strict=True)
+    )
+    pairs = [one for one in printed if one is not None]
+    # Counted separately, because these rows were already counted.
+    examples = steps.encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
+    prompts = steps.encode_prompts([one.prompt for one in pairs])
+    for one, example, prompt in zip(pairs, examples, prompts, strict=True):
+        if not isinstance(example, Rejected):
+            counts.prompts_compared += 1
+            counts.prompts_that_differ += [] if begins_with(example.ids, prompt) else [one.row_id]
 
 
 def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:

@@ -1,0 +1,87 @@
+"""Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row.
+
+What belongs here: the order of these steps for a batch of conversations, and their outcomes. What does not: a step
+(`conversation_encoding.py`), rows with only roles and contents, which are built as a batch (`fast_path.py`).
+
+    render ─► mask ─► encode ─► too long? truncate, and again ─► Example
+"""
+
+import pyarrow as pa
+
+from rowmill.core.errors import ConfigError
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Rejected
+from rowmill.stages.tokenized_examples.conversation_encoding import (
+    ConversationEncoder,
+    decode_conversations,
+    hide_control_strings,
+    show_control_strings,
+)
+from rowmill.stages.tokenized_examples.conversation_shortening import ConversationShortener, RenderedCandidate
+from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
+from rowmill.tokenization.control_tokens import has_changed_placeholder
+from rowmill.tokenization.example_encoding import TokenizationCounts
+
+
+class ConversationExampleBuilder:
+    """Builds the examples of one dataset's conversations."""
+
+    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None:
+        """Store the steps of a conversation."""
+        self._steps = steps
+        self._shortener = ConversationShortener(steps, limit)
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row: one, or one per turn that the template prints otherwise while it is last."""
+        decoded = decode_conversations(rows)
+        controlled = self._steps.control.find_rows(rows)
+        candidates: list[RenderedCandidate] = []
+        outcomes: list[RowOutcome] = [[] for _ in decoded]
+        for place, conversation in enumerate(decoded):
+            rendered = self._render_candidates(place, conversation, bool(controlled[place]), counts)
+            if isinstance(rendered, Rejected):
+                outcomes[place] = rendered
+            else:
+                candidates.extend(rendered)
+        encoded = self._steps.encode_masked(
+            [one.masked for one in candidates], [one.ordinary for one in candidates], counts
+        )
+        for candidate, example in zip(candidates, encoded, strict=True):
+            held = outcomes[candidate.place]
+            if isinstance(held, Rejected):
+                continue
+            if isinstance(example, Rejected):
+                outcomes[candidate.place] = example
+                continue
+            fitted = self._shortener.fit_to_limit(candidate, example, counts)
+            outcomes[candidate.place] = fitted if isinstance(fitted, Rejected) else [*held, *fitted]
+        return outcomes
+
+    def _render_candidates(
+        self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
+    ) -> list[RenderedCandidate] | Rejected:
+        placeholders: dict[str, str] = {}
+        before, control = conversation, self._steps.control
+        policy = self._steps.dataset.template.control_tokens
+        if controlled and policy != "allow":
+            if policy == "reject":
+                return Rejected("control_token_in_content", "the row's text holds a control string")
+            try:
+                conversation, placeholders = hide_control_strings(conversation, control)
+            except ConfigError as error:
+                # The control token has one character and the row uses every letter and digit: no placeholder is free.
+                return Rejected("control_token_in_content", str(error))
+        if controlled:
+            counts.add_control_strings(control, before)
+        conversation = self._steps.limit_reasoning(conversation)
+        candidates: list[RenderedCandidate] = []
+        for one, only in self._steps.masker.split_turns(conversation):
+            masked = self._steps.mask(one, only=only)
+            if isinstance(masked, Rejected):
+                return masked
+            if has_changed_placeholder(masked.text, placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            counts.add_dropped(masked.dropped)
+            masked, ordinary = show_control_strings(masked, placeholders)
+            candidates.append(RenderedCandidate(place, one, only, placeholders, masked, ordinary))
+        return candidates

@@ -21,6 +21,12 @@ CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜
 """How templates write control tokens: `<|…|>`, `<|…>` and `<…|>`."""
 
 
+def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
+    """Return the control token that begins a text after white space; empty if there is none."""
+    start = text.lstrip()
+    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedConversation(RenderedText):
     """A rendered conversation with everything read from its marks.

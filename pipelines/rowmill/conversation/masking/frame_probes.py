@@ -21,7 +21,7 @@ from rowmill.conversation.masking.template_frames import (
     cut_at_last_token,
     find_common_end,
     find_common_start,
-    find_first_token,
+    find_opening_token,
     get_call_ids,
     measure_json_closing,
     normalize_inner_text,
@@ -359,7 +359,7 @@ class FrameLearner:
             return ending
         if role in self._roles:
             return ending
-        token = find_first_token(after[len(ending) :], self._tokens)
+        token = find_opening_token(after[len(ending) :], self._tokens)
         if kind == "assistant" and role == "user" and token and not (last or "").strip():
             self._next_header_ends = True
         return ending + token

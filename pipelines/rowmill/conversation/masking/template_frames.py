@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from rowmill.conversation.template_contract import CONTROL_TAG_PATTERN
+from rowmill.conversation.template_contract import CONTROL_TAG_PATTERN, find_first_control_token
 from rowmill.schema.rows import Message
 
 _DIGITS = re.compile(r"\d+")
@@ -251,12 +251,11 @@ def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:
     return count
 
 
-def find_first_token(text: str, control_tokens: tuple[str, ...]) -> str:
-    """Return the control token that begins a text, with the white space before it; empty if there is none."""
+def find_opening_token(text: str, control_tokens: tuple[str, ...]) -> str:
+    """Return the control token or tag that begins a text, with the white space before it; empty if there is none."""
     start = text.lstrip()
-    token = max((token for token in control_tokens if token and start.startswith(token)), key=len, default="")
     written = re.match(CONTROL_TAG_PATTERN, start)
-    token = token or (written.group() if written else "")
+    token = find_first_control_token(start, control_tokens) or (written.group() if written else "")
     return text[: len(text) - len(start)] + token if token else ""
 
 

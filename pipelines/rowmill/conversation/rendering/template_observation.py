@@ -26,7 +26,7 @@ from rowmill.conversation.rendering.probes import (
     probe_argument_forms,
     shows_text,
 )
-from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior, find_first_control_token
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
 
@@ -141,12 +141,6 @@ def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_toke
 def _choose_end(ends: Mapping[str, Any], eos: str) -> str:
     """Return the end of an assistant's turn, printed or appended."""
     return str(ends.get("finish") or eos)
-
-
-def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
-    """Return the control token that begins a text after white space; empty if there is none."""
-    start = text.lstrip()
-    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,9 +245,9 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
 
     asked = f"Generate a JSONL dataset with the following columns:  {columns}"
-    assert smol.generation_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
-    assert qwen.generation_text == f"<|im_start|>user\n {asked} \n assistant\n<|im_start|>"
-    assert tiny.generation_text == f"<s>[INST] {asked} [/INST]</s><s>"
+    assert smol.prompt_text + smol.bos_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
+    assert qwen.prompt_text + qwen.bos_text == f"<|im_start|>user\n {asked} \n assistant\n<|im_start|>"
+    assert tiny.prompt_text + tiny.bos_text == f"<s>[INST] {asked} [/INST]</s><s>"
     assert (tiny.prompt_ids[0], tiny.prompt_ids[-1]) == (1, 2)
     assert (qwen.prompt_ids[0], qwen.eos_id) == (151644, 151645)
 

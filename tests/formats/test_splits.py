@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, canonical_json
 from rowmill.formats import splits
 from rowmill.formats.splits import Splits, Splitter, compute_boundaries
 from rowmill.schema.rows import Rejected
@@ -26,28 +27,32 @@ def in_time(gap: object = 0, **boundaries: object) -> Splitter:
     return splitter(time_key="when", boundaries=boundaries, gap=gap)
 
 
+def split_of_group(decide: Splitter, value: Json) -> object:
+    """Decide for a group's value as a row's `group_key` holds it: as canonical JSON."""
+    return decide(canonical_json(value).decode(), None, CONTENT)
+
+
 def test_group_split_of_twelve_groups_is_as_specified() -> None:
     decide = splitter(validation=0.1, test=0.1, group_key="user")
     decided = {f"g{i}": decide(f'"g{i}"', None, CONTENT) for i in range(12)}
 
     assert [name for name, split in decided.items() if split == "validation"] == ["g2", "g8"]
     assert [name for name, split in decided.items() if split == "test"] == ["g4"]
-    assert decided == {name: decide.assign_by_group(name) for name in decided}
 
 
 def test_group_split_with_another_seed_is_another_one() -> None:
     names = [f"g{i}" for i in range(100)]
 
-    assert [splitter(test=0.5).assign_by_group(n) for n in names] != [
-        splitter(test=0.5, seed=1).assign_by_group(n) for n in names
-    ]
+    first, second = (splitter(test=0.5, seed=seed, group_key="user") for seed in (0, 1))
+
+    assert [split_of_group(first, n) for n in names] != [split_of_group(second, n) for n in names]
 
 
 def test_group_split_keeps_typed_values_apart_and_key_order_together() -> None:
-    decide = splitter(validation=0, test=0.5)
+    decide = splitter(validation=0, test=0.5, group_key="user")
 
-    assert {decide.assign_by_group(i) == decide.assign_by_group(str(i)) for i in range(64)} == {True, False}
-    assert all(decide.assign_by_group({"a": i, "b": 1}) == decide.assign_by_group({"b": 1, "a": i}) for i in range(64))
+    assert {split_of_group(decide, i) == split_of_group(decide, str(i)) for i in range(64)} == {True, False}
+    assert all(split_of_group(decide, {"a": i, "b": 1}) == split_of_group(decide, {"b": 1, "a": i}) for i in range(64))
 
 
 def test_group_split_without_a_group_is_rejected() -> None:
@@ -60,30 +65,31 @@ def test_split_without_group_key_follows_the_content() -> None:
 
     assert [decide(str(i), None, h) for i, h in enumerate(hashes)] == [decide(None, None, h) for h in hashes]
     assert {decide(None, None, h) for h in hashes} == {"train", "validation", "test"}
-    assert decide.assign_by_content(hashes[0]) == decide.assign_by_group(hashes[0].hex())
+    grouped = splitter(validation=0.3, test=0.3, group_key="user")
+    assert [decide(None, None, h) for h in hashes] == [split_of_group(grouped, h.hex()) for h in hashes]
 
 
 @given(keys=st.lists(st.text(), max_size=50), tenths=st.tuples(st.integers(0, 4), st.integers(0, 4)))
 def test_raising_a_share_only_takes_rows_from_train(keys: list[str], tenths: tuple[int, int]) -> None:
     validation, test = tenths
-    before = splitter(validation=f"0.{validation}", test=f"0.{test}")
-    after = splitter(validation=f"0.{validation + 1}", test=f"0.{test}")
+    before = splitter(validation=f"0.{validation}", test=f"0.{test}", group_key="user")
+    after = splitter(validation=f"0.{validation + 1}", test=f"0.{test}", group_key="user")
 
     for name in keys:
-        old, new = before.assign_by_group(name), after.assign_by_group(name)
+        old, new = split_of_group(before, name), split_of_group(after, name)
         assert old == new or (old, new) == ("train", "validation")
 
 
 @pytest.mark.parametrize("share", [0, "0", 0.0])
 def test_share_of_zero_holds_nothing_out(share: object) -> None:
-    decide = splitter(validation=share, test=0)
+    decide = splitter(validation=share, test=0, group_key="user")
 
-    assert {decide.assign_by_group(i) for i in range(2000)} == {"train"}
+    assert {split_of_group(decide, i) for i in range(2000)} == {"train"}
 
 
 def test_shares_are_met_to_within_their_deviation() -> None:
-    decide = splitter(validation=0.05, test="2e-1")
-    decided = [decide.assign_by_group(i) for i in range(20_000)]
+    decide = splitter(validation=0.05, test="2e-1", group_key="user")
+    decided = [split_of_group(decide, i) for i in range(20_000)]
 
     assert abs(decided.count("validation") - 1000) < 5 * 31
     assert abs(decided.count("test") - 4000) < 5 * 57

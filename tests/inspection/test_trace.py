@@ -13,6 +13,8 @@ from rowmill.build.steps import Project
 from rowmill.cli import main
 from rowmill.inspection import sequence_trace, trace
 from rowmill.schema import manifest
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, CliProject, answer, chat, note
 
 pytestmark = FOREIGN_WARNINGS
@@ -110,7 +112,7 @@ def test_unknown_place_says_what_is_needed(built: CliProject, place: str, capsys
 def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None:
     project = built.project
     sequences = {(row["split"], row["sequence_id"]): row for row in shards(project, "notes")}
-    encoder = sequence_trace.open_shard_encoder(project, "notes")
+    encoder = Encoder(open_tokenizer(project.recipe.tokenizer_choice.name, project.base))
     for i in range(NOTES):
         [found] = trace.trace_source(project, f"notes.jsonl:{i + 1}")
         pieces = [

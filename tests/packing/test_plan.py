@@ -18,7 +18,6 @@ from rowmill.packing.layout import (
     make_labels,
     mark_targets,
     position_ids,
-    segment_ids,
 )
 from rowmill.packing.options import Packing, SliceStrategy
 from rowmill.packing.plan import (
@@ -414,10 +413,6 @@ def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: in
 
 def test_position_ids_start_again_in_each_span() -> None:
     assert position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
-
-
-def test_segment_ids_count_within_each_sequence() -> None:
-    assert segment_ids(plan_concat(np.array([3, 6]), 4, "keep")).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_attention_spans_are_segments_or_whole_sequences() -> None:

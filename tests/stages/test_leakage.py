@@ -102,6 +102,6 @@ def test_groups_of_the_specification_are_held_out_as_it_says(tmp_path: Path) -> 
 def test_hash_that_decides_is_the_one_that_carving_orders_by() -> None:
     splitter = Splitter(Splits(group_key="user", validation=0.5))
 
-    assert [splitter.assign_by_group(f"g{i}") == "validation" for i in range(50)] == [
+    assert [splitter(f'"g{i}"', None, b"") == "validation" for i in range(50)] == [
         splitter.hash_unit(f'"g{i}"', b"") < 1 << 63 for i in range(50)
     ]

@@ -27,7 +27,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, canonical_json
 from rowmill.schema.rows import Rejected
 
 Split = Literal["train", "validation", "test"]
@@ -238,18 +237,6 @@ class Splitter:
         if self._grouped and group_key is not None:
             return self.place(group_key.encode("utf-8", "surrogatepass"))
         return self.place(b'"' + content_hash.hex().encode() + b'"')
-
-    def assign_by_group(self, value: Json) -> Split:
-        """Decide for a group's value: equal values, as canonical JSON, are one group."""
-        return self.assign_by_key(canonical_json(value))
-
-    def assign_by_content(self, content_hash: bytes) -> Split:
-        """Decide for a row without a group by its content, so that exact duplicates stay together."""
-        return self.assign_by_key(b'"' + content_hash.hex().encode() + b'"')
-
-    def assign_by_key(self, key_json: bytes) -> Split:
-        """Decide for a unit whose canonical JSON is known."""
-        return self._assign_by_hash(self.place(key_json))
 
     def assign_by_time(self, value: Timestamp | None) -> Split | Rejected:
         """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.

@@ -173,18 +173,6 @@ def _load_example(lineage: Lineage, example_id: str) -> dict[str, Any]:
     return next(one for table in tables for one in filter_rows(table, "example_id", example_id))
 
 
-def open_shard_encoder(project: Project, dataset: str) -> Encoder:
-    """Open the tokenizer that a dataset's current shards were made with.
-
-    Raises
-    ------
-    IntegrityError
-        If the storage, which keeps every tokenizer that was used, no longer has it.
-
-    """
-    return _open_encoder(load_lineage(project, dataset))
-
-
 def _open_encoder(lineage: Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
     store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]

@@ -5,7 +5,6 @@ tokens (`shards/`).
 
     plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
     position_ids  0 1 2 0 1 │ 0 1 2 3
-    segment_ids   0 0 0 1 1 │ 0 0 0 0
 """
 
 from dataclasses import dataclass
@@ -64,12 +63,6 @@ def attention_spans(
 def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
     """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
     return expand_ranges(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
-
-
-def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
-    """Return the number of each token's segment in its sequence, from 0: int32[T]; the reader pads with -1."""
-    numbers = expand_ranges(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
-    return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
 
 
 def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:

@@ -90,11 +90,6 @@ class PromptFrame:
     special_tokens: tuple[str, ...]
     is_parity: bool
 
-    @property
-    def generation_text(self) -> str:
-        """The generation prompt as text."""
-        return self.prompt_text + self.bos_text
-
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON value, for the manifest: whoever generates needs it."""
         return {

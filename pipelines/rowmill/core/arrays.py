@@ -1,4 +1,4 @@
-"""NumPy array types that the engine passes around, and joining index ranges.
+"""NumPy array types that the engine passes around, offsets, and index ranges.
 
 What belongs here: aliases of array types, and functions on index arrays that several packages need. What does not:
 schemas of files (`rowmill.schema`).
@@ -7,7 +7,7 @@ schemas of files (`rowmill.schema`).
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
 """Lengths, offsets, positions and row numbers."""
@@ -23,6 +23,14 @@ Weights: TypeAlias = NDArray[np.float32]
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 """Integers of any width."""
+
+
+def compute_offsets(lengths: ArrayLike) -> Ints:
+    """Return where each of several consecutive runs begins, and where the last one ends.
+
+    lengths 2 3 ─► 0 2 5
+    """
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
 
 
 def expand_ranges(starts: Integers, lengths: Integers) -> Ints:

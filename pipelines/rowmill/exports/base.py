@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.shards.label_conventions import LabelConvention
@@ -84,7 +84,7 @@ class ExportIndex:
     @property
     def tokens(self) -> Ints:
         """Tokens per sequence."""
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
+        before = compute_offsets(self.lengths)
         return np.diff(before[self.sequence_offsets])
 
 

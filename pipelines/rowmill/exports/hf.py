@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import digest_bytes
 from rowmill.exports import native
 from rowmill.exports.base import (
@@ -35,7 +36,7 @@ from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
-from rowmill.shards.sequences import SequenceBatch, make_list_array
+from rowmill.shards.sequences import SequenceBatch
 
 UNPACKED_SCHEMA = pa.schema(
     [

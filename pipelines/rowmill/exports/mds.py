@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, RecipeSummary, WrittenFile
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
@@ -93,7 +94,7 @@ class MDS(Export):
         counts = np.diff(shape.sequence_offsets)
         is_full = shape.tokens == shape.seq_len
         kept = np.repeat(is_full, counts)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[is_full])))
+        offsets = compute_offsets(counts[is_full])
         notes = {
             "accept_untrained_as_trained": self.accept_untrained_as_trained,
             "tail_sequences": int((~is_full).sum()),

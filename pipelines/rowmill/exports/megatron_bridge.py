@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import ConfigError
+from rowmill.core.list_columns import make_list_array
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -35,7 +36,7 @@ from rowmill.exports.base import (
 )
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.sequences import SequenceBatch, make_list_array
+from rowmill.shards.sequences import SequenceBatch
 
 ROW_GROUP = 500
 PACKED_SCHEMA = pa.schema(
@@ -101,7 +102,7 @@ class MegatronBridge(Sharded):
                 "pack_size, or lower seq_len"
             )
         segments, offsets = shape.best_fit(read, size)
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(shape.lengths[segments])))
+        before = compute_offsets(shape.lengths[segments])
         return ExportLayout(self.cut(np.diff(before[offsets]), offsets, segments))
 
     def _pad_lengths(self, lengths: Ints) -> Ints:
@@ -130,7 +131,7 @@ class MegatronBridge(Sharded):
         ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
         if self.pad_segments_to is not None:
             lengths = np.diff(borders)
-            spans = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._pad_lengths(lengths))))
+            spans = compute_offsets(self._pad_lengths(lengths))
             where = np.arange(len(ids)) + np.repeat(spans[:-1] - borders[:-1], lengths)
             ids = np.full(int(spans[-1]), terms.eos_id or 0, np.int32)
             ids[where] = sequences.ids

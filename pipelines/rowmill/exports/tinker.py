@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import orjson
 
-from rowmill.core.arrays import Weights
+from rowmill.core.arrays import Weights, compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
 from rowmill.exports.export_manifest import open_export
@@ -47,10 +47,10 @@ class Tinker(Sharded):
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of segments with at least two tokens."""
         short = shape.lengths < 2
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(~short, dtype=np.int64)))
+        before = compute_offsets(~short)
         counts = np.diff(before[shape.sequence_offsets])
         kept = counts > 0
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[kept], dtype=np.int64)))
+        offsets = compute_offsets(counts[kept])
         jobs = self.cut(shape.tokens[kept], offsets, np.flatnonzero(~short))
         return ExportLayout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
 

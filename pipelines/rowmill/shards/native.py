@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
+from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
 from rowmill.shards import gather
-from rowmill.shards.sequences import make_list_array
 
 ROW_GROUP = 1024
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
@@ -76,11 +75,6 @@ class SequenceBatch:
         borders = np.append(self.offsets[:-1][begins], self.offsets[-1])
         per_sequence = np.where(self.is_open, 1, counts)
         return borders, np.concatenate((np.zeros(1, np.int64), np.cumsum(per_sequence)))
-
-
-def make_list_array(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
-    """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`."""
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
 
 # ── Out of native shards ───────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_bytes, digest_json
@@ -226,7 +226,7 @@ def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
         hashes = b"".join(work.pool.map(write_rank_scratch, tasks, size_bytes=size)) + _write_filler_scratch(
             work, targets[-1]
         )
-        first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
+        first_rows = compute_offsets([*counts, 1])
         wanted = _locate_ordered_rows(work, packed)
         ranks = [_make_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
         made = list(work.pool.map(write_rank, ranks, size_bytes=size))
@@ -252,7 +252,7 @@ def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Int
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
     rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
-    firsts = np.concatenate(([0], np.cumsum(rows)))
+    firsts = compute_offsets(rows)
     filler = order.column("filler").to_numpy(zero_copy_only=False)
     datasets = np.where(filler, 0, order.column("dataset").to_numpy())
     return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
@@ -68,7 +68,7 @@ def load_row_index(
 ) -> RowIndex:
     """Read the rows' keys of all parts; a time of day becomes seconds since its series' first midnight."""
     tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
-    first_rows = np.concatenate((np.zeros(1, np.int64), np.cumsum([one.num_rows for one in tables], dtype=np.int64)))
+    first_rows = compute_offsets([one.num_rows for one in tables])
     splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
     count = int(first_rows[-1])
     groups, keys = _number_groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowmill.core.arrays import Bools, Ints, Weights
+from rowmill.core.arrays import Bools, Ints, Weights, compute_offsets, expand_ranges
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
@@ -57,7 +57,7 @@ def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) 
         return mask.astype(np.float32)
     first, last, _ = _find_token_ranges(encoded, spans)
     sizes = last - first
-    index = np.repeat(first - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    index = expand_ranges(first, sizes)
     weights[index] = np.repeat(spans.weights, sizes)
     weights[~mask] = 0
     return weights
@@ -109,7 +109,7 @@ def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
     nonempty = counts > 0
     last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
     # The gap separates a token at the end of one text from a token at the start of the next.
-    per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
+    per_text = compute_offsets(last + 2)[:-1]
     return _TextBases(per_text, np.repeat(per_text, counts))
 
 
@@ -120,5 +120,5 @@ def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
     same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
     # Byte fallback gives several tokens the same character, so equal starts are valid.
     bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
-    counts = np.concatenate(([0], np.cumsum(bad)))
+    counts = compute_offsets(bad)
     return np.diff(counts[encoded.offsets]) > 0

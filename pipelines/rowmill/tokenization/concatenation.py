@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens
+from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
@@ -45,7 +45,7 @@ def count_straddling(encoded: EncodedTexts, edges: Ints) -> int:
 
 
 def _select_tokens(encoded: EncodedTexts, keep: Bools) -> EncodedTexts:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))[encoded.offsets]
+    offsets = compute_offsets(keep)[encoded.offsets]
     return EncodedTexts(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
 
 
@@ -62,7 +62,7 @@ def omit_existing_token(edge: TokenColumn, encoded: EncodedTexts, at: Literal[0,
     there[lengths > 0] = encoded.ids[places[lengths > 0]] == edge.ids[:1]
     if not there.any():
         return edge
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(~there, dtype=np.int64)))
+    offsets = compute_offsets(~there)
     return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
 
 

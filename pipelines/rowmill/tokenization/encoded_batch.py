@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.alignment import (
@@ -56,7 +56,7 @@ def flatten_content_spans(masked: Sequence[MaskedConversation], to_bytes: "Seque
     flat = np.array(
         [(p.start, p.end, p.message, _KIND_NUMBERS[p.kind]) for one in masked for p in one.pieces], np.int64
     ).reshape(-1, 4)
-    firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    firsts = compute_offsets(counts)
     for i, at in enumerate(to_bytes):
         if at is not None:
             flat[firsts[i] : firsts[i + 1], :2] = at[flat[firsts[i] : firsts[i + 1], :2]]
@@ -153,7 +153,7 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     """Find the tokens of byte ranges for all texts of a batch."""
     mask, straddles = find_trained_tokens(encoded, trained)
     starts, messages, kinds, offsets = _find_token_spans(pieces, encoded)
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask)))[encoded.offsets]
+    sums = compute_offsets(mask)[encoded.offsets]
     return EncodedBatch(
         ids=encoded.ids,
         mask=mask,
@@ -193,7 +193,7 @@ def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple
     shared = follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
     tokens[1:-1:2] -= shared
     # Entry 0 of each text is its start; every piece adds its own start and end.
-    entry_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(2 * counts + 1)))
+    entry_offsets = compute_offsets(2 * counts + 1)
     is_first = np.zeros(int(entry_offsets[-1]), bool)
     is_first[entry_offsets[:-1]] = True
     starts = np.empty(len(is_first), np.int64)
@@ -205,7 +205,7 @@ def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple
     ends = np.append(starts[1:], 0)
     ends[entry_offsets[1:] - 1] = encoded.offsets[1:]
     kept = ends > starts
-    offsets = np.append(0, np.cumsum(kept, dtype=np.int64))[entry_offsets]
+    offsets = compute_offsets(kept)[entry_offsets]
     relative = starts - np.repeat(encoded.offsets[:-1], 2 * counts + 1)
     return relative[kept], messages[kept], kinds[kept], offsets
 
@@ -257,7 +257,7 @@ class Example:
 
     def keep(self, kept: Bools) -> "Example":
         """Keep the marked tokens; removed tokens count as cut, and the new first token is not a target."""
-        before = np.concatenate(([0], np.cumsum(kept)))
+        before = compute_offsets(kept)
         starts = before[self.span_starts]
         ends = before[np.append(self.span_starts[1:], len(kept))]
         nonempty = ends > starts

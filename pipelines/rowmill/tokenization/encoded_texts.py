@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) ->
     """Join encoded pieces to the texts that they were cut from: text i is the next `counts[i]` pieces."""
     sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
     before = np.cumsum(sizes) - sizes
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    bounds = compute_offsets(counts)
     nonempty = counts > 0
     begins = np.zeros(len(counts), np.int64)
     begins[nonempty] = before[bounds[:-1][nonempty]]
@@ -63,7 +63,7 @@ def compute_byte_positions(text: str) -> Ints:
 def join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> EncodedTexts:
     """Join single texts, each its ids, starts and ends, to a batch."""
     counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    offsets = compute_offsets(counts)
     if not pieces:
         return EncodedTexts(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
     ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))

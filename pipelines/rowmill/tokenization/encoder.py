@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
 from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
@@ -133,7 +133,7 @@ class Encoder:
         encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.int32) for one in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        offsets = compute_offsets(counts)
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
     @property

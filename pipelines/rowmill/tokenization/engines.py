@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 
 _LOG = logging.getLogger("rowmill.tokenizer")
 
@@ -83,7 +83,7 @@ FAST_ENGINES: dict[str, Callable[[str], EncodeTexts]] = {"gigatoken": _open_giga
 def join_ids(rows: Sequence[NDArray[np.uint32]]) -> FlatIds:
     """Join the ids of single texts."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    offsets = compute_offsets(lengths)
     return np.concatenate(rows) if rows else np.empty(0, np.uint32), offsets
 
 

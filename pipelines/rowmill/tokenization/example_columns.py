@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets
+from rowmill.core.list_columns import make_list_array
 from rowmill.schema.examples import make_example_schema
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, EncodedBatch, Example
 
@@ -59,6 +60,7 @@ class ExampleColumns:
         names = row_ids.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
         trained, template = _sum_by_example(self.mask, self.lengths), self._count_template_tokens()
+        token_offsets, span_offsets = compute_offsets(self.lengths), compute_offsets(self.span_counts)
         zeros = pa.array(np.zeros(len(self.rows), np.int32))
         removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
                    for name in _REMOVED_COLUMNS]  # fmt: skip
@@ -70,11 +72,11 @@ class ExampleColumns:
                 pc.coalesce(pa.array(self.domains, pa.string()), domains.take(rows))
                 if self.domains
                 else domains.take(rows),
-                _make_list_array(self.lengths, self.ids),
-                _make_list_array(self.lengths, self.mask),
-                _make_list_array(self.span_counts, self.span_starts.astype(np.int32)),
-                _make_list_array(self.span_counts, self.span_messages.astype(np.int32)),
-                _make_list_array(self.span_counts, self.span_kinds),
+                make_list_array(token_offsets, self.ids),
+                make_list_array(token_offsets, self.mask),
+                make_list_array(span_offsets, self.span_starts.astype(np.int32)),
+                make_list_array(span_offsets, self.span_messages.astype(np.int32)),
+                make_list_array(span_offsets, self.span_kinds),
                 pa.array(self.original_tokens.astype(np.int32)),
                 pa.array(self.lengths.astype(np.int32)),
                 pa.array(trained.astype(np.int32)),
@@ -83,7 +85,7 @@ class ExampleColumns:
                 *removed[:4],
                 pa.array((self.original_trained - trained).astype(np.int32)),
                 *removed[4:],
-                *([_make_list_array(self.lengths, self.token_weights)] if weighted else []),
+                *([make_list_array(token_offsets, self.token_weights)] if weighted else []),
             ],
             schema=make_example_schema(weighted=weighted),
         )
@@ -97,7 +99,7 @@ class ExampleColumns:
         begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
         starts = self.span_starts + begins
         sizes = np.diff(np.append(starts, len(self.mask)))
-        counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.mask)))
+        counted = compute_offsets(self.mask)
         trained = counted[starts + sizes] - counted[starts]
         sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
         partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
@@ -186,14 +188,9 @@ def _concat_arrays(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
 
 
-def _make_list_array(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
 def _sum_by_example(flags: Bools, lengths: Ints) -> Ints:
     ends = np.cumsum(lengths)
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags)))
+    before = compute_offsets(flags)
     return before[ends] - before[ends - lengths]
 
 

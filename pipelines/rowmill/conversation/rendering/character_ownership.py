@@ -31,6 +31,7 @@ from jinja2 import nodes
 from numpy.typing import NDArray
 
 from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -252,7 +253,7 @@ class CoveredConversation:
 
     def _cover_punctuation_texts(self, kept: "NDArray[np.bool_]") -> None:
         """Cover texts of only quotes, backslashes and control characters; few templates escape those."""
-        held = np.concatenate((np.zeros(1, np.int64), np.cumsum(~kept)))
+        held = compute_offsets(~kept)
         counts = np.diff(held[self._starts])
         for i in np.flatnonzero(counts == 0).tolist():
             start, end = int(self._starts[i]), int(self._starts[i + 1])
@@ -338,7 +339,7 @@ class CoveredConversation:
             is_break = (np.diff(texts) != 0) | (steps <= 0)
             # The render has more or fewer characters between two own characters than the text has.
             is_gap = (np.diff(places) != steps) & ~is_break
-            gaps = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_gap)))
+            gaps = compute_offsets(is_gap)
             firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_break) + 1))
             lasts = np.append(firsts[1:], len(places)) - 1
             whole = np.flatnonzero(lasts - firsts + 1 == counts[texts[firsts]])

@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rowmill import sources
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
@@ -148,7 +149,7 @@ def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
         return made
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
     columns = [_read_row_hashes(work, part, column) for part in made]
-    starts = np.concatenate(([0], np.cumsum([len(one) for one in columns])))
+    starts = compute_offsets([len(one) for one in columns])
     hashes = np.concatenate(columns)
     keep = filters.mark_first_occurrences(hashes)
     if keep.all():

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core.arrays import Ints, expand_ranges
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.exports import astrai, export_manifest
@@ -60,20 +60,16 @@ def collect_export_source(work: StageContext, export: Export) -> ExportSource:
         column = work.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
         counts.append(np.diff(np.asarray(column.offsets, np.int64)))
         lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
-    first_rows = _accumulate_counts([shard.rows for shard in shards])
+    first_rows = compute_offsets([shard.rows for shard in shards])
     return ExportSource(
         shards=shards,
         first_sequences=tuple(int(part.facts["first_sequence"]) for part in parts),
         lineage=tuple(part.files["segments"] for part in parts),
         first_rows=first_rows,
-        first_segments=_accumulate_counts(np.concatenate(counts)),
+        first_segments=compute_offsets(np.concatenate(counts)),
         lengths=np.concatenate(lengths),
         rows=_list_ordered_rows(work, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
     )
-
-
-def _accumulate_counts(counts: "Sequence[int] | Ints") -> Ints:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
 def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
@@ -85,7 +81,7 @@ def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, 
         shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
     order = order.filter(shown)
     sizes = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
-    return _accumulate_counts(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
+    return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
 
 
 def describe_export_shape(
@@ -103,7 +99,7 @@ def describe_export_shape(
         eos_id=card["eos_id"],
         kinds=frozenset(one.row_kind for one in work.recipe.datasets.values()),
         lengths=source.lengths[segments],
-        sequence_offsets=_accumulate_counts(np.diff(source.first_segments)[source.rows]),
+        sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
         domains=domains[segments],
         domain_values=values,
         name_of=lambda number: _name_segment(work, source, int(segments[number])),
@@ -121,7 +117,7 @@ def _resolve_export_vocab_size(work: StageContext, card: Mapping[str, Any]) -> i
 
 
 def _name_segment(work: StageContext, source: ExportSource, segment: int) -> str:
-    firsts = _accumulate_counts([file.rows for file in source.lineage])
+    firsts = compute_offsets([file.rows for file in source.lineage])
     which = int(np.searchsorted(firsts, segment, "right")) - 1
     column = work.store.table(source.lineage[which], ("example_id",)).column(0)
     return str(column[segment - int(firsts[which])].as_py())

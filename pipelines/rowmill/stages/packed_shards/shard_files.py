@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan
@@ -23,7 +24,6 @@ from rowmill.packing.options import Packing
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.shards import native
-from rowmill.shards.sequences import make_list_array
 
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""

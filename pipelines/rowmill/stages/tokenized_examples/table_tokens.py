@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.list_columns import make_list_array
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
@@ -155,7 +156,7 @@ def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, 
         own = texts[part]
         ids, offsets = _encode_continuations(encoder, own, counts)
         altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
-        pieces.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)))
+        pieces.append(make_list_array(offsets, ids))
     column = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     facts: dict[str, Any] = {
         "rejects": rejects,
@@ -341,7 +342,7 @@ def count_verified(table: pa.Table) -> int:
     kinds, _, _ = _flatten_lists(table.column("span_kinds"))
     places = span_starts + np.repeat(starts, span_counts)
     sizes = np.diff(np.append(places, len(mask)))
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)))
+    sums = compute_offsets(mask)
     wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
     is_wrong = sums[places + sizes] - sums[places] != wanted
     wrong = np.bincount(np.repeat(np.arange(len(lengths)), span_counts)[is_wrong], minlength=len(lengths)) > 0
@@ -453,19 +454,19 @@ def _assemble_table(
     by_unit = task.examples if task.is_grouped else np.arange(examples + 1)
     known: dict[str, Any] = {
         "example_id": [f"{name}#{k}" for name, k in zip(names, task.numbers.tolist(), strict=True)],
-        "row_ids": pa.ListArray.from_arrays(pa.array(record_offsets.astype(np.int32)), row_ids),
+        "row_ids": make_list_array(record_offsets, row_ids),
         "split": [task.split] * examples,
         "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
-        "input_ids": _build_lists(layout.example_lengths, ids),
-        "loss_mask": _build_lists(layout.example_lengths, mask),
-        "span_starts": _build_lists(counts, span_starts.astype(np.int32)),
-        "span_messages": _build_lists(counts, span_messages.astype(np.int32)),
-        "span_kinds": _build_lists(counts, span_kinds),
+        "input_ids": make_list_array(compute_offsets(layout.example_lengths), ids),
+        "loss_mask": make_list_array(compute_offsets(layout.example_lengths), mask),
+        "span_starts": make_list_array(compute_offsets(counts), span_starts.astype(np.int32)),
+        "span_messages": make_list_array(compute_offsets(counts), span_messages.astype(np.int32)),
+        "span_kinds": make_list_array(compute_offsets(counts), span_kinds),
         "original_tokens": layout.example_lengths.astype(np.int32),
         "tokens": layout.example_lengths.astype(np.int32),
         "trained_tokens": trained.astype(np.int32),
         "context_tokens": (layout.example_lengths - trained).astype(np.int32),
-        "group_keys": pa.ListArray.from_arrays(pa.array(_skip_null_keys(keys, by_unit)), keys.drop_null()),
+        "group_keys": make_list_array(_skip_null_keys(keys, by_unit), keys.drop_null()),
         "record_start": task.starts,
         "record_stop": task.starts + np.diff(record_offsets),
         "pass": task.passes.astype(np.int32),
@@ -477,12 +478,7 @@ def _assemble_table(
     return pa.table([known.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
 
 
-def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> NDArray[np.int32]:
+def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> Ints:
     """Return the offsets into the keys that are not null: rows without groups have none."""
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(pc.is_valid(keys).to_numpy(zero_copy_only=False))))
-    return before[offsets].astype(np.int32)
-
-
-def _build_lists(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+    before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
+    return before[offsets]

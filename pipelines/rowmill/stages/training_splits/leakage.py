@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
@@ -280,7 +281,7 @@ def find_ngrams_in_train(task: _TrainNgramTask) -> NDArray[np.int64]:
     held = np.load(task.held, mmap_mode="r")
     table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
-    hashes, _ = ngrams.sample_ngrams(ids, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))))
+    hashes, _ = ngrams.sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return np.unique(places[held[places] == hashes])
 

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
@@ -141,7 +141,7 @@ def _read_sequences(work: StageContext, packed: Manifest) -> SequenceFacts:
 
 def _gather_by_place(order: SampleOrder, sequences: list[SequenceFacts]) -> SequenceFacts:
     """Return the facts of the sequence at each place of the mixed order."""
-    firsts = np.concatenate(([0], np.cumsum([len(one.tokens) for one in sequences])))
+    firsts = compute_offsets([len(one.tokens) for one in sequences])
     index = firsts[order.datasets] + order.items
 
     def at(name: str) -> Ints:
@@ -278,7 +278,7 @@ def _shares_table(work: StageContext, rows: Sequence[tuple[Any, ...]]) -> Displa
 
 
 def _number_globally(order: SampleOrder, sizes: dict[str, int]) -> Ints:
-    firsts = np.concatenate(([0], np.cumsum(list(sizes.values()))))
+    firsts = compute_offsets(list(sizes.values()))
     return firsts[order.datasets] + order.items
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
 FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")
@@ -60,7 +60,7 @@ class RecordLengths:
     @property
     def group_tokens(self) -> Ints:
         """Tokens of each group's records."""
-        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.tokens)))
+        ends = compute_offsets(self.tokens)
         return ends[self.groups[1:]] - ends[self.groups[:-1]]
 
     @property
@@ -83,7 +83,7 @@ class RecordPass:
     @property
     def records(self) -> Ints:
         """The records in the order of the pass."""
-        return expand_runs(self.firsts, self.lasts)
+        return expand_ranges(self.firsts, self.lasts - self.firsts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,21 +108,13 @@ class AssembledExamples:
 
     def lengths(self, tokens: Ints, room: ExampleLimits) -> Ints:
         """Return the tokens of every example: prompt, and per unit its records and two edges."""
-        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(tokens[self.records])))
+        ends = compute_offsets(tokens[self.records])
         own = ends[self.record_offsets]
         return room.prompt + np.diff(own) + EDGES * np.diff(self.examples)
 
 
 BudgetSampler = Callable[[int, int], Callable[[int], int]]
 """Hands out budgets of a series' examples: (pass, group) → which example of the group → tokens of records."""
-
-
-def expand_runs(firsts: Ints, lasts: Ints) -> Ints:
-    """Return the numbers of all runs `[first, last)`, one run behind the other."""
-    sizes = lasts - firsts
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(firsts - (ends - sizes), sizes)
 
 
 def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
@@ -132,7 +124,7 @@ def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> In
     are the places where passes begin, and the end). One search over cumulative sums, no loop.
     """
     count = len(costs)
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(costs)))
+    sums = compute_offsets(costs)
     ends = np.searchsorted(sums, sums[:-1] + budget, "right") - 1
     if cap is not None:
         ends = np.minimum(ends, np.arange(count) + cap)
@@ -165,5 +157,5 @@ def join_passes(passes: "list[RecordPass]") -> tuple[Ints, Ints, Ints]:
     none = np.empty(0, np.int64)
     firsts = np.concatenate([none, *(one.firsts for one in passes)])
     lasts = np.concatenate([none, *(one.lasts for one in passes)])
-    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(one.firsts) for one in passes], dtype=np.int64)))
+    starts = compute_offsets([len(one.firsts) for one in passes])
     return firsts, lasts, starts

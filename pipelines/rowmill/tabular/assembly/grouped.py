@@ -6,7 +6,7 @@ the order inside a group, which the numbers of its records have already.
 
 import numpy as np
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.tabular.assembly import (
     EDGES,
     AssembledExamples,
@@ -14,7 +14,6 @@ from rowmill.tabular.assembly import (
     RecordLengths,
     RecordPass,
     chain_run_ends,
-    expand_runs,
     explain_flushes,
     find_run_ends,
     join_passes,
@@ -24,13 +23,13 @@ from rowmill.tabular.assembly import (
 def assemble_groups(records: RecordLengths, passes: list[RecordPass], room: ExampleLimits) -> AssembledExamples:
     """Put the units of the passes into examples; every unit with its edges fits beside the prompt."""
     firsts, lasts, starts = join_passes(passes)
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens)))
+    sums = compute_offsets(records.tokens)
     costs = sums[lasts] - sums[firsts] + EDGES
     offsets = chain_run_ends(find_run_ends(costs, starts, room.limit - room.prompt, room.cap))
     count = len(offsets) - 1
     return AssembledExamples(
-        records=expand_runs(firsts, lasts),
-        units=np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))),
+        records=expand_ranges(firsts, lasts - firsts),
+        units=compute_offsets(lasts - firsts),
         examples=offsets,
         passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
         budgets=np.full(count, room.records, np.int64),
@@ -43,7 +42,7 @@ def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, room: Ex
 
     Every record fits `room.records`; pieces of a run stay one behind the other.
     """
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens)))
+    sums = compute_offsets(records.tokens)
     large = sums[lasts] - sums[firsts] > room.records
     if not large.any():
         return firsts, lasts

@@ -13,7 +13,7 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.tabular.assembly import (
     FLUSHES,
     AssembledExamples,
@@ -21,7 +21,6 @@ from rowmill.tabular.assembly import (
     ExampleLimits,
     RecordLengths,
     RecordPass,
-    expand_runs,
     join_passes,
 )
 
@@ -36,10 +35,10 @@ def assemble_series(
 ) -> AssembledExamples:
     """Put the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
     firsts, lasts, starts = join_passes(passes)
-    order = expand_runs(firsts, lasts)
-    sums: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens[order]))).tolist()
+    order = expand_ranges(firsts, lasts - firsts)
+    sums: list[int] = compute_offsets(records.tokens[order]).tolist()
     groups: list[int] = (np.searchsorted(records.groups, firsts, "right") - 1).tolist()
-    bounds: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))).tolist()
+    bounds: list[int] = compute_offsets(lasts - firsts).tolist()
     pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
     offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
     cap = room.cap if room.cap is not None else len(order)

@@ -5,59 +5,38 @@ export, check and stage (their own tests).
 """
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import LENIENT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/extend-the-engine.md"
 PLACE_OR_BLOCK = re.compile(r"^`(pipelines/[\w/]+\.py)`$|^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-ASK = """
-import contextlib, io, json, sys
-from pathlib import Path
-from rowmill import stats
-from rowmill.build import steps
-from rowmill.cli import main as cli
-
-config, root = Path(sys.argv[1]), sys.argv[2]
-shown = {}
-for command in ("plan", "build", "verify"):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = cli.main([command, str(config), "--root", root])
-    shown[command] = [status, out.getvalue()]
-store = steps.open_project(config, root).store
-print(json.dumps(shown | {
-    "rows": stats.query_views(store, "SELECT dataset, rows FROM builds WHERE stage = 'row_census' ORDER BY 1")[1],
-    "checks": stats.query_views(
-        store, "SELECT dataset, outcome FROM check_results WHERE check_name = 'files' ORDER BY 1")[1],
-}))
+QUESTIONS = """
+found["rows"] = query("SELECT dataset, rows FROM builds WHERE stage = 'row_census' ORDER BY 1")
+found["checks"] = query("SELECT dataset, outcome FROM check_results WHERE check_name = 'files' ORDER BY 1")
 """
 
 
-def apply_page(engine: Path) -> dict[str, Any]:
-    """Write the files and make the edits of the page below a folder; return its recipe."""
-    place, recipe = engine, ""
+def apply_page(engine: ExtendedEngine) -> dict[str, Any]:
+    """Write the files and make the edits of the page in a copy of the engine; return its recipe."""
+    place, recipe = "", ""
     for name, language, text in PLACE_OR_BLOCK.findall(PAGE.read_text(encoding="utf-8")):
         if name:
-            place = engine / name
+            place = name
         elif language == "py":
-            place.write_text(text, encoding="utf-8")
+            engine.write(place, text)
         elif language == "diff":
             lines = text.splitlines(keepends=True)
             before, after = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
-            content = place.read_text(encoding="utf-8")
-            assert content.count(before) == 1, f"{place.relative_to(engine)} has no longer, or more than once: {before}"
-            place.write_text(content.replace(before, after), encoding="utf-8")
+            engine.replace(place, before, after)
         else:
             recipe = text
     return yaml.safe_load(recipe)
@@ -66,8 +45,7 @@ def apply_page(engine: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("extended")
-    engine, project = folder / "engine", folder / "project"
-    shutil.copytree(ROOT / "pipelines", engine / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
+    engine, project = ExtendedEngine(folder / "engine"), folder / "project"
     recipe = apply_page(engine)
     # Few rows: what is a share of nothing says nothing here.
     recipe["gates"] |= LENIENT
@@ -79,24 +57,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     lines = [json.dumps(one) + "\n" for one in [*questions, {"question": "no right answer", "answers": []}]]
     (project / "data/questions.jsonl").write_text("".join(lines), encoding="utf-8")
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, str(project / "configs/both.yaml"), str(folder / "built")],
-        check=False,
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(engine / "pipelines")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), folder / "built"
+    commands = (("plan",), ("build",), ("verify",))
+    return engine.build(project / "configs/both.yaml", folder / "built", QUESTIONS, commands), folder / "built"
 
 
 def test_what_the_page_adds_is_built_and_verified(built: tuple[dict[str, Any], Path]) -> None:
     made, _ = built
 
-    for command in ("plan", "build", "verify"):
-        status, shown = made[command]
-        assert status == 0, shown
     assert made["rows"] == [["cards", 9], ["questions", 12]]
     assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
 

@@ -5,11 +5,6 @@ What belongs here: kinds added in one file, and what is true of every kind. What
 """
 
 import ast
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ import pytest
 
 from rowmill.formats import KIND_ALIASES, KINDS, RowFormat, register_format
 from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
+from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Road
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,67 +90,34 @@ class Ready(DatasetKind):
         return lambda record: {"ids": record["ids"], "loss_mask": [0, *(1 for _ in record["ids"][1:])]}
 '''
 
-ASK = """
-import contextlib, io, json, sys
-from pathlib import Path
-from rowmill.build import runner, steps
-from rowmill.cli import main as cli
+QUESTIONS = """
 from rowmill.formats import KINDS
 from rowmill.recipe.recipe import json_schema
-from rowmill.schema import manifest
 
-config, root = Path(sys.argv[1]), sys.argv[2]
-shown = {}
-for command in ("plan", "build", "verify"):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = cli.main([command, str(config), "--root", root])
-    shown[command] = [status, out.getvalue()]
-project = steps.open_project(config, root)
 tables = {}
 for stage, file in (("canonical_rows", "rows"), ("tokenized_examples", "examples")):
-    made = manifest.load_current(project.store, ("road", "rows", stage))
-    tables[stage] = [one for part in made.parts for one in project.store.table(part.files[file]).to_pylist()]
-ranks = manifest.load_current(project.store, ("road", "gpu_partitions"))
-print(json.dumps(shown | {
-    "rows": [[one["kind"], one["schema"], one["text"], one["output"]] for one in tables["canonical_rows"]],
-    "examples": [[one["input_ids"], one["loss_mask"]] for one in tables["tokenized_examples"]],
-    "ranks": sum(int(part.facts["tokens"]) for part in ranks.parts),
-    "kinds": list(KINDS),
-    "in schema": sys.argv[3] in json.dumps(json_schema()),
-}))
+    tables[stage] = [
+        one for part in load("road", "rows", stage).parts for one in store.table(part.files[file]).to_pylist()
+    ]
+found["rows"] = [[one["kind"], one["schema"], one["text"], one["output"]] for one in tables["canonical_rows"]]
+found["examples"] = [[one["input_ids"], one["loss_mask"]] for one in tables["tokenized_examples"]]
+found["ranks"] = sum(int(part.facts["tokens"]) for part in load("road", "gpu_partitions").parts)
+found["kinds"] = list(KINDS)
+found["schema"] = json.dumps(json_schema())
 """
 
 
 def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Build a dataset of a kind that is added to a copy of the engine by its file and its line."""
-    engine = tmp_path / "engine"
-    shutil.copytree(ROOT / "pipelines", engine / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
-    (engine / f"pipelines/rowmill/formats/{kind}.py").write_text(source, encoding="utf-8")
-    listed = engine / "pipelines/rowmill/formats/__init__.py"
-    content = listed.read_text(encoding="utf-8")
-    for line, added in (
-        ("from rowmill.formats.python import Python\n", f"from rowmill.formats.{kind} import {kind.title()}\n"),
-        ("    Chat  # lists of messages", f"    {kind.title()}\n    | "),
-    ):
-        assert content.count(line) == 1
-        content = content.replace(line, f"{line}{added}" if line.endswith("\n") else f"{added}{line.lstrip()}")
-    listed.write_text(content, encoding="utf-8")
+    engine = ExtendedEngine(tmp_path / "engine")
+    engine.write(f"pipelines/rowmill/formats/{kind}.py", source)
+    listed, python = "pipelines/rowmill/formats/__init__.py", "from rowmill.formats.python import Python\n"
+    engine.replace(listed, python, f"{python}from rowmill.formats.{kind} import {kind.title()}\n")
+    engine.replace(listed, "    Chat  # lists of messages", f"    {kind.title()}\n    | Chat  # lists of messages")
     road = Road(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built"), f'"const": "{kind}"'],
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(engine / "pipelines")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    for command in ("plan", "build", "verify"):
-        status, shown = made[command]
-        assert status == 0, shown
+    made = engine.build(road.config, tmp_path / "built", QUESTIONS, (("plan",), ("build",), ("verify",)))
     assert kind in made["kinds"]
-    assert made["in schema"], "editors complete the name of the kind"
+    assert f'"const": "{kind}"' in made["schema"], "editors complete the name of the kind"
     return made
 
 
@@ -165,7 +128,7 @@ def test_kind_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     made = build_with(tmp_path, "quiz", QUIZ, [*records, {"question": "no right answer", "answers": []}])
 
     assert sorted(made["rows"]) == sorted([["pair", "quiz", f"{i} and {i}", f"{2 * i}"] for i in numbers])
-    assert "missing_field" in made["verify"][1] or "missing_field" in made["build"][1]
+    assert "missing_field" in made["verify"] or "missing_field" in made["build"]
     assert all(0 < sum(mask) < len(mask) for _, mask in made["examples"]), "the answer trains, the question does not"
     assert made["ranks"] == sum(len(ids) for ids, _ in made["examples"]) > 0
 

@@ -5,18 +5,12 @@ its files (`test_sources.py`, `test_csv_dialects.py`).
 """
 
 import gzip
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from rowmill.sources.file_formats import FILE_FORMATS, FORMATS_BY_SUFFIX, choose_file_format, find_file_format
 from rowmill.sources.files import Files
+from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Road
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CARDS = '''
 """Cards: a front and a back on each line, with a bar between; a format that exists in this test only."""
@@ -43,43 +37,21 @@ class _Cards(FileFormat):
 FORMAT = _Cards("cards", suffixes=(".cards",))
 '''
 
-ASK = """
-import contextlib, io, json, sys
-from pathlib import Path
-from rowmill.build import runner, steps
-from rowmill.cli import main as cli
-from rowmill.schema import manifest
-
-config, root = Path(sys.argv[1]), sys.argv[2]
-with contextlib.redirect_stdout(io.StringIO()) as out:
-    status = cli.main(["build", str(config), "--root", root])
-project = steps.open_project(config, root)
-scanned, made = (
-    manifest.load_current(project.store, ("road", "rows", stage)) for stage in ("raw_dataset", "canonical_rows")
-)
-rows = [one for part in made.parts for one in project.store.table(part.files["rows"]).to_pylist()]
-print(json.dumps({
-    "build": [status, out.getvalue()],
-    "rows": [[one["text"], one["output"]] for one in rows],
-    "scans": [[Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scanned.details["scans"]],
-    "built": manifest.load_current(project.store, ("road", "gpu_partitions")) is not None,
-}))
+QUESTIONS = """
+scanned, made = (load("road", "rows", stage) for stage in ("raw_dataset", "canonical_rows"))
+rows = [one for part in made.parts for one in store.table(part.files["rows"]).to_pylist()]
+found["rows"] = [[one["text"], one["output"]] for one in rows]
+found["scans"] = [[Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scanned.details["scans"]]
+found["built"] = load("road", "gpu_partitions") is not None
 """
 
 
 def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    shutil.copytree(ROOT / "pipelines", engine / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
-    (engine / "pipelines/rowmill/sources/cards.py").write_text(CARDS, encoding="utf-8")
-    listed = engine / "pipelines/rowmill/sources/file_formats.py"
-    content = listed.read_text(encoding="utf-8")
-    for line, added in (
-        ("    parquet.FORMAT,\n", "    cards.FORMAT,\n"),
-        ("sources import delimited", "sources import cards"),
-    ):
-        assert content.count(line) == 1
-        content = content.replace(line, f"{line}{added}" if line.endswith("\n") else f"{added}, delimited")
-    listed.write_text(content, encoding="utf-8")
+    engine = ExtendedEngine(tmp_path / "engine")
+    engine.write("pipelines/rowmill/sources/cards.py", CARDS)
+    listed = "pipelines/rowmill/sources/file_formats.py"
+    engine.replace(listed, "    parquet.FORMAT,\n", "    parquet.FORMAT,\n    cards.FORMAT,\n")
+    engine.replace(listed, "sources import delimited", "sources import cards, delimited")
     road = Road(tmp_path / "project").one(
         "more.cards.gz", gzip.compress(b"sky|blue\ngrass|green\n"), {"kind": "supervised"}
     )
@@ -87,18 +59,8 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     text = road.config.read_text(encoding="utf-8").replace("data/more.cards.gz", "data/")
     road.config.write_text(text, encoding="utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(engine / "pipelines")},
-        capture_output=True,
-        text=True,
-    )
+    made = engine.build(road.config, tmp_path / "built", QUESTIONS)
 
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    assert made["build"][0] == 0, made["build"][1]
     assert sorted(made["rows"]) == [
         ["grass", "green"],
         ["one and one", "two"],

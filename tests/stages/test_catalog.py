@@ -5,11 +5,6 @@ its identity (`test_stage_identity.py`).
 """
 
 import ast
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +23,7 @@ from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.stats import SCHEMAS
+from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Road, chat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,70 +63,36 @@ STAGE = StageDeclaration(
 )
 '''
 
-ASK = """
-import contextlib, io, json, sys
-from pathlib import Path
-from dagster_rowmill.definitions import build_definitions
-from rowmill.build import steps
-from rowmill.cli import main as cli
-from rowmill import stats
-
-config, root = Path(sys.argv[1]), sys.argv[2]
-shown = {}
-for command, *options in (["plan"], ["build"], ["verify", "--all"]):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = cli.main([command, str(config), "--root", root, *options])
-    shown[command] = [status, out.getvalue()]
-project = steps.open_project(config, root)
-graph = build_definitions([config], root).resolve_asset_graph()
+QUESTIONS = """
+graph = load_asset_graph()
 nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
-print(json.dumps(shown | {
-    "builds": stats.query_views(project.store, "SELECT stage, rows, parts FROM builds")[1],
-    "gates": [
-        "/".join(key)
-        for step in steps.plan_steps(project) if step.name == "gpu_partitions"
-        for key in step.gates
-    ],
-    "assets": {
-        name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)]
-        for name, node in nodes.items()
-    },
-}))
+found["builds"] = query("SELECT stage, rows, parts FROM builds")
+found["gates"] = [
+    "/".join(key) for step in steps.plan_steps(project) if step.name == "gpu_partitions" for key in step.gates
+]
+found["assets"] = {
+    name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)] for name, node in nodes.items()
+}
 """
 
 
 def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    for package in ("assets", "pipelines"):
-        shutil.copytree(ROOT / package, engine / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (engine / "pipelines/rowmill/stages/row_census.py").write_text(NEW_STAGE, encoding="utf-8")
-    listed = engine / "pipelines/rowmill/stages/catalog.py"
-    entry = "    canonical_rows.STAGE,\n"
-    content = listed.read_text(encoding="utf-8")
-    assert content.count(entry) == 1
-    content = content.replace(entry, f"{entry}    row_census.STAGE,\n")
-    content = content.replace("parsed_records, raw_dataset\n", "parsed_records, raw_dataset, row_census\n")
-    listed.write_text(content, encoding="utf-8")
+    engine = ExtendedEngine(tmp_path / "engine")
+    engine.write("pipelines/rowmill/stages/row_census.py", NEW_STAGE)
+    listed = "pipelines/rowmill/stages/catalog.py"
+    engine.replace(listed, "    canonical_rows.STAGE,\n", "    canonical_rows.STAGE,\n    row_census.STAGE,\n")
+    engine.replace(listed, "parsed_records, raw_dataset\n", "parsed_records, raw_dataset, row_census\n")
     road = Road(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
 
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(engine / "pipelines"), str(engine / "assets")])},
-        capture_output=True,
-        text=True,
-    )
+    commands = (("plan",), ("build",), ("verify", "--all"))
+    made = engine.build(road.config, tmp_path / "built", QUESTIONS, commands)
 
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    for command, (status, shown) in ((name, said[name]) for name in ("plan", "build", "verify")):
-        assert status == 0, shown
-        assert "row_census" in shown, command
-    assert "12 rows · 1 dataset" in said["build"][1]
-    assert ["row_census", 12, 0] in said["builds"]
-    assert "road/rows/row_census" in said["gates"], "nothing reaches a rank past a failed check of any stage"
-    description, parents = said["assets"]["road/rows/row_census"]
+    for command in ("plan", "build", "verify"):
+        assert "row_census" in made[command], command
+    assert "12 rows · 1 dataset" in made["build"]
+    assert ["row_census", 12, 0] in made["builds"]
+    assert "road/rows/row_census" in made["gates"], "nothing reaches a rank past a failed check of any stage"
+    description, parents = made["assets"]["road/rows/row_census"]
     assert parents == ["road/rows/canonical_rows"]
     assert "counted once more" in description
 

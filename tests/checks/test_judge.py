@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -362,3 +363,31 @@ def _saved_of(folder: Path) -> Manifest:
     found = manifest.load_current(Store(str(folder)), KEY)
     assert found is not None
     return found
+
+
+def test_reworded_check_keeps_its_saved_result_and_shows_the_new_sentence(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    saved, _ = _judged(store, GOOD | {"unknown_roles": 0.5})
+    [threshold] = [one for one in _terms() if one.check == "unknown_roles"]
+
+    reworded = replace(threshold, what="rows that speak in new words", remedy="ask again", applies_to="other words")
+    [found] = judge.load_check_results(store, saved, [reworded])
+
+    assert (found.value, found.blocking) == (0.5, True)
+    assert found.sentence == "unknown_roles: 50 % (rows that speak in new words); wanted at most 1 %; ask again"
+    assert found.applies_to == "other words"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"check": "rejects"}, {"direction": "at_least"}, {"bound": 0.02}, {"severity": "warn"}, {"applies_to": ""},
+        {"warn_from": 0.001}, {"waiver_bound": 0.5}, {"waiver_reason": REASON},
+        {"expectation": {"type": "expect_column_max_to_be_between", "column": "a", "min_value": None, "max_value": 1}},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_value_that_decides_a_result_has_results_of_its_own(change: dict[str, Any]) -> None:
+    [threshold] = [one for one in _terms() if one.check == "unknown_roles"]
+
+    assert replace(threshold, **change).digest != threshold.digest

@@ -23,7 +23,7 @@ from rowmill.core.stage_names import (
 )
 
 Severity = Literal["error", "warn"]
-RESULT_VERSION = 6
+RESULT_VERSION = 7
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 

@@ -7,7 +7,7 @@ What belongs here: the option groups, their validation, and composing a check wi
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -237,8 +237,22 @@ class Threshold:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the threshold: a result under one threshold is not valid for another."""
-        return digest_json(RESULT_VERSION, asdict(self))
+        """Digest of the values that decide a result; those under another threshold are not valid for this one.
+
+        Sentences are not among them: a result that was saved before a sentence was reworded still counts.
+        """
+        decisive = {
+            "check": self.check,
+            "rule": list(self.rule),
+            "direction": self.direction,
+            "bound": self.bound,
+            "warn_from": self.warn_from,
+            "severity": self.severity,
+            "waiver_bound": self.waiver_bound,
+            "waiver_reason": self.waiver_reason,
+            "applies_to_some_data": bool(self.applies_to),
+        }
+        return digest_json(RESULT_VERSION, decisive)
 
     @property
     def wanted(self) -> str:

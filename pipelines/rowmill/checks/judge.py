@@ -58,6 +58,8 @@ class CheckResult:
     applies_to: str = ""
     fact: str = ""
     """The fact that was compared, if it is not the check's own."""
+    explanation: str = ""
+    """What the comparison of outputs found, in place of the check's own `what`."""
 
     @property
     def outcome(self) -> CheckOutcome:
@@ -104,7 +106,8 @@ def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]
     unsaved = [one for one in thresholds if saved[one.check] is None]
     fresh = {result.check: result for result in _evaluate_checks(store, manifest, unsaved)}
     for one in unsaved:
-        store.write_sealed(_check_result_path(store, manifest, one), asdict(fresh[one.check]))
+        saved_values = {name: value for name, value in asdict(fresh[one.check]).items() if name not in _SENTENCES}
+        store.write_sealed(_check_result_path(store, manifest, one), saved_values)
     return [saved[one.check] or fresh[one.check] for one in thresholds]
 
 
@@ -147,7 +150,20 @@ def _load_check_result(store: Store, manifest: Manifest, threshold: Threshold) -
     if raw is None:
         return None
     values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
-    return CheckResult(**values)
+    return CheckResult(**values, **_word_sentences(manifest, threshold, raw["explanation"], root=store.root))
+
+
+_SENTENCES = ("what", "wanted", "remedy", "applies_to")
+"""Fields of a result that are worded anew whenever it is loaded, so that no saved result holds an old sentence."""
+
+
+def _word_sentences(manifest: Manifest, threshold: Threshold, explanation: str, *, root: str) -> dict[str, Any]:
+    return {
+        "what": explanation or threshold.what,
+        "wanted": threshold.wanted,
+        "remedy": format_remedy(threshold.remedy, format_recipe_argument(manifest.key[0], root), manifest.key[1]),
+        "applies_to": threshold.applies_to,
+    }
 
 
 def _check_result_path(store: Store, manifest: Manifest, threshold: Threshold) -> str:
@@ -163,19 +179,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         if one.check in cross_stage.CROSS_STAGE_FACTS
     }
     whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
-    explained = [_explain_threshold(one, across.get(one.check)) for one in thresholds]
-    results = [_make_check_result(whole, one, root=store.root) for one in explained]
-    # A result is stored under the original threshold, whatever its explanation says.
-    return [replace(result, threshold_digest=one.digest) for result, one in zip(results, thresholds, strict=True)]
-
-
-def _explain_threshold(threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None) -> Threshold:
-    """Return a threshold with the measurement's explanation; an intended change only warns."""
-    if measured is None:
-        return threshold
-    return replace(
-        threshold, what=measured.what or threshold.what, severity="warn" if measured.is_intended else threshold.severity
-    )
+    return [_make_check_result(whole, one, across.get(one.check), root=store.root) for one in thresholds]
 
 
 def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
@@ -185,7 +189,9 @@ def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
     return float(value)
 
 
-def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -> CheckResult:
+def _make_check_result(
+    manifest: Manifest, threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None, *, root: str
+) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
     # A custom rule may name a fact that other kinds of data do not count.
     absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
@@ -193,10 +199,11 @@ def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
     passed = value is not None and threshold.holds(value)
     covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
-    # Between `warn_from` and `bound`, a failure is only a warning.
-    severity = (
-        "warn" if threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction) else None
-    )
+    # A failure is only a warning between `warn_from` and `bound`, and if a change of the recipe explains it.
+    only_warns = threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction)
+    only_warns = only_warns or (measured is not None and measured.is_intended)
+    severity = "warn" if only_warns else threshold.severity
+    explanation = "" if measured is None else measured.what
     return CheckResult(
         check=threshold.check,
         key=manifest.key,
@@ -204,17 +211,15 @@ def _make_check_result(manifest: Manifest, threshold: Threshold, *, root: str) -
         threshold_digest=threshold.digest,
         value=value,
         bound=float(threshold.bound),
-        wanted=threshold.wanted,
-        severity=severity or threshold.severity,
+        severity=severity,
         passed=passed,
-        blocking=applies and not passed and (severity or threshold.severity) == "error" and not covered,
-        what=threshold.what,
-        remedy=format_remedy(threshold.remedy, format_recipe_argument(manifest.key[0], root), manifest.key[1]),
+        blocking=applies and not passed and severity == "error" and not covered,
         waiver=threshold.waiver_reason if covered else "",
         note=note,
         samples=manifest.samples.get(threshold.check, ()),
-        applies_to=threshold.applies_to,
         fact="" if threshold.fact == threshold.check else threshold.fact,
+        explanation=explanation,
+        **_word_sentences(manifest, threshold, explanation, root=root),
     )
 
 

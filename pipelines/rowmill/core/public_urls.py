@@ -14,7 +14,7 @@ of a file are not.
 
 import hashlib
 import re
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 SCHEMES_WITHOUT_LOGIN = frozenset(
     {"abfs", "abfss", "adl", "az", "gist", "git", "github", "hf", "oci", "ocilake", "wasb", "wasbs"}
@@ -76,4 +76,4 @@ def _digest_query(after: str) -> str:
     kept = [one for one in given if not _SIGNATURE_PARAMETER.fullmatch(one[0]) and one[0] not in signing]
     if not kept:
         return path
-    return f"{path}?query={hashlib.sha256(repr(kept).encode()).hexdigest()[:_DIGEST_CHARS]}"
+    return f"{path}?query={hashlib.sha256(urlencode(kept).encode()).hexdigest()[:_DIGEST_CHARS]}"

@@ -104,7 +104,7 @@ def _digest_content(project: Project, made: "_CurrentManifests") -> str:
     """Return a digest of a report's content: the current versions and their check results."""
     versions = [one.version if one is not None else "" for one in made.values()]
     results = [
-        (result.check, result.threshold_digest)
+        (result.check, result.threshold_digest, result.message)
         for step in plan_steps(project)
         for result in _load_results(project, step, made)
     ]

@@ -56,7 +56,7 @@ def _measure_encoder(path: Path) -> dict[str, float]:
 
     texts = [_render(one) for one in islice(corpus.conversations(), CHATS)]
     loaded = wrap_tokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
-    encoder, reference = Encoder(loaded), Encoder(loaded, fast_lane=False)
+    encoder, reference = Encoder(loaded), Encoder(loaded, fast_path=False)
     return {key: _time(lambda: encoder.encode(texts)) for key in ("first", "later")} | {
         "reference": _time(lambda: reference.encode(texts))
     }

@@ -506,13 +506,13 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
 @pytest.mark.parametrize("name", MAKERS)
 @given(messages=messages_)
 @settings(max_examples=150, deadline=None)
-def test_short_way_of_usual_rows_gives_the_long_ways_mask(name: str, messages: list[Message]) -> None:
+def test_fast_path_gives_the_mask_of_the_reference_path(name: str, messages: list[Message]) -> None:
     conversation = Conversation(messages)
     supervised = frozenset(range(len(messages)))
 
-    usual, long_way = MAKERS[name].mask(conversation), MAKERS[name].mask(conversation, only=supervised)
+    fast, reference = MAKERS[name].mask(conversation), MAKERS[name].mask(conversation, only=supervised)
 
-    assert usual == long_way
+    assert fast == reference
 
 
 @given(messages=messages_, other=content)

@@ -199,7 +199,7 @@ def test_without_loss_weights_files_are_those_that_they_would_be_without_the_col
 
 
 def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_path: Path) -> None:
-    """Plain chats go a lane of their own, which knows no weights; the two are joined part by part."""
+    """Plain chats take the fast path, which has no weights; both paths' examples are joined part by part."""
     rows = [chat(i) if i % 2 else weighed(chat(i), (0.5,)) for i in range(9)]
 
     built = Road(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)

@@ -201,10 +201,10 @@ def loaded_of(real_data: Path, name: str) -> LoadedTokenizer:
 
 def opened(real_data: Path, name: str) -> tuple[Vocabulary, Encode]:
     loaded = loaded_of(real_data, name)
-    card, encoder = loaded.card, Encoder(loaded, fast_lane=False)
+    card, encoder = loaded.card, Encoder(loaded, fast_path=False)
     special = {content: number for number, content, is_special in card.added if is_special}
     vocabulary = Vocabulary(name, card.vocab_size, card.bos_id, card.eos_id, card.adds_bos, special)
-    return vocabulary, lambda text: encoder.usual.encode(text, add_special_tokens=False).ids
+    return vocabulary, lambda text: encoder.reference.encode(text, add_special_tokens=False).ids
 
 
 def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFrame:
@@ -284,7 +284,7 @@ def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str
 
     ids, offsets = encoder.encode_continuation_ids(texts)
 
-    newline = len(encoder.usual.encode("\n", add_special_tokens=False).ids)
+    newline = len(encoder.reference.encode("\n", add_special_tokens=False).ids)
     for text, left, right in zip(texts, offsets.tolist(), offsets[1:].tolist(), strict=False):
-        assert ids[left:right].tolist() == encoder.usual.encode(f"\n{text}", add_special_tokens=False).ids[newline:]
+        assert ids[left:right].tolist() == encoder.reference.encode(f"\n{text}", add_special_tokens=False).ids[newline:]
         assert encoder.decode(ids[left:right].tolist()) == text

@@ -1,4 +1,4 @@
-"""The lane of plain chats: the same examples as one by one, for real templates and for hostile contents; its proof."""
+"""The fast path of plain chats gives the examples of the reference path, for real templates and hostile contents."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,7 +23,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LANED = ("axolotl__deepseek_v3", "llamacpp__Qwen-Qwen2.5-7B-Instruct", "llamacpp__Qwen-Qwen3-0.6B",
+ON_FAST_PATH = ("axolotl__deepseek_v3", "llamacpp__Qwen-Qwen2.5-7B-Instruct", "llamacpp__Qwen-Qwen3-0.6B",
          "llamacpp__HuggingFaceTB-SmolLM3-3B", "llamacpp__meta-llama-Llama-3.2-3B-Instruct",
          "llamacpp__microsoft-Phi-3.5-mini-instruct")  # fmt: skip
 """Real templates that print contents as they are."""
@@ -41,7 +41,7 @@ def _renderer(template: str) -> Renderer:
     return Renderer(RendererSpec(text=template, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}))
 
 
-def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
+def _mask_on_fast_path(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
     """Return a row's mask by its shape, if it has one and keeps what the shape rests on."""
     shape = masker.find_layout(tuple(roles))
     if shape is None or not shape.holds(contents) or any(one in text for one in shape.literals for text in contents):
@@ -49,7 +49,7 @@ def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) ->
     return shape.mask(contents)
 
 
-@pytest.mark.parametrize("name", LANED)
+@pytest.mark.parametrize("name", ON_FAST_PATH)
 def test_shape_of_a_real_template_gives_the_mask_that_the_row_itself_has(real_data: Path, name: str) -> None:
     _hold_the_check((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
 
@@ -79,16 +79,16 @@ def _hold_the_check(template: str, loss: Loss) -> None:
         nonlocal taken
         roles = (["system"] if system else []) + ["user", "assistant"] * len(contents)
         roles = roles[: len(contents)]
-        laned = _lane_mask(masker, roles, contents)
-        if laned is None:
+        fast = _mask_on_fast_path(masker, roles, contents)
+        if fast is None:
             return
         taken += 1
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         alone = masker.mask(Conversation(messages))
         assert isinstance(alone, MaskedConversation)
-        assert (alone.text, alone.spans, alone.trained) == (laned.text, laned.spans, laned.trained)
+        assert (alone.text, alone.spans, alone.trained) == (fast.text, fast.spans, fast.trained)
         if min(map(len, contents)) >= SHORT_TEXT_CHARS:
-            assert alone == laned
+            assert alone == fast
 
     check()
 
@@ -170,7 +170,7 @@ def test_text_that_keeps_the_notes_is_answered_as_the_placeholder_was(text: str)
 
 
 def _rows(count: int) -> list[dict[str, object]]:
-    """Return conversations of every kind that the lane takes, and some that it must leave."""
+    """Return conversations of every kind that the fast path takes, and some that it must leave."""
     texts = [
         "Hello there",
         "naïve café 漢字 🎉",
@@ -192,17 +192,17 @@ def _rows(count: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_lane_and_one_by_one_give_equal_examples(tmp_path: Path) -> None:
+def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
     """A key that no template reads sends a row the long way; nothing else may change."""
     plain = _rows(120)
     marked = [{"messages": [{**m, "note": "x"} for m in row["messages"]]} for row in plain]  # type: ignore[attr-defined]
 
-    by_lane = Road(tmp_path / "lane").one("a.jsonl", plain, CHAT).build()
+    by_fast_path = Road(tmp_path / "fast").one("a.jsonl", plain, CHAT).build()
     one_by_one = Road(tmp_path / "long").one("a.jsonl", marked, CHAT).build()
 
-    assert [_own(e) for e in by_lane.examples()] == [_own(e) for e in one_by_one.examples()]
-    assert _fact(by_lane, "lane_differences") == 0
-    assert _fact(by_lane, "mask_verified") == 1
+    assert [_own(e) for e in by_fast_path.examples()] == [_own(e) for e in one_by_one.examples()]
+    assert _fact(by_fast_path, "lane_differences") == 0
+    assert _fact(by_fast_path, "mask_verified") == 1
 
 
 def _own(example: dict[str, object]) -> dict[str, object]:

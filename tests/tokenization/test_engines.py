@@ -56,7 +56,7 @@ def test_text_at_which_an_engine_panics_takes_the_reference_path(
 
     assert "panicked" in capfd.readouterr().err
     # An engine that panics again and again is left alone.
-    assert encoder.encode(["seven"]).usual == 1
+    assert encoder.encode(["seven"]).reference_texts == 1
 
 
 def test_engine_reports_the_texts_it_refuses_and_encodes_the_others(loaded: LoadedTokenizer) -> None:
@@ -92,8 +92,8 @@ def test_interrupt_while_encoding_is_no_failure_of_the_engine(
 def test_engine_of_another_release_is_not_used(loaded: LoadedTokenizer) -> None:
     other = LoadedTokenizer(replace(loaded.card, engine_version="0.0.1"), loaded.backend)
 
-    assert Encoder(loaded).encode(["seven"]).usual == 0
-    assert Encoder(other).encode(["seven"]).usual == 1
+    assert Encoder(loaded).encode(["seven"]).reference_texts == 0
+    assert Encoder(other).encode(["seven"]).reference_texts == 1
 
 
 def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(loaded: LoadedTokenizer) -> None:
@@ -105,7 +105,7 @@ def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(l
     old = deserialize_tokenizer(orjson.dumps(kept))
 
     assert old.card.digest == loaded.card.digest
-    assert Encoder(old).encode(["seven"]).usual == 1
+    assert Encoder(old).encode(["seven"]).reference_texts == 1
     assert Encoder(old).encode(["seven"]).ids.tolist() == Encoder(loaded).encode(["seven"]).ids.tolist()
 
 

@@ -118,8 +118,8 @@ def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: E
 def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: Encoder) -> None:
     texts = ["the a in", "日本 龘a\n", "<s>the</s>\n<s> a</s>", "e\u0301\0", ""]
 
-    assert encoder.encode(texts).usual == 0
-    assert encoder.encode([f"a{SPACE}"]).usual == 1
+    assert encoder.encode(texts).reference_texts == 0
+    assert encoder.encode([f"a{SPACE}"]).reference_texts == 1
 
 
 @pytest.mark.parametrize("name", ["before_section", "before_text"])
@@ -133,7 +133,7 @@ def test_tokenizers_that_change_text_take_the_reference_path(tmp_path: Path, nam
 
     assert loaded.card.engine == "tokenizers"
     assert set(loaded.card.refused) == {"gigatoken", "fastokens"}
-    assert Encoder(loaded).encode(["The"]).usual == 1
+    assert Encoder(loaded).encode(["The"]).reference_texts == 1
 
 
 def test_added_token_in_normalized_text_is_a_reason_for_the_reference_path() -> None:
@@ -191,7 +191,7 @@ def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: P
 
     assert loaded.card.engine == "gigatoken"
     assert len(texts) > 1500
-    assert encoded.usual < len(texts) // 5
+    assert encoded.reference_texts < len(texts) // 5
     assert encoder.matches_reference(texts, encoded, range(len(texts)))
     if not loaded.card.byte_level:
         assert_same(encoder.encode_continuation(texts), encoder.without_fast_path().encode_continuation(texts))

@@ -1,4 +1,4 @@
-"""Checks of the two lanes, of control strings, and of the way from characters to tokens."""
+"""Checks of the fast and the reference path, of control strings, and of the way from characters to tokens."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: Loade
 def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: Encoder, texts: list[str]) -> None:
     encoded = encoder.encode(texts)
 
-    reference = encoder.usual.encode_batch(texts, add_special_tokens=False)
+    reference = encoder.reference.encode_batch(texts, add_special_tokens=False)
     for i, text in enumerate(texts):
         own = slice(int(encoded.offsets[i]), int(encoded.offsets[i + 1]))
         assert encoded.ids[own].tolist() == reference[i].ids
@@ -58,11 +58,11 @@ def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: 
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_encode_usual_way_equals_fast_lane(encoder: Encoder, texts: list[str]) -> None:
-    fast, usual = encoder.encode(texts), encoder.without_fast_path().encode(texts)
+    fast, slow = encoder.encode(texts), encoder.without_fast_path().encode(texts)
 
     for name in ("ids", "offsets", "starts", "ends"):
-        assert getattr(fast, name).tolist() == getattr(usual, name).tolist()
-    assert usual.usual == len(texts)
+        assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
+    assert slow.reference_texts == len(texts)
 
 
 def test_same_as_usual_with_other_ids_is_false(encoder: Encoder) -> None:
@@ -86,13 +86,13 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
-    mask, straddles = find_trained_tokens(encoded, spans)
+    mask, boundary_tokens = find_trained_tokens(encoded, spans)
 
     inside = (encoded.starts >= start) & (encoded.ends <= end)
     touches = (encoded.starts < end) & (encoded.ends > start)
     shared = ((encoded.starts < start) & (encoded.starts < before)) | ((encoded.ends > end) & (encoded.ends > behind))
     expected = touches & ~shared if start < end else np.zeros(len(inside), bool)
-    assert straddles == int((expected & ~inside).sum())
+    assert boundary_tokens == int((expected & ~inside).sum())
     expected[:1] = False
     assert mask.tolist() == expected.tolist()
 
@@ -149,7 +149,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
     reference = AutoTokenizer.from_pretrained(folder)
     assert loaded.card.engine == "gigatoken"
     # Decoding takes the first space of a text away, which is counted on the reference path.
-    assert encoded.usual == (sum(text.startswith(" ") for text in texts) if name == "tinyllama" else 0)
+    assert encoded.reference_texts == (sum(text.startswith(" ") for text in texts) if name == "tinyllama" else 0)
     for i, text in enumerate(texts):
         ids = encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist()
         assert ids == reference(text, add_special_tokens=False).input_ids
@@ -163,7 +163,7 @@ def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: 
 
     encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
 
-    assert encoded.usual == 1
+    assert encoded.reference_texts == 1
     assert not alignment.find_degenerate_texts(encoded).any()
 
 

@@ -37,14 +37,14 @@ def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools,
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
-    first, last, straddles = _find_token_ranges(encoded, spans)
+    first, last, boundary_tokens = _find_token_ranges(encoded, spans)
     edges = np.zeros(len(encoded.ids) + 1, np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last, -1)
     mask = np.cumsum(edges[:-1]) > 0
     nonempty = np.diff(encoded.offsets) > 0
     mask[encoded.offsets[:-1][nonempty]] = False
-    return mask, straddles
+    return mask, boundary_tokens
 
 
 def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) -> Weights:
@@ -81,8 +81,8 @@ def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, I
     last = last - shares_right
     kept &= first < last
     whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
-    straddles = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
-    return np.where(kept, first, 0), np.where(kept, last, 0), straddles
+    boundary_tokens = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
+    return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
 
 
 def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:

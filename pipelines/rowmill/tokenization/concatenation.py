@@ -31,14 +31,16 @@ class TokenColumn:
     trains: bool
 
 
-def split_at_byte(encoded: EncodedTexts, edges: Ints, *, straddlers_first: bool) -> tuple[EncodedTexts, EncodedTexts]:
+def split_at_byte(
+    encoded: EncodedTexts, edges: Ints, *, boundary_tokens_first: bool
+) -> tuple[EncodedTexts, EncodedTexts]:
     """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
     at = np.repeat(edges, np.diff(encoded.offsets))
-    is_first = encoded.starts < at if straddlers_first else encoded.ends <= at
+    is_first = encoded.starts < at if boundary_tokens_first else encoded.ends <= at
     return _select_tokens(encoded, is_first), _select_tokens(encoded, ~is_first)
 
 
-def count_straddling(encoded: EncodedTexts, edges: Ints) -> int:
+def count_boundary_tokens(encoded: EncodedTexts, edges: Ints) -> int:
     """Count the tokens that cross the byte at which their text is split."""
     at = np.repeat(edges, np.diff(encoded.offsets))
     return int(((encoded.starts < at) & (at < encoded.ends)).sum())

@@ -126,7 +126,7 @@ class EncodedBatch:
     span_offsets: Ints
     trained: Ints
     bad: Bools
-    straddles: int
+    boundary_tokens: int
 
     @property
     def lengths(self) -> Ints:
@@ -151,7 +151,7 @@ class EncodedBatch:
 
 def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpans) -> EncodedBatch:
     """Find the tokens of byte ranges for all texts of a batch."""
-    mask, straddles = find_trained_tokens(encoded, trained)
+    mask, boundary_tokens = find_trained_tokens(encoded, trained)
     starts, messages, kinds, offsets = _find_token_spans(pieces, encoded)
     sums = compute_offsets(mask)[encoded.offsets]
     return EncodedBatch(
@@ -165,7 +165,7 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
         span_offsets=offsets,
         trained=np.diff(sums),
         bad=find_degenerate_texts(encoded),
-        straddles=straddles,
+        boundary_tokens=boundary_tokens,
     )
 
 

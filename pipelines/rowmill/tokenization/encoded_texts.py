@@ -21,14 +21,15 @@ class EncodedTexts:
     """A batch of encoded texts.
 
     `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
-    its own text; `usual` counts texts that took the reference path, `altered` those whose ids decode to other text.
+    its own text. `reference_texts` counts texts that took the reference path, `altered` those whose ids decode to
+    other text.
     """
 
     ids: NDArray[np.int32]
     offsets: Ints
     starts: Ints
     ends: Ints
-    usual: int
+    reference_texts: int
     altered: int = 0
 
 
@@ -46,7 +47,7 @@ def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) ->
         offsets=encoded.offsets[bounds],
         starts=encoded.starts + shift,
         ends=encoded.ends + shift,
-        usual=min(encoded.usual, len(counts)),
+        reference_texts=min(encoded.reference_texts, len(counts)),
         altered=min(encoded.altered, len(counts)),
     )
 
@@ -60,14 +61,16 @@ def compute_byte_positions(text: str) -> Ints:
     return np.append(np.flatnonzero(first), len(raw))
 
 
-def join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> EncodedTexts:
+def join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", reference_texts: int) -> EncodedTexts:
     """Join single texts, each its ids, starts and ends, to a batch."""
     counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
     offsets = compute_offsets(counts)
     if not pieces:
-        return EncodedTexts(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
+        return EncodedTexts(
+            np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), reference_texts
+        )
     ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return EncodedTexts(ids, offsets, starts, ends, usual)
+    return EncodedTexts(ids, offsets, starts, ends, reference_texts)
 
 
 def replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
@@ -78,5 +81,5 @@ def replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, c
         source, j = (other, chosen[i]) if i in chosen else (encoded, i)
         cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
         pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
-    joined = join_encodings(pieces, usual=encoded.usual + counted * other.usual)
+    joined = join_encodings(pieces, reference_texts=encoded.reference_texts + counted * other.reference_texts)
     return replace(joined, altered=encoded.altered + counted * other.altered)

@@ -24,7 +24,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 class Encoder:
     """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
-    def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
+    def __init__(self, loaded: LoadedTokenizer, *, fast_path: bool = True) -> None:
         """Open the card's engine if the fast path is wanted; the reference opens at its first use.
 
         An engine of another release than the one that was compared with the reference is not used.
@@ -32,16 +32,16 @@ class Encoder:
         self.card = loaded.card
         self._backend = loaded.backend
         verified = loaded.card.fast and loaded.card.engine_version == get_engine_version(loaded.card.engine)
-        self._fast = FastEngine(loaded.card.engine, loaded.backend) if fast_lane and verified else None
+        self._fast = FastEngine(loaded.card.engine, loaded.backend) if fast_path and verified else None
 
     @cached_property
-    def usual(self) -> Any:
+    def reference(self) -> Any:
         """The `tokenizers` backend that `transformers` calls."""
         return open_reference_backend(self._backend)
 
     def open_reference(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
-        _ = self.usual
+        _ = self.reference
         if self._fast is not None:
             _ = self._token_lengths
 
@@ -84,14 +84,14 @@ class Encoder:
         return _encode_fast(self._fast, self._token_lengths, texts, self._encode_reference)
 
     def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
-        encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self.reference.encode_batch(list(texts), add_special_tokens=False)
         pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
-        decoded = self.usual.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
+        decoded = self.reference.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
         altered = sum(
             self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
             for one, text in zip(decoded, texts, strict=True)
         )
-        return replace(join_encodings(pieces, usual=len(texts)), altered=altered)
+        return replace(join_encodings(pieces, reference_texts=len(texts)), altered=altered)
 
     def _strip_spaces_after_added(self, text: str) -> str:
         """Return a text without the spaces after added tokens, which decoding may add."""
@@ -125,7 +125,7 @@ class Encoder:
     def _encode_reference_continuation(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
         return join_encodings(
-            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts)
+            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], reference_texts=len(texts)
         )
 
     def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
@@ -151,7 +151,7 @@ class Encoder:
         at = compute_byte_positions(text)
         empty = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
         for start, end in sorted([*ordinary, *empty, (len(text), len(text))]):
-            between = self.usual if position == 0 else self._continuation_backend
+            between = self.reference if position == 0 else self._continuation_backend
             for chosen, left, right in ((between, position, start), (self._ordinary_text_backend, start, end)):
                 if left < right:
                     encoding = chosen.encode(text[left:right], add_special_tokens=False)
@@ -159,9 +159,9 @@ class Encoder:
                     pieces.append((ids, starts + at[left], ends + at[left]))
             position = end
         if not pieces:
-            return join_encodings([], usual=0)
+            return join_encodings([], reference_texts=0)
         ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        return join_encodings([(ids, starts, ends)], usual=1)
+        return join_encodings([(ids, starts, ends)], reference_texts=1)
 
     def matches_reference(
         self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int], *, continuation: bool = False
@@ -170,10 +170,10 @@ class Encoder:
         wanted = [texts[i] for i in chosen]
         if self.card.byte_level:
             # Without the characters of each token, which take as long as the ids and follow from them.
-            expected = self.usual.encode_batch_fast(wanted, add_special_tokens=False)
+            expected = self.reference.encode_batch_fast(wanted, add_special_tokens=False)
             spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
             return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
-        backend = self._continuation_backend if continuation else self.usual
+        backend = self._continuation_backend if continuation else self.reference
         expected = backend.encode_batch(wanted, add_special_tokens=False)
         return all(self._equals(text, one, encoded, i) for text, one, i in zip(wanted, expected, chosen, strict=True))
 
@@ -184,11 +184,11 @@ class Encoder:
 
     def without_fast_path(self) -> "Encoder":
         """Return an encoder that takes only the reference path, for a batch in which the paths differed."""
-        return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
+        return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_path=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens included, as the reference does."""
-        return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
+        return cast(str, self.reference.decode(list(ids), skip_special_tokens=False))
 
 
 def _encode_fast(

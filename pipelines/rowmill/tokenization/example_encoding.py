@@ -72,7 +72,7 @@ class TokenizationCounts:
 def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
     """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path."""
     encoded = encoder.encode(texts)
-    counts.usual_way += encoded.usual
+    counts.usual_way += encoded.reference_texts
     counts.altered += encoded.altered
     if _matches_sample(encoder, texts, encoded, continuation=False):
         return encoded
@@ -93,7 +93,9 @@ def encode_continuations_and_compare(
 
 def _matches_sample(encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, *, continuation: bool) -> bool:
     sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
-    return encoded.usual == len(texts) or encoder.matches_reference(texts, encoded, sample, continuation=continuation)
+    return encoded.reference_texts == len(texts) or encoder.matches_reference(
+        texts, encoded, sample, continuation=continuation
+    )
 
 
 def make_examples(
@@ -112,14 +114,14 @@ def make_examples(
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
     encoded = _encode_masked([masked[i] for i in plain], encoder, counts, split=split)
     batch = make_masked_batch([masked[i] for i in plain], encoded)
-    counts.straddles += batch.straddles
+    counts.straddles += batch.boundary_tokens
     made: dict[int, Example | Rejected] = dict(zip(plain, list_examples(batch), strict=True))
     for i, ranges in enumerate(ordinary):
         if ranges:
             cuts = _find_trained_starts(masked[i]) if split else ()
             around = encoder.encode_around(masked[i].text, ranges, cuts)
             alone = make_masked_batch([masked[i]], around)
-            counts.straddles += alone.straddles
+            counts.straddles += alone.boundary_tokens
             made[i] = list_examples(alone)[0]
             if contains_added_token(encoder.card, around, masked[i].text, ranges):
                 made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")

@@ -175,6 +175,6 @@ def _find_difference(candidate: LoadedTokenizer, texts: list[str], expected: lis
                 return f"other {name} of tokens for the probe texts"
         if not candidate.card.byte_level and one.altered != other.altered:
             return "texts whose bytes add up do not decode to themselves"
-        if one.usual > len(texts) // 2:
+        if one.reference_texts > len(texts) // 2:
             return "the bytes of its tokens rarely add up to those of the text"
     return ""

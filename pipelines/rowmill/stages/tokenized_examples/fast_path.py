@@ -86,7 +86,7 @@ class BatchedChatPath:
         kept = ~batch.bad & (batch.trained > 0)
         if self._limit is not None:
             kept &= batch.lengths <= self._limit
-        counts.straddles += batch.straddles
+        counts.straddles += batch.boundary_tokens
         return make_batch_columns(batch, places[chosen.places], kept)
 
     # ── which rows ──

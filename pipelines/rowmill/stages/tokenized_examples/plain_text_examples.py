@@ -20,7 +20,7 @@ from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOut
 from rowmill.tokenization.concatenation import (
     TokenColumn,
     concat_token_columns,
-    count_straddling,
+    count_boundary_tokens,
     make_constant_column,
     omit_existing_token,
     split_at_byte,
@@ -80,8 +80,8 @@ class PlainTextExampleBuilder:
             return given, encode_continuations_and_compare(self.encoder, outputs, counts)
         encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
         edges = np.array([len(text.encode()) for text in inputs], np.int64)
-        counts.straddles += count_straddling(encoded, edges)
-        return split_at_byte(encoded, edges, straddlers_first=trains_output)
+        counts.straddles += count_boundary_tokens(encoded, edges)
+        return split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
 
     def _fit_pair(self, example: Example, input_tokens: int, first: int, counts: TokenizationCounts) -> RowOutcome:
         settled = self.limit.apply_policy(example, "pair", counts)

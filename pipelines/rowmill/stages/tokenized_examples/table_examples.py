@@ -80,7 +80,7 @@ def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
     """Return what stands around the records."""
-    form, card, encoder = get_table_options(work), loaded.card, Encoder(loaded, fast_lane=False)
+    form, card, encoder = get_table_options(work), loaded.card, Encoder(loaded, fast_path=False)
     vocabulary = prompt.Vocabulary(
         name=work.recipe.tokenizer_choice.name,
         size=work.recipe.vocab_size or card.vocab_size,
@@ -92,7 +92,7 @@ def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: Obs
     return prompt.build_prompt_frame(
         known.schema,
         vocabulary,
-        lambda text: encoder.usual.encode(text, add_special_tokens=False).ids,
+        lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
         style=form.prompt.style,
         template=form.prompt.template,
         add_bos=form.prompt.add_bos,

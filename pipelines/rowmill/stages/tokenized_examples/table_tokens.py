@@ -176,7 +176,7 @@ def _encode_continuations(
     """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
     if encoder.card.fast:
         encoded = example_encoding.encode_continuations_and_compare(encoder, texts, counts)
-        counts.usual_way += encoded.usual
+        counts.usual_way += encoded.reference_texts
         return encoded.ids, encoded.offsets
     counts.usual_way += len(texts)
     return encoder.encode_continuation_ids(texts)

@@ -391,3 +391,12 @@ def test_value_that_decides_a_result_has_results_of_its_own(change: dict[str, An
     [threshold] = [one for one in _terms() if one.check == "unknown_roles"]
 
     assert replace(threshold, **change).digest != threshold.digest
+
+
+def test_rule_over_a_renamed_fact_may_have_its_older_name() -> None:
+    rule = {"name": "few_mismatches", "column": "lane_differences", "max_value": 0}
+    gates = validate_options(Gates, {"expectations": {"tokenized_examples": [rule]}}, "gates")
+
+    thresholds = list_thresholds(gates, "tokenized_examples", "chats", is_table=False)
+
+    assert [one.fact for one in thresholds if one.check == "few_mismatches"] == ["fast_path_mismatches"]

@@ -31,7 +31,7 @@ def calls(arguments: str) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LOOP + PROMPT, {"end_of_turn": "own", "own_end": "<|e|>", "finish": "<|e|>", "last_turn_differs": False}),
+        (LOOP + PROMPT, {"end_of_turn": "own", "printed_end": "<|e|>", "finish": "<|e|>", "last_turn_differs": False}),
         (LOOP.replace("<|e|>\n", "") + PROMPT, {"end_of_turn": "next_header", "finish": "<|s|>"}),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}{{ eos_token }}", {"end_of_turn": "tail"}),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing", "constant_prefix": ""}),

@@ -139,8 +139,8 @@ def test_sentencepiece_and_byte_level_take_the_fast_path(built: Project) -> None
     manifest = _manifest(built, "fastchat", "tokenized_examples")
 
     assert manifest.details["engine"]["name"] == "gigatoken"
-    assert manifest.facts["usual_way"] < manifest.facts["examples"] / 10
-    assert manifest.facts["lane_differences"] == 0
+    assert manifest.facts["reference_path_texts"] < manifest.facts["examples"] / 10
+    assert manifest.facts["fast_path_mismatches"] == 0
 
 
 def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:

@@ -199,8 +199,9 @@ def test_export_counts_what_the_ledger_counts(built: Built, name: str) -> None:
 def test_card_says_whose_tokens_these_are(built: Built, name: str) -> None:
     card = open_export(folder(built, name)).card
 
-    letters = {"tinker": "B", "bridge": "C", "padded": "C", "river": "D", "h5": "D", "olmo": "D"}
-    assert (card["format"], card["letter"]) == (OPTIONS[name]["kind"], letters.get(name, "A"))
+    conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
+                   "h5": "unshifted_mask", "olmo": "unshifted_mask"}  # fmt: skip
+    assert (card["format"], card["label_convention"]) == (OPTIONS[name]["kind"], conventions.get(name, "unshifted"))
     tokenizer = built.project.base / "tokenizer"
     assert card["tokenizer_files"] == {
         one.name: sha256(one.read_bytes()).hexdigest() for one in sorted(tokenizer.iterdir())

@@ -258,7 +258,7 @@ def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.Ca
     words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     observed = {line[0]: line[1].strip() for line in words if len(line) == 2}
 
-    assert observed["own_end"] == repr(END)
+    assert observed["printed_end"] == repr(END)
     assert observed["end_is_one_token"] == "yes"
     assert "look" not in observed
     assert observed["end_of_turn"] == "own"

@@ -91,5 +91,5 @@ def test_table_has_no_facts_of_messages_and_templates(tmp_path: Path) -> None:
     rows, examples = (built.manifest("table", stage).facts for stage in ("canonical_rows", "tokenized_examples"))
 
     assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
-    assert not {"tool_tokens", "straddles", "template_warnings"} & set(examples)
+    assert not {"tool_tokens", "boundary_tokens", "template_warnings"} & set(examples)
     assert {"columns", "table_drift"} <= set(rows)

@@ -201,7 +201,7 @@ def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
     one_by_one = Road(tmp_path / "long").one("a.jsonl", marked, CHAT).build()
 
     assert [_own(e) for e in by_fast_path.examples()] == [_own(e) for e in one_by_one.examples()]
-    assert _fact(by_fast_path, "lane_differences") == 0
+    assert _fact(by_fast_path, "fast_path_mismatches") == 0
     assert _fact(by_fast_path, "mask_verified") == 1
 
 

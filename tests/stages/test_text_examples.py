@@ -201,7 +201,7 @@ def test_pair_encoded_whole_is_one_text_and_a_token_across_its_edge_does_not_tra
         inside[0] = False
         assert example["input_ids"] == encoded.ids.tolist()
         assert example["loss_mask"] == inside.tolist()
-    assert built.manifest("rows", "tokenized_examples").facts["straddles"] >= 1
+    assert built.manifest("rows", "tokenized_examples").facts["boundary_tokens"] >= 1
 
 
 def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path) -> None:

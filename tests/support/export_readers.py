@@ -260,7 +260,7 @@ def llm_foundry(samples: Sequence[dict[str, Any]], eos: int | None) -> list[Segm
     """Return what LLM Foundry's finetuning loader makes of samples, with `target_responses: all`.
 
     A sample without turns is one turn. Turns are joined, contexts without loss and responses with it; an EOS is put
-    after a last response that does not end in one. Each example's labels are letter A.
+    after a last response that does not end in one. Each example's labels are unshifted.
     """
     found: list[Segment] = []
     for sample in samples:

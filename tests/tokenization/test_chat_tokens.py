@@ -113,7 +113,7 @@ def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Pa
 
     assert isinstance(made, Example)
     assert made.mask.tolist() == [False, True, True]
-    assert counts.straddles == 1
+    assert counts.boundary_tokens == 1
 
 
 @pytest.mark.parametrize(

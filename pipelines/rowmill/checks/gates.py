@@ -17,7 +17,7 @@ from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check
 from rowmill.core.config import Config
 from rowmill.core.errors import join_choices, suggest_name
 from rowmill.core.storage import digest_json
-from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.manifest import OLDER_FACT_NAMES, Manifest, StageKey
 
 
 class Bound(Config):
@@ -93,6 +93,11 @@ class Expectation(Config):
     """Highest value that passes."""
     severity: Severity = "error"
     """`error` closes the gate, `warn` only shows."""
+
+    @field_validator("column")
+    @classmethod
+    def _rename_fact(cls, value: str) -> str:
+        return OLDER_FACT_NAMES.get(value, value)
 
     @field_validator("type", mode="before")
     @classmethod

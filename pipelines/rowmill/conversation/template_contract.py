@@ -45,7 +45,7 @@ class RenderedConversation(RenderedText):
 class TemplateBehavior:
     """What a template does, observed on probe conversations.
 
-    Masking uses the strings at the end; `own_end` and `finish` are ends of turn, right-stripped.
+    Masking uses the strings at the end; `printed_end` and `finish` are ends of turn, right-stripped.
     """
 
     prefix_preserving: Mapping[str, bool] = field(default_factory=dict[str, bool])
@@ -85,7 +85,7 @@ class TemplateBehavior:
     fast_path_obstacle: str = ""
     """Why the fast path is not used; empty if it is."""
 
-    own_end: str = ""
+    printed_end: str = ""
     """Text printed after the own text of an assistant turn that is not the last, right-stripped."""
     finish: str = ""
     """Text that `finish: auto` appends to a render without an end of turn; empty: the EOS token."""

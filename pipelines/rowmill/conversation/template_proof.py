@@ -311,7 +311,7 @@ def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Itera
 def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
     match contract.end_of_turn:
         case "own" | "tail":
-            shown = f" with {contract.own_end.strip()!r}" if contract.own_end.strip() else ""
+            shown = f" with {contract.printed_end.strip()!r}" if contract.printed_end.strip() else ""
             yield f"The template ends the assistant's turn{shown}, and the end trains."
         case "next_header":
             yield "The next message's header ends the assistant's turn, and is appended to the last one."

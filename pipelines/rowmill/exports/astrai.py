@@ -51,7 +51,7 @@ _NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
 class AstrAI(Export):
     """Unpacked tokens and masks by domain."""
 
-    CONVENTION: ClassVar[LabelConvention] = "D"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
     BY_DOMAIN: ClassVar[bool] = True
     VERSION: ClassVar[int] = 2
     NOTES: ClassVar[dict[str, str]] = {}

@@ -24,7 +24,7 @@ from rowmill.shards.sequences import SequenceBatch
 class Axolotl(Sharded):
     """Pre-tokenized rows for axolotl, which packs them itself."""
 
-    CONVENTION: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
 
     kind: Literal["axolotl"] = "axolotl"
     """`input_ids`, `attention_mask` and `labels`, and nothing else."""

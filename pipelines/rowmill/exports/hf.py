@@ -51,7 +51,7 @@ UNPACKED_SCHEMA = pa.schema(
 class HuggingFaceExport(Sharded):
     """Rows for `datasets`, TRL and `Trainer`: single segments, or packed; Parquet or `save_to_disk`."""
 
-    CONVENTION: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
 
     kind: Literal["hf"] = "hf"
     """Hugging Face `datasets`."""

@@ -30,7 +30,7 @@ from rowmill.shards.sequences import SequenceBatch
 class LLMFoundry(Export):
     """LLM Foundry's finetuning loader: turns of context and response in MDS shards."""
 
-    CONVENTION: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
     kind: Literal["llm_foundry"] = "llm_foundry"

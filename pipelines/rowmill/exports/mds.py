@@ -37,7 +37,7 @@ FINETUNE_COLUMNS = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_le
 class MDS(Export):
     """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
 
-    CONVENTION: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
     HOLDS_WEIGHTS: ClassVar[bool] = True
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
@@ -55,7 +55,7 @@ class MDS(Export):
     @property
     def label_convention(self) -> LabelConvention:
         """How the profile stores targets."""
-        return "A" if self.profile == "finetune" else "none"
+        return "unshifted" if self.profile == "finetune" else "none"
 
     def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse datasets that `tokens` cannot store."""

@@ -51,7 +51,7 @@ PACKED_SCHEMA = pa.schema(
 class MegatronBridge(Sharded):
     """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
 
-    CONVENTION: ClassVar[LabelConvention] = "C"
+    CONVENTION: ClassVar[LabelConvention] = "rolled_mask"
 
     kind: Literal["megatron_bridge"] = "megatron_bridge"
     """Megatron-Bridge's packed dataset."""

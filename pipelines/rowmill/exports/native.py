@@ -28,7 +28,7 @@ GROUP_TOKENS = 32 << 20
 class Native(Sharded):
     """Packed Parquet with positions and span lengths: the native format, which HF `datasets` and TRL read."""
 
-    CONVENTION: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["native"] = "native"

@@ -32,7 +32,7 @@ from rowmill.shards.sequences import SequenceBatch
 class OLMoCore(Sharded):
     """Raw NumPy arrays for OLMo-core, which packs them itself."""
 
-    CONVENTION: ClassVar[LabelConvention] = "D"
+    CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
 
     kind: Literal["olmo_core"] = "olmo_core"
     """OLMo-core's `NumpyPackedFSLDataset`."""

@@ -34,7 +34,7 @@ IDS_FILE = "example_ids.txt"
 class Tinker(Sharded):
     """A Datum per segment for tinker, as JSON Lines."""
 
-    CONVENTION: ClassVar[LabelConvention] = "B"
+    CONVENTION: ClassVar[LabelConvention] = "shifted"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["tinker"] = "tinker"

@@ -296,7 +296,7 @@ BEHAVIOR_SECTIONS: Mapping[str, tuple[str, ...]] = {
         "arguments", "tool_ids", "content_form", "reasoning_key", "no_tools", "alternation",
     ),
     "how a turn begins": ("prompts", "prompt_match", "prefix_preserving"),
-    "how a turn ends": ("end_of_turn", "own_end", "finish", "end_trained", "end_is_one_token", "last_turn_differs"),
+    "how a turn ends": ("end_of_turn", "printed_end", "finish", "end_trained", "end_is_one_token", "last_turn_differs"),
     "how spans are found": (
         "spans", "marks_inert", "generation_blocks", "generation_differences", "render_path", "fast_path_obstacle",
     ),

@@ -158,12 +158,12 @@ class TokenizedExamplesFacts:
     prompt_parity: float | str
     template_warnings: list[str] | Uncounted = UNCOUNTED
     mismatched_prompts: list[str] | Uncounted = UNCOUNTED
-    usual_way: int
-    """Rows that the reference path encoded, not the fast one."""
-    lane_differences: int
-    """Sampled rows for which the two paths differ; the reference path's ids are kept."""
-    straddles: int | Uncounted = UNCOUNTED
-    """Tokens on a border between trained and other text."""
+    reference_path_texts: int
+    """Texts that the reference path encoded, not the fast one."""
+    fast_path_mismatches: int
+    """Batches of which a sampled text differed between the paths; the reference path encoded them again."""
+    boundary_tokens: int | Uncounted = UNCOUNTED
+    """Tokens that cross an edge between trained and other text."""
     prompts_compared: int | Uncounted = UNCOUNTED
     """Generation prompts of a sample that were compared with the training text."""
     rows_with_tools: int | Uncounted = UNCOUNTED

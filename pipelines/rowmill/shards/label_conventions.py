@@ -5,10 +5,10 @@ What belongs here: ids and a mask of trained tokens → the arrays that a format
 
     tokens t0 t1 t2 t3, loss on t2 and t3
 
-    A unshifted     ids t0 t1 t2 t3     labels -100 -100 t2 t3          the model shifts
-    B shifted       ids t0 t1 t2        targets t1 t2 t3, weights 0 1 1    already shifted
-    C rolled left   ids t0 t1 t2 t3     mask 0 1 1 0                    the reader shifts, span by span
-    D unshifted     ids t0 t1 t2 t3     mask 0 0 1 1                    the trainer shifts
+    unshifted        ids t0 t1 t2 t3     labels -100 -100 t2 t3             the model shifts
+    shifted          ids t0 t1 t2        targets t1 t2 t3, weights 0 1 1    already shifted
+    rolled_mask      ids t0 t1 t2 t3     mask 0 1 1 0                       the reader shifts, span by span
+    unshifted_mask   ids t0 t1 t2 t3     mask 0 0 1 1                       the trainer shifts
 
 The first token of an attention span is never a target: `trained` must be false there, and
 `sequences.require_valid_tokens` checks it. Exporters compute no masks themselves.
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.schema.examples import IGNORED_LABEL
 
-LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
+LabelConvention: TypeAlias = Literal["unshifted", "shifted", "rolled_mask", "unshifted_mask", "none"]
 """How a format stores targets; `none`: only ids, and the trainer trains on all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShiftedTargets:
-    """Convention B for several spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
+    """Convention `shifted` for several spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
 
     inputs: Tokens
     targets: Tokens
@@ -38,12 +38,12 @@ class ShiftedTargets:
 
 
 def make_unshifted_labels(ids: Tokens, trained: Bools) -> Tokens:
-    """Convention A: return the id of each target, -100 elsewhere."""
+    """Convention `unshifted`: return the id of each target, -100 elsewhere."""
     return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32)
 
 
 def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> ShiftedTargets:
-    """Convention B: return each span without its last token, and the token that follows each of them.
+    """Convention `shifted`: return each span without its last token, and the token that follows each of them.
 
     `weights`: of the targets, unshifted, 0 and 1 or floats. `spans` int64[K + 1]: offsets of the spans.
     """
@@ -55,7 +55,10 @@ def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shi
 
 
 def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
-    """Convention C: return for each token whether the next one in its span is a target; False at the end of a span."""
+    """Convention `rolled_mask`: return for each token whether the next one in its span is a target.
+
+    At the end of a span it is False.
+    """
     following = np.zeros(len(trained), bool)
     following[:-1] = trained[1:]
     following[spans[1:] - 1] = False
@@ -63,5 +66,5 @@ def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
 
 
 def make_unshifted_mask(trained: Bools) -> Bools:
-    """Convention D: return for each token whether it is itself a target."""
+    """Convention `unshifted_mask`: return for each token whether it is itself a target."""
     return trained

@@ -40,13 +40,13 @@ class TokenizationCounts:
     controlled_rows: int = 0
     template: dict[str, Any] = field(default_factory=dict[str, Any])
     """The template's observed behavior, for the report."""
-    usual_way: int = 0
+    reference_path_texts: int = 0
     """Texts that took the reference path."""
     altered: int = 0
     """Texts whose ids decode to different text, because the tokenizer normalizes."""
-    lane_differences: int = 0
+    fast_path_mismatches: int = 0
     """Batches in which the fast path's ids differed from the reference's."""
-    straddles: int = 0
+    boundary_tokens: int = 0
     """Tokens that cross an edge of a span."""
     prompts_compared: int = 0
     """Rows whose generation prompt was encoded alone and compared with the row's ids."""
@@ -72,11 +72,11 @@ class TokenizationCounts:
 def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
     """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path."""
     encoded = encoder.encode(texts)
-    counts.usual_way += encoded.reference_texts
+    counts.reference_path_texts += encoded.reference_texts
     counts.altered += encoded.altered
     if _matches_sample(encoder, texts, encoded, continuation=False):
         return encoded
-    counts.lane_differences += 1
+    counts.fast_path_mismatches += 1
     return encoder.without_fast_path().encode(texts)
 
 
@@ -87,7 +87,7 @@ def encode_continuations_and_compare(
     encoded = encoder.encode_continuation(texts)
     if _matches_sample(encoder, texts, encoded, continuation=True):
         return encoded
-    counts.lane_differences += 1
+    counts.fast_path_mismatches += 1
     return encoder.without_fast_path().encode_continuation(texts)
 
 
@@ -114,14 +114,14 @@ def make_examples(
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
     encoded = _encode_masked([masked[i] for i in plain], encoder, counts, split=split)
     batch = make_masked_batch([masked[i] for i in plain], encoded)
-    counts.straddles += batch.boundary_tokens
+    counts.boundary_tokens += batch.boundary_tokens
     made: dict[int, Example | Rejected] = dict(zip(plain, list_examples(batch), strict=True))
     for i, ranges in enumerate(ordinary):
         if ranges:
             cuts = _find_trained_starts(masked[i]) if split else ()
             around = encoder.encode_around(masked[i].text, ranges, cuts)
             alone = make_masked_batch([masked[i]], around)
-            counts.straddles += alone.boundary_tokens
+            counts.boundary_tokens += alone.boundary_tokens
             made[i] = list_examples(alone)[0]
             if contains_added_token(encoder.card, around, masked[i].text, ranges):
                 made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")

@@ -50,13 +50,12 @@ class TokenizerCard:
     def describe(self) -> dict[str, Any]:
         """Return what shards and manifests say of the tokenizer.
 
-        Bytes of shards depend on it, so nothing in it depends on the engine: `fast_lane` and `why_usual_way`, whose
-        names are older than a fast engine for other vocabularies, say whether the vocabulary is byte-level.
+        Bytes of shards depend on it, so nothing in it depends on the engine.
         """
         return {
             "tokenizer_digest": self.digest, "tokenizer_files": self.files,
             "vocab_size": self.vocab_size, "bos_id": self.bos_id, "eos_id": self.eos_id, "pad_id": self.pad_id,
-            "fast_lane": self.byte_level, "why_usual_way": "" if self.byte_level else "not a byte-level BPE",
+            "byte_level": self.byte_level,
         }  # fmt: skip
 
     def token(self, token_id: int | None) -> str | None:

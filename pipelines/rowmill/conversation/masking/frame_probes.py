@@ -334,8 +334,8 @@ class FrameLearner:
         """Return the end of a turn before a message of `role`: the text printed both there and at the end of a chat."""
         last = self._get_text_after_last(one, run)
         shared = "" if last is None else find_common_start(after, last, self._tokens).rstrip()
-        own_end = max(piece.end for piece in run.pieces)
-        in_span = one.text[own_end : one.bounds.get(run.message, own_end)].rstrip()
+        content_end = max(piece.end for piece in run.pieces)
+        in_span = one.text[content_end : one.bounds.get(run.message, content_end)].rstrip()
         if in_span and kind == "assistant" and shared.startswith(in_span):
             # Both may continue with the next message's header; the message's own span does not.
             shared = in_span

@@ -79,7 +79,7 @@ class Masker:
         self._allows_simple_chats = loss == simple and not self._by_blocks and "assistant" in self._roles
         self._frames: dict[str, TemplateFrames] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
-        ends = [self._contract.own_end, self._contract.eos_token, *enders]
+        ends = [self._contract.printed_end, self._contract.eos_token, *enders]
         frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
         self._constants = frozenset(text.strip() for text in (*frames, *ends))
 
@@ -270,11 +270,11 @@ class Masker:
                 if found is None or not prompt or not text.startswith(prompt, span.start):
                     return None
                 follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
-                own_end = frames.find_only_end("assistant", follower)
-                if not own_end or text[start : found[0]] not in frames.list_plain_rests(prompt):
+                ending = frames.find_only_end("assistant", follower)
+                if not ending or text[start : found[0]] not in frames.list_plain_rests(prompt):
                     return None
-                stop = found[1] + len(own_end)
-                if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
+                stop = found[1] + len(ending)
+                if not text.startswith(ending, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
                     return None
                 trained.append(Span(start, stop, index))
                 pieces.append(ContentSpan(*found, index, "assistant"))

@@ -32,14 +32,14 @@ class TurnBounds:
     """The positions at which the parts of one turn begin and end.
 
     `[header, start)` is the header, `[start, stop)` the body, `[stop, end)` the end of turn, `[end, trailing)` white
-    space; `own_end` is the end of the last own text.
+    space; `content_end` is the end of the last own text.
     """
 
     message: int
     kind: str
     header: int
     start: int
-    own_end: int
+    content_end: int
     stop: int
     end: int
     trailing: int
@@ -137,7 +137,7 @@ class TurnCutter:
     def _find_turn_bounds(self, group: _ContentGroup) -> TurnBounds | Rejected:
         text, index = self._text, group.message
         first, last = group.pieces[0], group.pieces[-1]
-        own_end = last.end if len(group.pieces) == 1 else max(map(_get_content_end, group.pieces))
+        content_end = last.end if len(group.pieces) == 1 else max(map(_get_content_end, group.pieces))
         message = self._rendered.messages[index]
         ids = get_call_ids(message) if "tool_calls" in message else ()
         found = self._find_prefix(group, ids)
@@ -153,22 +153,24 @@ class TurnCutter:
                     "foreign_text_trained", f"message {index}: unknown template text {between[:40]!r} in it"
                 )
         roles = self._find_following_roles(group)
-        ending = self._frames.match_end(text, own_end, last.kind, roles, ids)
-        if not ending and text[own_end - 1].isspace():
-            stripped = own_end - _measure_trailing_blank(text, last.start, own_end)
+        ending = self._frames.match_end(text, content_end, last.kind, roles, ids)
+        if not ending and text[content_end - 1].isspace():
+            stripped = content_end - _measure_trailing_blank(text, last.start, content_end)
             other = self._frames.match_end(text, stripped, last.kind, roles, ids)
-            own_end, ending = (stripped, other) if other else (own_end, ending)
+            content_end, ending = (stripped, other) if other else (content_end, ending)
         is_known = (
-            self._is_partial_end(last.kind, text[own_end : group.after], ids) if roles == ("",) else ending is not None
+            self._is_partial_end(last.kind, text[content_end : group.after], ids)
+            if roles == ("",)
+            else ending is not None
         )
         if not ending and not is_known:
-            return self._reject_unknown_text(index, text[own_end : min(group.after, own_end + 40)], "after it")
+            return self._reject_unknown_text(index, text[content_end : min(group.after, content_end + 40)], "after it")
         ending = ending or ""
-        stop = own_end + self._measure_frame_close(ending, last.kind)
-        end = own_end + len(ending)
+        stop = content_end + self._measure_frame_close(ending, last.kind)
+        end = content_end + len(ending)
         space = text[end : group.after]
         trailing = end + len(space) - len(space.lstrip()) if ending else end
-        return TurnBounds(index, last.kind, start - len(prefix.header), start, own_end, stop, end, trailing)
+        return TurnBounds(index, last.kind, start - len(prefix.header), start, content_end, stop, end, trailing)
 
     def _find_following_roles(self, group: _ContentGroup) -> tuple[str, ...]:
         """Return the role of the next message, and that of the next rendered message if it differs."""
@@ -251,7 +253,7 @@ class TurnCutter:
             )
         if not ending:
             return None, text
-        return Span(turn.own_end, len(text) + len(ending), turn.message), text + ending
+        return Span(turn.content_end, len(text) + len(ending), turn.message), text + ending
 
     def _find_late_ends(self, located: LocatedContent, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
         """Return ends of turn that a template prints after text of other messages, in a later span of the message."""
@@ -277,19 +279,19 @@ class TurnCutter:
         """Return the span of a message of another role, with its header and without the white space after it."""
         text, index = self._text, group.message
         header = self._frames.headers.get(self._messages[index]["role"], "")
-        first, own_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
+        first, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
         own = [s for s in self._rendered.spans if s.message == index and s.start <= first < s.end]
         if own:
             has_header = bool(header) and text.endswith(header, group.before, first)
             start = max(own[0].start, first - len(header)) if has_header else own[0].start
-            end = max(own[0].end, own_end)
+            end = max(own[0].end, content_end)
             if self._loss.trailing != "train":
-                end = own_end + len(text[own_end:end].rstrip())
+                end = content_end + len(text[content_end:end].rstrip())
             return Span(start, end, index)
-        end = own_end
+        end = content_end
         if self._loss.end_of_turn != "mask":
             ends = self._frames.ends.get(("assistant", "user"), ())
-            end += next((len(one) for one in ends if text.startswith(one, own_end)), 0)
+            end += next((len(one) for one in ends if text.startswith(one, content_end)), 0)
         return Span(first, end, index)
 
 

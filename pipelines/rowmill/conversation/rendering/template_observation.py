@@ -127,7 +127,7 @@ def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_toke
     own, last = own.rstrip(), last.rstrip()
     differs = own != last
     if own:
-        return {"end_of_turn": "own", "last_turn_differs": differs, "own_end": own, "finish": own}
+        return {"end_of_turn": "own", "last_turn_differs": differs, "printed_end": own, "finish": own}
     following = _find_message_span(plain, 2)
     header = find_first_control_token(plain.text[following.start : following.end], control_tokens) if following else ""
     if header:
@@ -168,7 +168,7 @@ class GenerationBlocks:
         rendered = self.observe(PLAIN_PROBE)
         if isinstance(rendered, Rejected):
             return False
-        end = str(self.ends.get("own_end") or self.ends.get("finish") or "")
+        end = str(self.ends.get("printed_end") or self.ends.get("finish") or "")
         at = rendered.text.find("Qzaone") + len("Qzaone")
         return any(block.start <= at and at + len(end) <= block.end for block in rendered.generation) and bool(end)
 

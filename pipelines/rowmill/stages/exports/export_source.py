@@ -160,7 +160,7 @@ def build_export_card(
     return {
         "format": export.kind_name,
         "format_version": export.VERSION,
-        "letter": export.label_convention,
+        "label_convention": export.label_convention,
         "unit": export.form,
         "split": export.split,
         "passes": export.passes,

@@ -52,7 +52,7 @@ from rowmill.stages.exports.export_source import (
 )
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
-VERSION = 4
+VERSION = 5
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
 

@@ -80,13 +80,13 @@ class BatchedChatPath:
         if not chosen.places:
             return None
         if not self._matches_reference_path(rows, chosen):
-            counts.lane_differences += 1
+            counts.fast_path_mismatches += 1
             return None
         batch = self._encode_batch(chosen, counts)
         kept = ~batch.bad & (batch.trained > 0)
         if self._limit is not None:
             kept &= batch.lengths <= self._limit
-        counts.straddles += batch.boundary_tokens
+        counts.boundary_tokens += batch.boundary_tokens
         return make_batch_columns(batch, places[chosen.places], kept)
 
     # ── which rows ──

@@ -80,7 +80,7 @@ class PlainTextExampleBuilder:
             return given, encode_continuations_and_compare(self.encoder, outputs, counts)
         encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
         edges = np.array([len(text.encode()) for text in inputs], np.int64)
-        counts.straddles += count_boundary_tokens(encoded, edges)
+        counts.boundary_tokens += count_boundary_tokens(encoded, edges)
         return split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
 
     def _fit_pair(self, example: Example, input_tokens: int, first: int, counts: TokenizationCounts) -> RowOutcome:

@@ -45,7 +45,7 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
-VERSION = 5
+VERSION = 6
 """Increase it when any row may become another example, or facts change."""
 
 
@@ -258,9 +258,9 @@ def _build_examples_output(
         **_summarize_template(work, made, spec, reasons, rows),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
-        usual_way=counted["usual_way"],
-        lane_differences=counted["lane_differences"],
-        straddles=counted["straddles"],
+        reference_path_texts=counted["reference_path_texts"],
+        fast_path_mismatches=counted["fast_path_mismatches"],
+        boundary_tokens=counted["boundary_tokens"],
         prompts_compared=counted["prompts_compared"],
         rows_with_tools=counted["rows_with_tools"],
         tool_tokens=counted["tool_tokens"],
@@ -291,9 +291,9 @@ def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[
     return {reason: count for reason, count in reasons.items() if reason in names}
 
 
-_COUNTED_FACTS = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",
-            "straddles", "original_tokens", "rows_with_tools", "tool_tokens", "prompts_compared",
-            "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
+_COUNTED_FACTS = ("verified", "outside_vocabulary", "reference_path_texts", "fast_path_mismatches",
+            "controlled_rows", "altered", "boundary_tokens", "original_tokens", "rows_with_tools", "tool_tokens",
+            "prompts_compared", "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
 
 
 TEMPLATE_FACTS = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",

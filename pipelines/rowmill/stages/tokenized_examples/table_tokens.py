@@ -72,10 +72,10 @@ _TOKENS_SCHEMA = pa.schema(
 _SCRATCH_COLUMNS = ("input_ids", "row_id", "domain", "group_key")
 
 
-VERSION = 4
+VERSION = 5
 """Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
 
-_COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_differences")
+_COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_path_texts", "fast_path_mismatches")
 """What is told of a part of rows beside the fates of its rows."""
 
 
@@ -164,8 +164,8 @@ def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, 
         "escaped": escaped,
         "altered": len(altered),
         "altered_rows": rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist(),
-        "usual_way": counts.usual_way,
-        "lane_differences": counts.lane_differences,
+        "reference_path_texts": counts.reference_path_texts,
+        "fast_path_mismatches": counts.fast_path_mismatches,
     }
     return column, facts
 
@@ -176,9 +176,9 @@ def _encode_continuations(
     """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
     if encoder.card.fast:
         encoded = example_encoding.encode_continuations_and_compare(encoder, texts, counts)
-        counts.usual_way += encoded.reference_texts
+        counts.reference_path_texts += encoded.reference_texts
         return encoded.ids, encoded.offsets
-    counts.usual_way += len(texts)
+    counts.reference_path_texts += len(texts)
     return encoder.encode_continuation_ids(texts)
 
 

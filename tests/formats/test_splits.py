@@ -162,8 +162,8 @@ def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
     [
         ({"boundaries": {"test": 5}}, "boundaries without time_key"),
         ({"gap": 5}, "gap without time_key"),
-        ({"straddle": "reject"}, "straddle without time_key"),
-        ({"time_key": "t", "boundaries": {"test": 5}, "straddle": "reject"}, "without group_key"),
+        ({"crossing_groups": "reject"}, "crossing_groups without time_key"),
+        ({"time_key": "t", "boundaries": {"test": 5}, "crossing_groups": "reject"}, "without group_key"),
         ({"time_key": "t", "boundaries": {"test": 5}, "test": 0.2}, "both decide"),
         ({"time_key": "t", "boundaries": {}}, "no boundary"),
         ({"time_key": "t", "boundaries": {"validation": 5, "test": 5}}, "before test"),

@@ -85,7 +85,11 @@ ONE_BY_ONE: dict[str, Case] = {
     "straddles_split": (
         CHAT,
         [{**chat(i), "at": at, "who": "a"} for i, at in enumerate(("2024-05-01", "2024-07-01"))],
-        {"splits": {"time_key": "at", "boundaries": {"test": "2024-06-01"}, "group_key": "who", "straddle": "reject"}},
+        {
+            "splits": {
+                "time_key": "at", "boundaries": {"test": "2024-06-01"}, "group_key": "who", "crossing_groups": "reject",
+            },
+        },
     ),
     "overlong": (CHAT, [chat(1, turns=4, words=20)], {"truncation": {"max_length": 40, "overlong": "drop"}}),
     "overlong_after_structure": (

@@ -70,7 +70,7 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
     ("tokenizer", "revision"): {("tokenizer", "name"): "owner/name"},
     ("datasets", "chats", "splits", "boundaries"): {_TIME: "time"},
     ("datasets", "chats", "splits", "gap"): {_TIME: "time"},
-    ("datasets", "chats", "splits", "straddle"): {_TIME: "time", _WHO: "who"},
+    ("datasets", "chats", "splits", "crossing_groups"): {_TIME: "time", _WHO: "who"},
     ("datasets", "series", "format", "time_series", "timestamp_column"): {
         ("datasets", "series", "format", "data"): {"group_training_examples_by": "who"},
         ("datasets", "series", "format", "time_series", "timestamp_column"): "time",

@@ -87,7 +87,7 @@ def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Pat
 
 
 def test_group_on_both_sides_of_a_boundary_is_rejected_where_asked(tmp_path: Path) -> None:
-    built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", straddle="reject")
+    built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", crossing_groups="reject")
 
     assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
     assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
@@ -125,10 +125,10 @@ def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef")), min_size=1, max_size=12),
-    straddle=st.sampled_from(["later", "reject"]),
+    crossing_groups=st.sampled_from(["later", "reject"]),
 )
 def test_no_group_leaks_and_no_later_row_trains(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], straddle: str
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], crossing_groups: str
 ) -> None:
     folder = tmp_path_factory.mktemp("time")
     source = [dated(i, when, group) for i, (when, group) in enumerate(rows)]
@@ -136,7 +136,7 @@ def test_no_group_leaks_and_no_later_row_trains(
         "rows.jsonl",
         source,
         CHAT,
-        splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "straddle": straddle},
+        splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups},
     )
     stages = ("raw_dataset", "canonical_rows")
     splits = split_of(road.build(only=stages))

@@ -195,7 +195,7 @@ class Records(DatasetKind):
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
         "filters": frozenset({"min_chars", "max_chars"}),
         "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
-        "splits": frozenset({"gap", "straddle"}),
+        "splits": frozenset({"gap", "crossing_groups"}),
     }
     IS_TABLE: ClassVar[bool] = True
 

@@ -127,8 +127,9 @@ class Splits(Config):
     """Time before each boundary whose rows are rejected: seconds (for numbers, the field's unit), or a duration such as
     `12h` or `7d`."""
 
-    straddle: Literal["later", "reject"] = "later"
-    """Whether a group with rows on both sides of a boundary goes completely to the later split, or is rejected."""
+    crossing_groups: Literal["later", "reject"] = "later"
+    """Whether a group with rows on both sides of a boundary goes completely to the later split, or is rejected;
+    `straddle` is an alias of this option."""
 
     method: Literal["hash", "exact"] = "hash"
     """`hash`: a unit's own hash decides, so that new rows move no others; `exact` (records only): complete units in the
@@ -175,7 +176,7 @@ class Splits(Config):
         for option, is_set in {
             "boundaries": self.boundaries is not None,
             "gap": self.gap != 0,
-            "straddle": self.straddle != "later",
+            "crossing_groups": self.crossing_groups != "later",
         }.items():
             if is_set:
                 raise ValueError(
@@ -183,11 +184,10 @@ class Splits(Config):
                 )
 
     def _check_with_time(self) -> None:
-        if self.straddle != "later" and self.group_key is None:
+        if self.crossing_groups != "later" and self.group_key is None:
             raise ValueError(
-                f"straddle: {self.straddle} without group_key; only a group can have rows on both sides of a "
-                "boundary; set "
-                "group_key or delete straddle"
+                f"crossing_groups: {self.crossing_groups} without group_key; only a group can have rows on both sides "
+                "of a boundary; set group_key or delete crossing_groups"
             )
         if self.boundaries is None:
             return

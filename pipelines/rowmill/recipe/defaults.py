@@ -21,6 +21,10 @@ FORMAT_ALIASES = {"type": "kind"}
 FIELD_ALIASES = {"max_seq_len": "max_length"}
 
 
+GROUP_ALIASES = {"splits": {"straddle": "crossing_groups"}}
+"""Older names of options, by group; they are replaced before groups are merged, so that either name overrides."""
+
+
 _CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
 """Cache options of other projects; rowmill finds stored tokens by the digest of everything that decides them."""
 
@@ -38,6 +42,8 @@ def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
 def resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
     """Move options that other tools place at the top level into their groups."""
     _refuse_cache(raw, where)
+    if isinstance(raw.get("defaults"), dict):
+        raw["defaults"] = resolve_group_aliases(raw["defaults"], f"{where}: defaults")
     if "configs" in raw:
         if "datasets" in raw:
             raise ConfigError(f"{where}: configs and datasets are the same key; only one is allowed; delete configs")
@@ -93,14 +99,14 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     check_name(name, f"{where}: datasets.{name}")
     if not isinstance(value, dict):
         return value
-    raw = dict(cast("dict[str, Any]", value))
     at = f"{where}: datasets.{name}"
+    raw = resolve_group_aliases(cast("dict[str, Any]", value), at)
     _refuse_cache(raw, at)
     form: object = raw.get("format", {})
     if not isinstance(form, dict):
         return raw
     shared: dict[str, Any] = dict(defaults.get("format", {}))
-    options = _resolve_format_aliases(dict(cast("dict[str, Any]", form)), at)
+    options = _resolve_aliases(dict(cast("dict[str, Any]", form)), FORMAT_ALIASES | FIELD_ALIASES, f"{at}.format")
     written = str(options.get("kind", shared.get("kind", Auto.get_name())))
     options["kind"], registered = resolve_kind(written)
     if registered is not None:
@@ -172,13 +178,20 @@ def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -
             raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
 
 
-def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
-    for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
+def resolve_group_aliases(groups: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return a dataset's or the defaults' groups with the names that options have today."""
+    out = dict(groups)
+    for group, aliases in GROUP_ALIASES.items():
+        if isinstance(out.get(group), dict):
+            out[group] = _resolve_aliases(dict(out[group]), aliases, f"{at}.{group}")
+    return out
+
+
+def _resolve_aliases(options: dict[str, Any], aliases: Mapping[str, str], at: str) -> dict[str, Any]:
+    for alias, name in aliases.items():
         if alias in options:
             if name in options:
-                raise ConfigError(
-                    f"{at}.format: {alias} is another name of {name}; only one is allowed; delete {alias}"
-                )
+                raise ConfigError(f"{at}: {alias} is another name of {name}; only one is allowed; delete {alias}")
             options[name] = options.pop(alias)
     return options
 

@@ -153,7 +153,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "straddles_split": ReasonDescription(
         "splits",
         "the row's group has rows on both sides of a boundary",
-        "set `splits.straddle: later` to keep such groups whole",
+        "set `splits.crossing_groups: later` to keep such groups whole",
     ),
     "template_error": ReasonDescription(
         "masks",

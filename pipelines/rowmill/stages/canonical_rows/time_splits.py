@@ -54,7 +54,7 @@ def split_by_time(work: StageContext, made: list[Part]) -> TimeSplit:
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
     decided = [_decide_by_time(work, part, splitter) for part in made]
     if splits.group_key is not None:
-        decided = _reconcile_groups(work, made, decided, later=splits.straddle == "later")
+        decided = _reconcile_groups(work, made, decided, later=splits.crossing_groups == "later")
     planned = [_plan_rewrite(work, part, one) for part, one in zip(made, decided, strict=True)]
     return TimeSplit(make_parts(work, rewrite_rows, planned)[0], resolved)
 

@@ -72,6 +72,6 @@ def _find_matching_evaluation(
         # Otherwise it is only planned: queued, running or dead.
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             seen = {name: value.value for name, value in evaluation.metadata.items()}
-            if (seen.get(metadata.VERSION_KEY), seen.get("terms")) == (version, threshold.digest):
+            if (seen.get(metadata.VERSION_KEY), seen.get(metadata.THRESHOLD_KEY)) == (version, threshold.digest):
                 return evaluation
     return None

@@ -38,6 +38,8 @@ MAX_SPARK_BARS = 48
 
 VERSION_KEY = "version"
 """Metadata key of the manifest version, in every materialization and check result."""
+THRESHOLD_KEY = "threshold_digest"
+"""Metadata key of the digest of the threshold that a check was judged under."""
 
 
 def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> MetadataPage:
@@ -92,19 +94,19 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
 
 
 def make_check_page(result: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
-    """Return the metadata of a check result; the gate reads `version` and `terms` from it."""
+    """Return the metadata of a check result; the gate reads the version and the threshold's digest."""
     # No entry if not measured or not applicable: Dagster cannot plot a key that is sometimes text.
     value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
     return {
-        "law": dg.MetadataValue.text(result.check),
+        "check": dg.MetadataValue.text(result.check),
         "outcome": dg.MetadataValue.text(result.outcome.replace("_", " ")),
         **value,
-        "wanted": dg.MetadataValue.text(result.wanted),
+        "threshold": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
-        "rows_to_look_at": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
+        "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
-        "terms": dg.MetadataValue.text(result.threshold_digest),
+        THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
         "expectations": link_report(
             store, f"{expectations_page.expectations_page_path(result.key)}#{result.check}", reports_url
         ),

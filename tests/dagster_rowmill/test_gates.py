@@ -128,7 +128,7 @@ def _launched_by_a_condition(tiny: Tiny) -> None:
 
 def _posted_pass(tiny: Tiny) -> None:
     for threshold in _thresholds(tiny):
-        told = {metadata.VERSION_KEY: tiny.version(*ROWS), "terms": threshold.digest}
+        told = {metadata.VERSION_KEY: tiny.version(*ROWS), metadata.THRESHOLD_KEY: threshold.digest}
         passed = dg.AssetCheckEvaluation(tiny.key(*ROWS), threshold.check, passed=True, metadata=told)
         tiny.instance.report_runless_asset_event(passed)
 
@@ -276,7 +276,7 @@ def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
         asset_key=broken.key(*ROWS),
         check_name="unknown_roles",
         passed=True,
-        metadata={metadata.VERSION_KEY: version, "terms": threshold.digest},
+        metadata={metadata.VERSION_KEY: version, metadata.THRESHOLD_KEY: threshold.digest},
     )
     broken.instance.report_runless_asset_event(forged)
 

@@ -186,7 +186,7 @@ def test_check_that_was_not_measured_has_no_value_to_draw() -> None:
     page = metadata.make_check_page(_result(value=None), STORE)
 
     assert "value" not in page
-    assert page["wanted"].value == "at most 0.01"
+    assert page["threshold"].value == "at most 0.01"
 
 
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:

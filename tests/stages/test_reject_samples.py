@@ -124,7 +124,7 @@ def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> 
     shown = {
         "gate": str(refused.value),
         "terminal": render_text(render_check_result(one)),
-        "dagster": metadata.make_check_page(one, built.project.store)["rows_to_look_at"].value,
+        "dagster": metadata.make_check_page(one, built.project.store)["samples"].value,
         "report": report.replace("&#x27;", "'").replace("&#39;", "'"),
         "expectations": render_expectations_page(made, thresholds, [one]).replace("&#x27;", "'").replace("&#39;", "'"),
     }

@@ -388,7 +388,7 @@ def publish_gpu_partitions(
                 "severity": one.severity,
                 "outcome": one.outcome,
                 "waiver": one.waiver,
-                "terms": one.threshold_digest,
+                "threshold_digest": one.threshold_digest,
             }
             for one in results
         ],

@@ -219,6 +219,14 @@ def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any
             one.refuse(base.RecipeSummary(64, {"chats": weighted}))
 
 
+def test_an_export_refuses_an_objective_that_it_cannot_hold() -> None:
+    asked = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=False, objective="prompts")
+    one = load({"name": "mine", "kind": "native"}).exports[0]
+
+    with pytest.raises(ConfigError, match=r"kind native cannot hold datasets\.asked, whose objective is prompts"):
+        one.refuse(base.RecipeSummary(64, {"asked": asked}))
+
+
 # ── Folders of domains ──
 
 

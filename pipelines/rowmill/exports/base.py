@@ -25,7 +25,8 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, join_choices
+from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
@@ -50,6 +51,7 @@ class DatasetSummary:
     is_open: bool
     """Whether attention crosses from one of its segments to the next."""
     has_weights: bool
+    objective: Objective = "next_token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class Export(Config):
     """Whether files depend on the domain of each row."""
     VERSION: ClassVar[int] = 1
     """Increase it when the bytes of any file of this format may change."""
+    OBJECTIVES: ClassVar[frozenset[Objective]] = frozenset({"next_token"})
+    """The objectives whose examples the format can hold."""
     HOLDS_WEIGHTS: ClassVar[bool] = False
     """Whether the format can store a float per target."""
     NEEDS: ClassVar[tuple[str, str] | None] = None
@@ -201,6 +205,13 @@ class Export(Config):
         if self.passes == "all" and self.split != "train":
             raise ConfigError(
                 f"passes: all with split: {self.split}, which has one pass; only train has several; delete passes"
+            )
+        foreign = [name for name, one in prospect.datasets.items() if one.objective not in self.OBJECTIVES]
+        if foreign:
+            raise ConfigError(
+                f"kind {self.kind_name} cannot hold datasets.{foreign[0]}, whose objective is "
+                f"{prospect.datasets[foreign[0]].objective}; it holds {join_choices(sorted(self.OBJECTIVES))}; choose "
+                "another kind of export, or delete it"
             )
         weighted = [name for name, one in prospect.datasets.items() if one.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:

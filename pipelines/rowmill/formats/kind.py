@@ -26,6 +26,7 @@ from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.packing.options import Packing
+from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Rejected, Row, RowKind
 
 if TYPE_CHECKING:
@@ -185,6 +186,10 @@ class DatasetKind(Config):
     def has_groups(self, options: DatasetOptions) -> bool:
         """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
+
+    def get_objective(self) -> Objective:
+        """Return what a trainer does with the examples."""
+        return "next_token"
 
     def get_token_options(self) -> TokenOptions:
         """Return the kind's options for the tokens of its rows."""

@@ -95,4 +95,5 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
         is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
         is_open=not dataset.packing.block_cross_document_attention,
         has_weights=bool(dataset.loss.weights),
+        objective=dataset.format.get_objective(),
     )

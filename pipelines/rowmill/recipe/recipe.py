@@ -30,6 +30,7 @@ from rowmill.recipe.dataset import Dataset, has_generation, summarize_dataset
 from rowmill.recipe.defaults import check_defaults, drop_validation_shares, parse_dataset, resolve_top_level_aliases
 from rowmill.recipe.execution import Execution
 from rowmill.recipe.overrides import apply_overrides, is_records
+from rowmill.schema.examples import Objective
 from rowmill.sources import GeneratedSource
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tokenization.tokenizer_source import (
@@ -152,6 +153,19 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _datasets_share_one_objective(self) -> "Recipe":
+        objectives = {name: dataset.format.get_objective() for name, dataset in self.datasets.items()}
+        first = next(iter(objectives))
+        for name, objective in objectives.items():
+            if objective != objectives[first]:
+                raise ValueError(
+                    f"datasets.{name}.format.kind: {self.datasets[name].format.get_name()} has the objective "
+                    f"{objective}, and datasets.{first} has {objectives[first]}; a recipe has one, since its datasets "
+                    "are mixed into one order; give each objective a recipe of its own"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _exports_are_possible(self) -> "Recipe":
         prospect = RecipeSummary(
             self.seq_len, {name: summarize_dataset(dataset) for name, dataset in self.datasets.items()}
@@ -171,6 +185,11 @@ class Recipe(Config):
             except ConfigError as error:
                 raise ValueError(f"exports.{export.name}: {error}") from error
         return self
+
+    @property
+    def objective(self) -> Objective:
+        """What a trainer does with the examples of all datasets."""
+        return next(iter(self.datasets.values())).format.get_objective()
 
     @property
     def has_loss_weights(self) -> bool:

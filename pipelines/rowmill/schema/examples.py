@@ -12,6 +12,7 @@ than 0 and 1 (`loss.weights`), there is a column of weights as well: positive wh
 """
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,13 @@ from numpy.typing import NDArray
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
+
+Objective: TypeAlias = Literal["next_token", "paired", "unpaired", "prompts"]
+"""What a trainer does with a dataset's examples; all datasets of a recipe have one.
+
+next_token: predict the trained tokens; paired: prefer a chosen answer to a rejected one; unpaired: one answer, marked
+as good or bad; prompts: the model answers by itself, so nothing is trained.
+"""
 
 IGNORED_LABEL = -100
 """The label of a position that is not a target, which PyTorch's cross entropy skips."""

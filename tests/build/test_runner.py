@@ -22,6 +22,7 @@ from rowmill.core.errors import ConfigError, GateError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.executors import local
 from rowmill.schema import manifest
+from rowmill.schema.rows import RowKind
 from rowmill.stages import catalog
 from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
 
@@ -91,9 +92,9 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
 
-    def counted(options: Any, stage: str, dataset: str | None, *, is_table: bool) -> Any:
+    def counted(options: Any, stage: str, dataset: str | None, *, row_kind: RowKind | None) -> Any:
         made.append((stage, dataset))
-        return list_thresholds(options, stage, dataset, is_table=is_table)
+        return list_thresholds(options, stage, dataset, row_kind=row_kind)
 
     monkeypatch.setattr(steps, "list_thresholds", counted)
     project = ready.project

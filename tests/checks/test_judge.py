@@ -18,6 +18,7 @@ from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
+from rowmill.schema.rows import RowKind
 
 KEY = ("demo", "chats", "canonical_rows")
 GOOD = {
@@ -25,7 +26,7 @@ GOOD = {
     "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
 }  # fmt: skip
 REASON = "looked at each of them"
-OF_TABLES = {check.name for check in CHECKS if check.tables_only}
+ONLY_FOR: dict[str, RowKind] = {check.name: check.only_for for check in CHECKS if check.only_for is not None}
 
 
 def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
@@ -34,16 +35,16 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
     saved = manifest.save_manifest(store, made)
-    # Of the checks of tables alone those are judged whose facts are there.
-    is_table = bool(OF_TABLES & facts.keys())
+    # Of the checks of one kind of rows those are judged whose facts are there.
+    row_kinds: list[RowKind] = [ONLY_FOR[name] for name in facts if name in ONLY_FOR]
     options = validate_options(Gates, gates, "gates")
-    thresholds = list_thresholds(options, "canonical_rows", "chats", is_table=is_table)
-    thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in OF_TABLES)
+    thresholds = list_thresholds(options, "canonical_rows", "chats", row_kind=row_kinds[0] if row_kinds else None)
+    thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in ONLY_FOR)
     return saved, {result.check: result for result in judge.run_checks(store, saved, thresholds)}
 
 
 def _terms(**gates: Any) -> tuple[Threshold, ...]:
-    return list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", is_table=False)
+    return list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", row_kind=None)
 
 
 def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
@@ -70,15 +71,16 @@ def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path,
     assert failed[check.name].blocking is (check.severity == "error")
 
 
-def test_checks_of_tables_are_not_run_on_other_data() -> None:
+def test_checks_of_one_kind_of_rows_are_not_run_on_others() -> None:
     gates = validate_options(Gates, {}, "gates")
 
     of_chats, of_tables = (
-        {one.check for one in list_thresholds(gates, "canonical_rows", "a", is_table=is_table)}
-        for is_table in (False, True)
+        {one.check for one in list_thresholds(gates, "canonical_rows", "a", row_kind=row_kind)}
+        for row_kind in ("conversation", "record")
     )
 
-    assert of_tables - of_chats == OF_TABLES == {"table_drift", "type_mismatch"}
+    assert of_tables - of_chats == {"table_drift", "type_mismatch"}
+    assert of_chats <= of_tables
 
 
 def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
@@ -86,7 +88,7 @@ def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None, is_table=False)
+    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None, row_kind=None)
     own = [one for one in thresholds if one.check == "dropped_share"]
     return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
 

@@ -132,7 +132,7 @@ def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> 
 def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
     inputs = tuple(one for name in stage.inputs for one in _find_stage_keys(loaded, name, dataset))
     gates = tuple(_find_gates(loaded, stage, inputs, dataset))
-    is_table = dataset is not None and loaded.datasets[dataset].format.IS_TABLE
+    row_kind = None if dataset is None else loaded.datasets[dataset].row_kind
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
         stage=stage,
@@ -142,7 +142,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
-        thresholds=list_thresholds(loaded.gates, stage.name, dataset, is_table=is_table),
+        thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )
 

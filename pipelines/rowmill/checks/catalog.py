@@ -21,6 +21,7 @@ from rowmill.core.stage_names import (
     TRAINING_SPLITS,
     TRUNCATION_STATS,
 )
+from rowmill.schema.rows import RowKind
 
 Severity = Literal["error", "warn"]
 RESULT_VERSION = 7
@@ -49,8 +50,8 @@ class Check:
     applies_to: str = ""
     of_tables: str = ""
     """The remedy for records datasets, if the general one does not apply."""
-    tables_only: bool = False
-    """Whether the check exists only for records datasets; stages of other data do not count its fact."""
+    only_for: RowKind | None = None
+    """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     names_samples: bool = False
@@ -89,14 +90,14 @@ CHECKS: tuple[Check, ...] = (
         "changes of the table against its contract, pinned or the last build's",
         "correct the data at the named cell; or accept the change: write the contract of the current data with "
         "`rowmill advise {recipe} --write`, review it, and build again", applies_to="records",
-        tables_only=True, names_samples=True),
+        only_for="record", names_samples=True),
     Check("type_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "values that do not fit the type of their column; depending on the table contract, their records are rejected "
         "or "
         "the values become null",
         "read the table type_mismatch; correct the values, add them to the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
-        tables_only=True, names_samples=True),
+        only_for="record", names_samples=True),
     Check("preference_data", (CANONICAL_ROWS,), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "

@@ -18,6 +18,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices, suggest_name
 from rowmill.core.storage import digest_json
 from rowmill.schema.manifest import OLDER_FACT_NAMES, Manifest, StageKey
+from rowmill.schema.rows import RowKind
 
 
 class Bound(Config):
@@ -290,27 +291,31 @@ class Threshold:
         return float(arguments.get("min_value", -math.inf)) <= value <= float(arguments.get("max_value", math.inf))
 
 
-def list_thresholds(gates: GatesBase, stage: str, dataset: str | None, *, is_table: bool) -> tuple[Threshold, ...]:
+def list_thresholds(
+    gates: GatesBase, stage: str, dataset: str | None, *, row_kind: RowKind | None
+) -> tuple[Threshold, ...]:
     """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
-    `is_table` is what the dataset's kind declares, false for a stage of the whole recipe: without it, checks that exist
-    only for tables are omitted.
+    `row_kind` is what the dataset's kind declares, None for a stage of the whole recipe: checks that exist only for
+    rows of another kind are omitted.
     """
     ours = tuple(
-        _make_threshold(check, gates, dataset, is_table)
+        _make_threshold(check, gates, dataset, is_table=row_kind == "record")
         for check in CHECKS
-        if stage in check.stages and (is_table or not check.tables_only)
+        if stage in check.stages and check.only_for in (None, row_kind)
     )
     return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
 def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
     """Return the thresholds of an output whose dataset the recipe may no longer have; its facts show its kind."""
-    is_table = any(check.tables_only and check.name in made.facts for check in CHECKS)
-    return list_thresholds(gates, made.stage, dataset, is_table=is_table)
+    row_kinds: list[RowKind | None] = [
+        check.only_for for check in CHECKS if check.only_for and check.name in made.facts
+    ]
+    return list_thresholds(gates, made.stage, dataset, row_kind=row_kinds[0] if row_kinds else None)
 
 
-def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, is_table: bool) -> Threshold:
+def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, *, is_table: bool) -> Threshold:
     bound: Bound | None = getattr(gates, check.name, None)
     own = getattr(bound, check.direction) if bound else None
     covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]

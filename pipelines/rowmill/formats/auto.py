@@ -5,6 +5,7 @@ What belongs here: the kind's configuration. What does not: the order in which s
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -13,6 +14,7 @@ from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
+from rowmill.formats.detection import detect_messages
 from rowmill.formats.kind import TokenOptions
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.formats.text import make_document_reader
@@ -38,7 +40,8 @@ class Auto(ConversationColumns):
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read a record as a conversation, or as a document if it has no conversation's shape."""
         read_document = make_document_reader(self.text_key, options.filters)
-        return ConversationReader(self, options, text_key=self.text_key, read_document=read_document)
+        detect = partial(detect_messages, columns=self, text_key=self.text_key)
+        return ConversationReader(self, options, detect, single_turn=self.single_turn, read_document=read_document)
 
     def get_token_options(self) -> TokenOptions:
         """Return the model's roles, BOS and EOS."""

@@ -5,11 +5,13 @@ message (`messages.py`).
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
+from rowmill.formats.detection import detect_messages
 
 
 class Chat(ConversationColumns):
@@ -22,4 +24,4 @@ class Chat(ConversationColumns):
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a conversation."""
-        return ConversationReader(self, options)
+        return ConversationReader(self, options, partial(detect_messages, columns=self), single_turn=self.single_turn)

@@ -1,7 +1,7 @@
-"""Columns of conversations: the option fields that `chat` and `auto` share, with their aliases.
+"""Columns of conversations: the option fields that the kinds with messages share, with their aliases.
 
-What belongs here: the base class of `chat` and `auto`. What does not: detecting a record's shape (`detection.py`),
-looking up a value in a record (`record_values.py`).
+What belongs here: the base class of those kinds, and the one of `chat` and `auto`. What does not: detecting a record's
+shape (`detection.py`), looking up a value in a record (`record_values.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,11 @@ MAPPED_ROLES = {
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
-class ConversationColumns(DatasetKind):
-    """Columns of a conversation, and the mapping of its roles."""
+class MessageColumns(DatasetKind):
+    """Keys of a message, the mapping of its role, and the system message: what every kind with messages reads."""
 
     ROW_KIND: ClassVar[RowKind] = "conversation"
-    ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
 
-    dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
-    """Shape of every record; `auto` decides per record. A record of another shape is rejected as `unknown_schema`."""
-    messages_field: str = "messages"
-    """Column with the list of messages, or its JSON text."""
-    prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
-    """Columns that may hold the prompt, as text or messages; the first that is not null is used. `instruction` joins
-    Alpaca's `input` to it."""
-    response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
-    """Columns that may hold the response, as text or messages; the first that is not null is used."""
     role_field: str | None = None
     """Key of a message's role; null: `role`, and `from` in ShareGPT."""
     content_field: str | None = None
@@ -56,8 +46,6 @@ class ConversationColumns(DatasetKind):
     """Column whose text, or whose mapping's `content`, is the system message; null: none."""
     on_existing_system: Literal["merge", "replace", "keep", "reject"] = "merge"
     """If the conversation already has a system message; merge: the column's text, a blank line, the existing one."""
-    single_turn: bool = False
-    """Keep only the system message, the first user message and the next assistant message."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """Roles of the model's messages."""
     message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
@@ -66,11 +54,6 @@ class ConversationColumns(DatasetKind):
     """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
     """Whether the beginning-of-text token starts a row; auto: as the template prints it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _conversation_aliases(cls, values: Json) -> Json:
-        return rename_aliases(values, cls.ALIASES)
 
     @field_validator("role_map")
     @classmethod
@@ -87,10 +70,33 @@ class ConversationColumns(DatasetKind):
         refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
         super().check_options(options)
 
-    def list_answer_columns(self) -> Sequence[str | None]:
-        """Return the columns of messages, prompts and responses."""
-        return [self.messages_field, *self.prompt_fields, *self.response_fields, self.system_prompt, self.domain_key]
-
     def get_token_options(self) -> TokenOptions:
         """Return the model's roles and BOS."""
         return TokenOptions(assistant_roles=frozenset(self.assistant_roles), add_bos=self.add_bos)
+
+
+class ConversationColumns(MessageColumns):
+    """Columns of a whole conversation, in any known shape."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
+
+    dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
+    """Shape of every record; `auto` decides per record. A record of another shape is rejected as `unknown_schema`."""
+    messages_field: str = "messages"
+    """Column with the list of messages, or its JSON text."""
+    prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
+    """Columns that may hold the prompt, as text or messages; the first that is not null is used. `instruction` joins
+    Alpaca's `input` to it."""
+    response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
+    """Columns that may hold the response, as text or messages; the first that is not null is used."""
+    single_turn: bool = False
+    """Keep only the system message, the first user message and the next assistant message."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _conversation_aliases(cls, values: Json) -> Json:
+        return rename_aliases(values, cls.ALIASES)
+
+    def list_answer_columns(self) -> Sequence[str | None]:
+        """Return the columns of messages, prompts and responses."""
+        return [self.messages_field, *self.prompt_fields, *self.response_fields, self.system_prompt, self.domain_key]

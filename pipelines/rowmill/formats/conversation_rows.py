@@ -11,14 +11,14 @@ Most messages are a known role and plain text: they are recognized with a few di
 are. Only the others are read key by key.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
-from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
-from rowmill.formats.detection import DetectedMessages, detect_messages
+from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, MessageColumns
+from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.messages import read_flags, read_kwargs, read_parts
 from rowmill.formats.reasoning import (
     REASONING_KEY,
@@ -31,6 +31,9 @@ from rowmill.formats.reasoning import (
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import OfferedTools, ToolCalls, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, ParseReport, Rejected, Row, make_plain_report
+
+ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages | Rejected]
+"""Finds a record's messages as in the source."""
 
 FUNCTION_CALL = "function_call"
 """The one role that is not mapped but read: its content is a call by the assistant."""
@@ -72,22 +75,23 @@ class _ConversationTally:
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once.
 
-    `read_document` reads a record that has text under `text_key` and no conversation's shape; without it, such a record
-    is rejected.
+    `detect` finds a record's messages; `read_document` reads a record in which it finds a document.
 
     More than 250 lines, because each step of reading a record asks the same options and adds to the same report.
     """
 
     def __init__(
         self,
-        columns: ConversationColumns,
+        columns: MessageColumns,
         options: RowOptions,
+        detect: ShapeDetector,
         *,
-        text_key: str | None = None,
+        single_turn: bool = False,
         read_document: RecordReader | None = None,
     ) -> None:
         self._columns = columns
-        self._text_key = text_key
+        self._detect = detect
+        self._single_turn = single_turn
         self._read_document = read_document
         self._tools = options.tools
         self._kwargs_column = options.template.chat_template_kwargs
@@ -110,16 +114,21 @@ class ConversationReader:
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return the row of one record."""
-        columns = self._columns
-        found = detect_messages(record, columns, text_key=self._text_key)
+        found = self._detect(record)
         if isinstance(found, Rejected):
             return found
         if found.schema == "text" and self._read_document is not None:
             return self._read_document(record)
-        if columns.system_prompt is not None or found.system is not None or columns.single_turn:
-            found = self._reshape_messages(record, found, columns)
-            if isinstance(found, Rejected):
-                return found
+        return self.read_conversation(record, found)
+
+    def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row | Rejected:
+        """Return the row of a record whose messages were found."""
+        columns = self._columns
+        if columns.system_prompt is not None or found.system is not None or self._single_turn:
+            reshaped = self._reshape_messages(record, found, columns)
+            if isinstance(reshaped, Rejected):
+                return reshaped
+            found = reshaped
         if not found.messages:
             return Rejected("empty_conversation", "no messages")
         tally = _ConversationTally()
@@ -152,7 +161,7 @@ class ConversationReader:
         return kwargs[0]
 
     def _read_messages(
-        self, found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
+        self, found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
     ) -> list[Message] | Rejected:
         """Read every message; one with only a known role and text is returned unchanged."""
         roles, speakers, may_tag = self._plain_roles, self._speakers, self._tags.may_contain_tag
@@ -185,7 +194,7 @@ class ConversationReader:
         return out or Rejected("empty_conversation", "no messages but reasoning")
 
     def _read_message(
-        self, raw: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
+        self, raw: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
     ) -> Message | Rejected | None:
         """Read one message key by key; return None if it was reasoning, which is now in the tally or dropped."""
         role = self._read_role(raw.get(found.role_key), columns, tally)
@@ -221,7 +230,7 @@ class ConversationReader:
             return _assemble_message(role, content, "", calls, extras)
         return self._finish_assistant(role, content, reasoning, calls, extras, tally)
 
-    def _read_role(self, source: Json, columns: ConversationColumns, tally: _ConversationTally) -> str | Rejected:
+    def _read_role(self, source: Json, columns: MessageColumns, tally: _ConversationTally) -> str | Rejected:
         if type(source) is not str or not source:
             return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
@@ -273,7 +282,7 @@ class ConversationReader:
         return _assemble_message(role, content, reasoning, calls, extras)
 
     def _reshape_messages(
-        self, record: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns
+        self, record: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns
     ) -> DetectedMessages | Rejected:
         """Insert the system messages of other columns, then keep a single turn if requested."""
         values = [found.system] if columns.system_prompt != "system" else []
@@ -289,7 +298,7 @@ class ConversationReader:
                 if isinstance(extended, Rejected):
                     return extended
                 messages = extended
-        if columns.single_turn:
+        if self._single_turn:
             messages = self._keep_single_turn(messages, found)
         return found._replace(messages=messages)
 

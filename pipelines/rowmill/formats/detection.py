@@ -37,7 +37,7 @@ class DetectedMessages(NamedTuple):
 
 
 _PAIR_LENGTH = 2
-ShapeDetector = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
+_ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
 
 
 def detect_messages(
@@ -112,7 +112,7 @@ def _detect_prompt_response(
     return DetectedMessages("prompt_response", turns, role_key, content_key)
 
 
-SHAPE_DETECTORS: dict[str, ShapeDetector] = {
+SHAPE_DETECTORS: dict[str, _ShapeReader] = {
     "messages": _detect_message_list,
     "sharegpt": _detect_sharegpt,
     "alpaca": _detect_alpaca,

@@ -13,13 +13,25 @@ from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.kind import DatasetKind
+from rowmill.formats.prompts import Prompts
 from rowmill.formats.python import Python
 from rowmill.formats.record_values import is_mapping, rename_aliases
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text
 
-__all__ = ["Auto", "Chat", "Format", "Python", "Records", "RowFormat", "Supervised", "Text", "register_format"]
+__all__ = [
+    "Auto",
+    "Chat",
+    "Format",
+    "Prompts",
+    "Python",
+    "Records",
+    "RowFormat",
+    "Supervised",
+    "Text",
+    "register_format",
+]
 
 _AnyKind: TypeAlias = (
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
@@ -27,6 +39,7 @@ _AnyKind: TypeAlias = (
     | Text  # documents
     | Records  # rows of tables
     | Auto  # chat or text, decided row by row
+    | Prompts  # what a model is asked in reinforcement learning, and the ground truth
     | Python  # the rows that a class of the user's makes of them
 )
 

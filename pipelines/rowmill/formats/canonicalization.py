@@ -98,6 +98,7 @@ class Canonicalizer:
     """Turns records of one dataset into canonical rows; everything that depends only on options is computed once.
 
     `group_key` is a path or a list of paths into the record, `order_key` a path; null values there reject the row.
+    `read` takes the place of the kind's reader of records.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class Canonicalizer:
         *,
         group_key: str | Sequence[str] | None = None,
         order_key: str | None = None,
+        read: RecordReader | None = None,
     ) -> None:
-        self._read: RecordReader = options.format.make_record_reader(options)
+        self._read: RecordReader = read or options.format.make_record_reader(options)
         self._group_paths: tuple[str, ...] = (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
         self._many_groups: bool = not isinstance(group_key, str)
         self._order_path: str | None = order_key

@@ -213,10 +213,10 @@ class DatasetKind(Config):
             "choose such a kind"
         )
 
-    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
+    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
         """Return the reader of the dataset's records; the default suits kinds that make one row of a record.
 
-        `base` is the project's folder.
+        `base` is the project's folder, `dataset` the dataset's name.
         """
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 

@@ -82,7 +82,7 @@ class Python(DatasetKind):
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
 
-    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
+    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
         """Read records with the class, which may make several rows of one record."""
         chat = Chat(
             dataset_schema="messages",

@@ -29,6 +29,7 @@ _SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
     "pair": "keep_end",
     "text": "split",
     "record": "error",
+    "prompt": "error",
 }
 
 

@@ -33,6 +33,7 @@ from rowmill.inspection.lineage import RowOrigin, SegmentLocation, SequenceOccur
 from rowmill.inspection.sequence_trace import SequenceTrace, TokenTrace
 from rowmill.inspection.template_reports import TemplateReport
 from rowmill.inspection.trace import RowTrace
+from rowmill.schema.rows import ROW_KIND_COLUMNS
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
 MAX_RAW_CHARS = 600
@@ -59,6 +60,7 @@ def render_inspected_record(one: InspectedRecord, *, colours: bool) -> Renderabl
     ]
     if one.row is not None:
         lines += [label_value("report", _format_parse_report(one.row)), *_render_structured_row(one.row)]
+        lines += _render_kind_columns(one.row)
     if one.rejected is not None:
         stage, reason, detail = one.rejected
         lines.append(
@@ -117,6 +119,14 @@ def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
             )
         elif i == left_out.start:
             yield label_value("", f" … {len(left_out)} more messages")
+
+
+def _render_kind_columns(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Show what a row of its kind has beside messages and texts."""
+    for field in ROW_KIND_COLUMNS.get(row["kind"], ()):
+        value = row.get(field.name)
+        if value is not None:
+            yield label_value(field.name, _flatten_text(value if type(value) is str else to_json(value)))
 
 
 def _format_message(message: Mapping[str, Json]) -> str:

@@ -11,6 +11,7 @@ encoding text (`tokenizer.py`) and deciding which characters are trained (`maski
 than 0 and 1 (`loss.weights`), there is a column of weights as well: positive where the mask is true, else 0.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -96,6 +97,9 @@ def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
     return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 
 
-def make_example_schema(*, weighted: bool) -> pa.Schema:
-    """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights as well."""
-    return EXAMPLE_SCHEMA.append(WEIGHT_FIELD) if weighted else EXAMPLE_SCHEMA
+def make_example_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the schema of a part; with `loss.weights` it has the column of weights, and it ends with other `columns`.
+
+    `columns` are those of one kind of rows (`rows.ROW_KIND_COLUMNS`).
+    """
+    return pa.schema([*EXAMPLE_SCHEMA, *((WEIGHT_FIELD,) if weighted else ()), *columns])

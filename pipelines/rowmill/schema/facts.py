@@ -114,6 +114,9 @@ class CanonicalRowsFacts:
     dropped_think_messages: int | Uncounted = UNCOUNTED
     tools_present: int | Uncounted = UNCOUNTED
     tools_parsed_from_string: int | Uncounted = UNCOUNTED
+    # Prompts only.
+    ground_truth_conflicts: int | Uncounted = UNCOUNTED
+    """Prompts of which equal copies have different ground truths."""
     # Tables only.
     columns: int | Uncounted = UNCOUNTED
     characters: int | Uncounted = UNCOUNTED
@@ -132,7 +135,7 @@ class TokenizedExamplesFacts:
     accounted: int
     rejects: float
     mask_verified: float | str
-    zero_loss_rows: float
+    zero_loss_rows: float | str
     token_ids: int
     rows: int
     kept: int
@@ -216,7 +219,7 @@ class TrainingSplitsFacts:
     dropped_share: float
     filler_share: float
     rank_balance: float
-    empty_step: int
+    empty_step: int | str
     sequences: int
     places: int
     fillers: int

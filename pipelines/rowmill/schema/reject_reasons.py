@@ -133,6 +133,16 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "the custom class raised an exception, or did not return a row",
         "fix the class; the detail has its message",
     ),
+    "missing_ground_truth": ReasonDescription(
+        "rows",
+        "no column of `format.ground_truth_fields` has a ground truth, or `format.ground_truth_pattern` has no match",
+        "name the column or correct the pattern; `format.require_ground_truth: false` takes prompts without one",
+    ),
+    "prompt_ends_with_assistant": ReasonDescription(
+        "rows",
+        "the prompt ends with a message of the model, and `format.trailing_assistant` is `reject`",
+        "set `format.trailing_assistant` to `drop` or `ground_truth`",
+    ),
     "bad_example": ReasonDescription(
         "rows",
         "the custom class built unknown ids, unequal lengths, or a mask with values other than 0 and 1",

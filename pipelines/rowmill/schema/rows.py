@@ -16,14 +16,28 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from operator import itemgetter
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from rowmill.core.json import Json
 
-RowKind = Literal["conversation", "pair", "text", "record"]
+RowKind = Literal["conversation", "pair", "text", "record", "prompt"]
 
+MESSAGE_KINDS: frozenset[RowKind] = frozenset({"conversation", "prompt"})
+"""The kinds of rows that have messages."""
+
+ROW_KIND_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
+    "prompt": (
+        pa.field("ground_truth", pa.string()),
+        pa.field("data_source", pa.list_(pa.string()), nullable=False),
+        pa.field("extra", pa.string()),
+    ),
+}
+"""The columns that rows of one kind have beside those of all rows.
+
+prompt: `ground_truth` is JSON text, `data_source` names the verifiers, `extra` is a JSON object of carried fields.
+"""
 
 Message: TypeAlias = dict[str, Json]
 """A canonical message: always `role` and `content` (str); if present, `reasoning_content` (str), `tool_calls`
@@ -58,7 +72,7 @@ class Row:
     """One canonical row, before it has an id.
 
     conversation: `messages` (and `tools`, `template_kwargs`); pair: `messages` empty, `text` the
-    prompt and `output` the response; text: `text`; record: `record`.
+    prompt and `output` the response; text: `text`; record: `record`; prompt: as a conversation, without an answer.
     """
 
     kind: RowKind
@@ -72,6 +86,8 @@ class Row:
     order_key: str | None = None
     domain: str | None = None
     report: ParseReport = ParseReport()
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of the kind's own columns (`ROW_KIND_COLUMNS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +184,11 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 """A part of `canonical_rows`; row order is source order. `dedupe_key` is set if it differs from `content_hash`."""
+
+
+def make_row_schema(kind: RowKind) -> pa.Schema:
+    """Return the schema of a part of a dataset whose rows are of one kind."""
+    return pa.schema([*ROW_SCHEMA, *ROW_KIND_COLUMNS.get(kind, ())])
 
 
 NORMALIZATION_COLUMNS = (

@@ -9,6 +9,7 @@ all rows (`time_splits.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, NORMALIZATION_COLUMNS, ROW_SCHEMA, Rejected
+from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
 from rowmill.stages import inputs, reject_samples
 from rowmill.stages.base import (
@@ -90,7 +91,11 @@ def make_canonical_rows(work: StageContext) -> StageOutput:
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(work, final)
     facts = _count_rows(work, scanned, final, groups, boundaries)
+    conflicts = _find_truth_conflicts(work, made)
+    if conflicts is not None:
+        facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(work, facts, final, groups)
+    draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
     draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
@@ -167,6 +172,20 @@ def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
         task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
         planned.append(PartTask(fingerprint, task, 0, 0))
     return make_parts(work, rewrite_rows, planned)[0]
+
+
+def _find_truth_conflicts(work: StageContext, made: Sequence[Part]) -> list[str] | None:
+    """Return the first row of each prompt whose copies have different ground truths; None for rows without any."""
+    if "ground_truth" not in make_row_schema(work.dataset.row_kind).names:
+        return None
+    if not made:
+        return []
+    rows = scan_rows(work.store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
+    by_prompt = rows.group_by("content_hash").agg(
+        pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
+    )
+    found = by_prompt.filter(pl.col("truths") > 1).select("row_id").collect(engine="streaming")
+    return sorted(found["row_id"].to_list())
 
 
 def _map_duplicates(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
@@ -275,7 +294,7 @@ def _build_rows_output(
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
         | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
-        schema=tuple((f.name, str(f.type)) for f in ROW_SCHEMA),
+        schema=tuple((f.name, str(f.type)) for f in make_row_schema(work.dataset.row_kind)),
     )
 
 
@@ -306,8 +325,8 @@ def _describe_preferences(work: StageContext, final: Sequence[Part]) -> tuple[st
 
 
 def _share_unknown_roles(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
-    """Return the share of rows with an unknown role; only conversations have roles."""
-    if work.dataset.row_kind != "conversation":
+    """Return the share of rows with an unknown role; only messages have roles."""
+    if work.dataset.row_kind not in MESSAGE_KINDS:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 

@@ -24,7 +24,16 @@ from rowmill.formats.preference import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import Part
-from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages
+from rowmill.schema.rows import (
+    NORMALIZATION_COLUMNS,
+    ROW_SCHEMA,
+    ParseReport,
+    Rejected,
+    Row,
+    RowKind,
+    count_messages,
+    make_row_schema,
+)
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
@@ -48,11 +57,12 @@ class CanonicalTask:
 def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of some source parts; a kind may make several of one record."""
     # A user's class may keep state: every part gets a new reader.
-    reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base))
+    reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base), task.dataset_name)
     splitter = Splitter(task.dataset.splits)
     log = RejectLog(CANONICAL_ROWS)
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
+    kind = task.dataset.row_kind
+    columns = _RowColumns(task.dataset_name, kind, task.taken[0][0], splitter, by_prefix=by_prefix)
     left_out: list[str] = []
     further = 0
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
@@ -73,8 +83,11 @@ def canonicalize_part(task: CanonicalTask) -> Part:
 class _RowColumns:
     """Canonical rows of a part, column by column."""
 
-    def __init__(self, dataset: str, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool) -> None:
+    def __init__(
+        self, dataset: str, kind: RowKind, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool
+    ) -> None:
         self.dataset = dataset
+        self.kind: RowKind = kind
         self.by_prefix = by_prefix
         self.hint: SplitHint | None = part.split_hint
         self.splitter = splitter
@@ -122,7 +135,7 @@ class _RowColumns:
         return None
 
     def table(self) -> pa.Table:
-        """Return the rows in `ROW_SCHEMA`."""
+        """Return the rows in the schema of the dataset's kind."""
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         columns: list[Any] = [
@@ -132,7 +145,10 @@ class _RowColumns:
             [_hash_prompt(r) for r in rows],
             *_report_columns([row.report for row in rows]),
         ]  # fmt: skip
-        return pa.table(columns, schema=ROW_SCHEMA)
+        schema = make_row_schema(self.kind)
+        own = schema.names[len(columns) :]
+        columns += [pa.array([row.columns.get(name) for row in rows], schema.field(name).type) for name in own]
+        return pa.table(columns, schema=schema)
 
 
 DEPTH_LIMIT = 254
@@ -142,7 +158,7 @@ DEPTH_LIMIT = 254
 def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
     """Return a row's messages, tools, template kwargs and record as JSON text, or the reject."""
     values = (
-        row.messages if row.kind == "conversation" else None,
+        row.messages or None,
         row.tools,
         row.template_kwargs or None,
         row.record,

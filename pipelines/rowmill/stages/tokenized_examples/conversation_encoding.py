@@ -84,6 +84,25 @@ class ConversationEncoder:
         """Whether spans are encoded apart; only the mask shows where."""
         return self.dataset.loss.boundary == "split"
 
+    def hide_control(
+        self, conversation: Conversation, counts: TokenizationCounts
+    ) -> tuple[Conversation, dict[str, str]] | Rejected:
+        """Treat the control strings of a conversation that has some as the recipe says, and count them.
+
+        Returns the conversation with placeholders for them, and the string of each placeholder.
+        """
+        policy, hidden = self.dataset.template.control_tokens, (conversation, dict[str, str]())
+        if policy == "reject":
+            return Rejected("control_token_in_content", "the row's text holds a control string")
+        if policy != "allow":
+            try:
+                hidden = hide_control_strings(conversation, self.control)
+            except ConfigError as error:
+                # The control token has one character and the row uses every letter and digit: no placeholder is free.
+                return Rejected("control_token_in_content", str(error))
+        counts.add_control_strings(self.control, conversation)
+        return hidden
+
     def limit_reasoning(self, conversation: Conversation) -> Conversation:
         """Cut each message's reasoning at `think_max_tokens`."""
         limit = self.dataset.reasoning.think_max_tokens

@@ -8,13 +8,11 @@ What belongs here: the order of these steps for a batch of conversations, and th
 
 import pyarrow as pa
 
-from rowmill.core.errors import ConfigError
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import (
     ConversationEncoder,
     decode_conversations,
-    hide_control_strings,
     show_control_strings,
 )
 from rowmill.stages.tokenized_examples.conversation_shortening import ConversationShortener, RenderedCandidate
@@ -60,19 +58,10 @@ class ConversationExampleBuilder:
     def _render_candidates(
         self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
     ) -> list[RenderedCandidate] | Rejected:
-        placeholders: dict[str, str] = {}
-        before, control = conversation, self._steps.control
-        policy = self._steps.dataset.template.control_tokens
-        if controlled and policy != "allow":
-            if policy == "reject":
-                return Rejected("control_token_in_content", "the row's text holds a control string")
-            try:
-                conversation, placeholders = hide_control_strings(conversation, control)
-            except ConfigError as error:
-                # The control token has one character and the row uses every letter and digit: no placeholder is free.
-                return Rejected("control_token_in_content", str(error))
-        if controlled:
-            counts.add_control_strings(control, before)
+        hidden = self._steps.hide_control(conversation, counts) if controlled else (conversation, dict[str, str]())
+        if isinstance(hidden, Rejected):
+            return hidden
+        conversation, placeholders = hidden
         conversation = self._steps.limit_reasoning(conversation)
         candidates: list[RenderedCandidate] = []
         for one, only in self._steps.masker.split_turns(conversation):

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from rowmill.conversation import masking
 from rowmill.conversation.rendering import renderer
 from rowmill.conversation.rendering.options import RendererSpec, Template, make_renderer_spec, resolve_template
@@ -26,6 +28,7 @@ from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+from rowmill.schema.rows import ROW_KIND_COLUMNS
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -243,7 +246,7 @@ def _build_examples_output(
         accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
         rejects=compute_share(sum(refused.values()), rows),
         mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
-        zero_loss_rows=compute_share(sum(n for r, n in reasons.items() if r in NO_TARGET_REASONS), rows),
+        zero_loss_rows=_share_untrained(work, reasons, rows),
         token_ids=counted["outside_vocabulary"],
         rows=rows,
         kept=kept,
@@ -280,11 +283,22 @@ def _build_examples_output(
             "render_equal": samples.get("render_mismatch", ()),
             "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
         },
-        schema=tuple((f.name, str(f.type)) for f in make_example_schema(weighted=work.dataset.loss.weights)),
+        schema=tuple((f.name, str(f.type)) for f in _make_schema(work.dataset)),
         card=build_examples_card(loaded, spec),
         parts_reused=reused,
         rows_made=rows_made,
     )
+
+
+def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
+    """Return the share of rows that were rejected because nothing of them trains; of prompts, nothing does."""
+    if work.recipe.objective == "prompts":
+        return NOT_APPLICABLE
+    return compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows)
+
+
+def _make_schema(dataset: Dataset) -> pa.Schema:
+    return make_example_schema(weighted=dataset.loss.weights, columns=ROW_KIND_COLUMNS.get(dataset.row_kind, ()))
 
 
 def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ examples, and files (`text_parts.py`).
     conversation   fast_path.py for plain chats, conversation_examples.py for all others
     pair, text     plain_text_examples.py
     record         custom_examples.py
+    prompt         prompt_examples.py
 
 Tokens are handled in columns; there is a Python object per message, never per token.
 """
@@ -13,7 +14,7 @@ Tokens are handled in columns; there is a Python object per message, never per t
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +27,14 @@ from rowmill.conversation.template_contract import find_mismatched_prompts, list
 from rowmill.core.arrays import Ints
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
-from rowmill.schema.rows import Rejected, RowKind
+from rowmill.schema.rows import ROW_KIND_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
 from rowmill.stages.tokenized_examples.custom_examples import CustomExampleBuilder
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
+from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_parity import compare_prompts
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
@@ -87,6 +89,10 @@ def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(begin, len(sizes))
 
 
+_BuildRows = Callable[[pa.Table, TokenizationCounts], list[RowOutcome]]
+"""Builds the examples of each of some rows, and counts what it did."""
+
+
 class ExampleBuilder:
     """Builds examples from one dataset's rows; opened once per process."""
 
@@ -95,16 +101,14 @@ class ExampleBuilder:
     ) -> None:
         """Open the builder of each kind of rows; without `spec`, conversations have no template and are rejected."""
         self._dataset = dataset
+        self._trains = dataset.format.get_objective() != "prompts"
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
         self._fast_path = None if self._steps is None else _open_fast_path(self._steps, length)
-        self._builders: Mapping[RowKind, Callable[[pa.Table, TokenizationCounts], list[RowOutcome]]] = {
-            "conversation": (
-                _reject_without_template
-                if self._steps is None
-                else ConversationExampleBuilder(self._steps, length).build
-            ),
+        self._builders: Mapping[RowKind, _BuildRows] = {
+            "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
+            "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
@@ -130,7 +134,7 @@ class ExampleBuilder:
                     some, own = self._build_plain_chats(some, own, counts, made)
                 held: list[tuple[int, int, Example]] = []
                 for place, outcome in zip(own.tolist(), build(some, counts), strict=True):
-                    settled = _require_targets(outcome, counts)
+                    settled = _require_targets(outcome, counts) if self._trains else outcome
                     if isinstance(settled, Rejected):
                         rejected.append((place, settled))
                     else:
@@ -138,9 +142,13 @@ class ExampleBuilder:
                 made += [make_columns(held)] if held else []
         columns = concat_columns(made or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
+        examples = sort_by_row(columns.table(*names, weighted=self._dataset.loss.weights), columns)
+        places = np.sort(columns.rows)
+        for field in ROW_KIND_COLUMNS.get(self._dataset.row_kind, ()):
+            examples = examples.append_column(field, table.column(field.name).take(pa.array(places)))
         return PreparedExamples(
-            examples=sort_by_row(columns.table(*names, weighted=self._dataset.loss.weights), columns),
-            places=np.sort(columns.rows),
+            examples=examples,
+            places=places,
             rejected=sorted(rejected, key=_get_place),
             verified=columns.verified(),
         )
@@ -187,6 +195,20 @@ def _open_fast_path(steps: ConversationEncoder, limit: LengthLimit) -> BatchedCh
         limit=None if limit.keeps_all("conversation") else limit.tokens,
         share=steps.dataset.template.verify_render,
     )
+
+
+class _TemplateExampleBuilder(Protocol):
+    """Builds examples of rows that a chat template renders."""
+
+    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None: ...
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]: ...
+
+
+def _build_by_template(
+    builder: type[_TemplateExampleBuilder], steps: ConversationEncoder | None, limit: LengthLimit
+) -> _BuildRows:
+    return _reject_without_template if steps is None else builder(steps, limit).build
 
 
 def _reject_without_template(rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:

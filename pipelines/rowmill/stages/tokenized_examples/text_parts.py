@@ -24,6 +24,7 @@ from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
+from rowmill.schema.rows import ROW_KIND_COLUMNS
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
@@ -54,7 +55,7 @@ class TokenizeTask:
 READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text",
                 "output",
         "record")  # fmt: skip
-"""The columns of canonical rows that decide examples."""
+"""The columns of canonical rows that decide examples, beside those of one kind of rows."""
 
 
 @lru_cache(maxsize=2)
@@ -88,7 +89,8 @@ def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _get_example_builder(task)
-    rows = store.table(task.rows, READ_COLUMNS)
+    own = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
+    rows = store.table(task.rows, (*READ_COLUMNS, *own))
     counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
     preparer.compare_prompts(rows, counts)

@@ -27,7 +27,7 @@ from rowmill.packing.rank_assignment import FILLER, RankOrder
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.stages import part_files
 from rowmill.stages.base import (
     ComparedFact,
@@ -80,6 +80,8 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
             "partitions": recipe.partitions.model_dump(mode="json"),
             "seed": recipe.seed,
             "datasets": list(recipe.datasets),
+            # Recipes that train tokens keep their identity.
+            **({} if recipe.objective == "next_token" else {"objective": recipe.objective}),
         },
         "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
         "grouped": [name for name, dataset in recipe.datasets.items() if leakage.has_groups(dataset)],
@@ -98,7 +100,7 @@ def make_training_splits(work: StageContext) -> StageOutput:
     dealt = rank_assignment.assign_ranks(
         work.recipe.partitions,
         order.epoch_offsets,
-        by_place.trained,
+        by_place.tokens if work.recipe.objective == "prompts" else by_place.trained,
         batch_sizes=mixture.batch_sizes,
         steps=mixture.steps,
     )
@@ -223,7 +225,7 @@ def _build_order_output(
     left = total - len(scheduled) - len(dropped)
     lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
     leaking = leakage.find_leaks(work, packed)
-    balance, empty_pairs = _measure_balance(steps)
+    balance, empty_pairs = _measure_balance(work, steps)
     places, fillers = int(part.facts["places"]), int(part.facts["fillers"])
     held = places - fillers
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
@@ -282,16 +284,21 @@ def _number_globally(order: SampleOrder, sizes: dict[str, int]) -> Ints:
     return firsts[order.datasets] + order.items
 
 
-def _measure_balance(steps: pa.Table) -> tuple[float, int]:
-    """Return the mean excess of the largest rank over the mean, and the number of (step, rank) without targets."""
-    frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
+def _measure_balance(work: StageContext, steps: pa.Table) -> tuple[float, int | str]:
+    """Return the mean excess of the largest rank over the mean, and the number of (step, rank) without targets.
+
+    Prompts have no targets; their load is all tokens.
+    """
+    load = "tokens" if work.recipe.objective == "prompts" else "trained_tokens"
+    frame = pl.DataFrame(steps.select(["step", load]).to_pydict())
     if not len(frame):
         return 0.0, 0
     per_step = frame.group_by("step", maintain_order=True).agg(
-        pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean")
+        pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
     )
     above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()
-    return round(float(above or 0.0), 9), int((frame["trained_tokens"] == 0).sum())  # pyright: ignore[reportArgumentType]
+    empty = int((frame[load] == 0).sum()) if load == "trained_tokens" else NOT_APPLICABLE
+    return round(float(above or 0.0), 9), empty  # pyright: ignore[reportArgumentType]
 
 
 def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:

@@ -1,0 +1,69 @@
+r"""Prompts as a chat template prints them for generation: where their own text is, and nothing that trains.
+
+What belongs here: rendering a conversation that waits for an answer, and locating its text. What does not:
+conversations that have answers (`loss_mask.py`).
+
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+                      └┘ user        └ generation prompt ──┘
+"""
+
+from dataclasses import dataclass, replace
+
+from rowmill.conversation.masking.content_spans import ContentLocator, LocatedContent, is_tool_missing
+from rowmill.conversation.masking.loss_mask import Masker, needs_plain_check
+from rowmill.conversation.masking.mask_comparison import describe_text_difference
+from rowmill.conversation.masking.options import MaskRules
+from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRenderer:
+    """Renders the prompts of one dataset; `masker` knows the template's frames."""
+
+    renderer: ChatRenderer
+    masker: Masker
+    rules: MaskRules
+
+    def render(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Render a conversation with the generation prompt; of a share of the rows the render is checked."""
+        asking = replace(conversation, kwargs={**conversation.kwargs, "add_generation_prompt": True})
+        printed = self.renderer.render(asking.messages, asking.tools, asking.kwargs)
+        if isinstance(printed, Rejected):
+            return printed
+        sampled = needs_plain_check(conversation.row_hash, self.rules.verify_render)
+        if sampled or not self.renderer.contract.marks_inert:
+            plain = self.renderer.plain(asking.messages, asking.tools, asking.kwargs)
+            if plain != printed.text:
+                return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
+        located = self._locate(asking, conversation, printed)
+        if located is None:
+            return Rejected(
+                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
+            )
+        dropped = [kind for kind, _ in located.dropped]
+        if conversation.tools and is_tool_missing(conversation.tools, printed.text, ()):
+            dropped.append("tool_list")
+        policy = {"reasoning": "count", **(self.rules.on_dropped or {})}
+        refused = sorted({kind for kind in dropped if policy.get(kind, "reject") == "reject"})
+        if refused:
+            return Rejected("content_dropped", ", ".join(refused))
+        counts = {kind: dropped.count(kind) for kind in dict.fromkeys(dropped)}
+        return MaskedConversation(printed.text, printed.spans, (), tuple(located.pieces()), counts)
+
+    def _locate(
+        self, asking: Conversation, conversation: Conversation, printed: RenderedConversation
+    ) -> LocatedContent | None:
+        """Search for the prompt's own text, and prove its place where the search cannot decide."""
+        roles = self.rules.assistant_roles
+        if printed.spans:
+            locator = ContentLocator(printed, self.masker.frames(conversation.kwargs), roles)
+            located = locator.locate(conversation.messages)
+            if locator.decides:
+                return located
+        proof = self.renderer.prove_ownership(asking.messages, asking.tools, asking.kwargs, printed.text, roles)
+        if proof is None:
+            return None
+        return locate_proven_content(proof, conversation.messages, printed.messages, printed.text, roles)

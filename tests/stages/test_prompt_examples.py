@@ -1,0 +1,125 @@
+"""Prompts through the stages: ids with the generation prompt, none of them trained, and the ground truth beside them.
+
+What belongs here: tokens of prompts, and checks that do not apply to them. What does not: reading a record
+(`tests/formats/test_prompts.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.end_to_end.test_row_vectors import road as vector_road
+from tests.support.recipes import CHATML, Road, sentence
+
+PROMPTS: dict[str, Any] = {"kind": "prompts"}
+
+
+def _vector(folder: Path, limit: int, **row: Any) -> list[dict[str, Any]]:
+    record = {"prompt": "U1", "answer": "A1", **row}
+    return vector_road(folder).one("a.jsonl", [record], PROMPTS, truncation={"max_length": limit}).examples()
+
+
+def test_vector_of_the_specification_has_twelve_ids_and_no_target(tmp_path: Path) -> None:
+    [example] = _vector(tmp_path / "12", 12)
+
+    assert len(example["input_ids"]) == 12
+    assert not any(example["loss_mask"])
+    assert (example["context_tokens"], example["template_tokens"], example["trained_tokens"]) == (2, 10, 0)
+    assert (example["ground_truth"], example["data_source"], example["extra"]) == ('"A1"', ["rows"], None)
+    assert _vector(tmp_path / "11", 11) == []
+
+
+def _records(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"{sentence(i, 6)} why?", "answer": f"so #### {i}", "level": i % 3} for i in range(count)]
+
+
+def test_ids_are_those_of_the_template_with_its_generation_prompt(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    road = Road(tmp_path).one("a.jsonl", _records(20), PROMPTS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+
+    examples = road.examples()
+
+    assert len(examples) == 20
+    for example, record in zip(examples, _records(20), strict=True):
+        asked = [{"role": "user", "content": record["question"]}]
+        wanted = tokenizer.apply_chat_template(asked, chat_template=CHATML, add_generation_prompt=True, tokenize=False)
+        assert example["input_ids"] == tokenizer.encode(wanted, add_special_tokens=False)
+
+
+def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_path: Path) -> None:
+    form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$", "carry_fields": ["level"]}
+    road = Road(tmp_path).one("a.jsonl", [*_records(40), {"question": "nothing?", "answer": "none"}], form)
+
+    made = road.build()
+
+    rows = made.manifest("rows", "canonical_rows")
+    assert dict(row[:2] for row in rows.tables["rejects"].rows) == {"missing_ground_truth": 1}
+    results = {result.check: result.outcome for _, found in made.steps.values() for result in found}
+    assert "failed" not in results.values()
+    assert (results["zero_loss_rows"], results["empty_step"]) == ("not_applicable", "not_applicable")
+    packed = made.manifest("rows", "packed_shards").facts
+    assert (packed["sequences"], packed["segments"], packed["trained_tokens"]) == (40, 40, 0)
+    examples = made.manifest("rows", "tokenized_examples")
+    assert [name for name, _ in examples.schema][-3:] == ["ground_truth", "data_source", "extra"]
+    order = made.manifest("training_splits").facts
+    assert order["rank_balance"] < 0.2
+
+
+def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
+    records = [*_records(5), {"question": _records(1)[0]["question"], "answer": "other"}]
+    road = Road(tmp_path).one("a.jsonl", records, PROMPTS)
+
+    made = road.build(only=("raw_dataset", "canonical_rows"))
+
+    rows = made.manifest("rows", "canonical_rows")
+    assert rows.facts["ground_truth_conflicts"] == 1
+    assert rows.facts["kept"] == 5
+    [result] = [one for one in made.steps["rows", "canonical_rows"][1] if one.check == "ground_truth_conflicts"]
+    assert (result.passed, result.blocking) == (False, False)
+
+
+def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> None:
+    records = [{"prompt": sentence(1, 200), "answer": "5"}, {"prompt": "short?", "answer": "6"}]
+
+    def build(policy: str) -> Any:
+        road = Road(tmp_path / policy)
+        options = {"max_length": 64, "overlong": policy}
+        return road.one("a.jsonl", records, PROMPTS, truncation=options).build().manifest("rows", "packed_shards")
+
+    assert build("drop").facts["segments"] == 1
+    assert build("keep").facts["segments"] == 2
+    with pytest.raises(Exception, match="1 rows are longer than 64 tokens"):
+        build("raise")
+
+
+def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None:
+    form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$"}
+    content = (real_data / "math/gsm8k_train.jsonl").read_bytes()
+    road = Road(tmp_path).one("gsm8k_train.jsonl", content, form, truncation={"max_length": 1024})
+    road.recipe({"gsm8k": {"source": {"train_urls": ["data/gsm8k_train.jsonl"]}, "format": form}}, seq_len=1024)
+
+    made = road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+
+    rows = made.manifest("gsm8k", "canonical_rows").facts
+    assert (rows["records"], rows["rejected"], rows["ground_truth_conflicts"]) == (7473, 0, 0)
+    examples = made.manifest("gsm8k", "tokenized_examples")
+    assert examples.facts["examples"] == 7473
+    table = made.project.store.table(examples.files("examples")[0], ["ground_truth", "data_source"])
+    assert json.loads(table.column("ground_truth")[0].as_py()) == "72"
+    assert table.column("data_source")[0].as_py() == ["gsm8k"]
+
+
+def test_ids_decode_to_the_rendered_prompt_of_a_control_string(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("a.jsonl", [{"prompt": "say <|im_end|> twice", "answer": "5"}], PROMPTS)
+
+    [example] = road.examples()
+
+    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
+    text = encoder.decode(example["input_ids"])
+    assert text == "<|im_start|>user\nsay <|im_end|> twice<|im_end|>\n<|im_start|>assistant\n"
+    assert example["input_ids"].count(encoder.encode(["<|im_end|>"]).ids[0]) == 1

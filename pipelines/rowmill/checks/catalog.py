@@ -164,6 +164,13 @@ CHECKS: tuple[Check, ...] = (
     Check("token_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids outside the vocabulary",
         "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
+    Check("unknown_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
+        "token ids that the tokenizer has no token for",
+        "name the tokenizer that made the ids", applies_to="token rows", only_for="tokens"),
+    Check("same_tokenization", (TOKENIZED_EXAMPLES,), "at_least", 0.5, "warn",
+        "share of a sample of token rows whose text has the same ids when it is encoded again",
+        "name the tokenizer that made the ids; sampled ids differ in a few places, those of another tokenizer in most",
+        applies_to="token rows", only_for="tokens", is_share=True),
     Check("prompt_parity", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "share of generation prompts whose text is tokenized differently than in training",
         "records: send the generation prompt as ids (`prompt_as: ids`), not as text; chats: set loss.boundary: split, "

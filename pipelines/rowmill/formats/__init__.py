@@ -19,6 +19,7 @@ from rowmill.formats.record_values import is_mapping, rename_aliases
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text
+from rowmill.formats.tokens import Tokens
 
 __all__ = [
     "Auto",
@@ -30,6 +31,7 @@ __all__ = [
     "RowFormat",
     "Supervised",
     "Text",
+    "Tokens",
     "register_format",
 ]
 
@@ -40,6 +42,7 @@ _AnyKind: TypeAlias = (
     | Records  # rows of tables
     | Auto  # chat or text, decided row by row
     | Prompts  # what a model is asked in reinforcement learning, and the ground truth
+    | Tokens  # token ids with their mask, kept exactly
     | Python  # the rows that a class of the user's makes of them
 )
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json
-from rowmill.schema.rows import Message, Rejected, Row
+from rowmill.schema.rows import CONTENT_COLUMNS, Message, Rejected, Row
 
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
@@ -87,8 +87,14 @@ def hash_row_content(row: Row) -> bytes:
         row.text,
         row.output,
         row.record,
+        # Rows of other kinds keep their hashes.
+        *(_hash_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
     ]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
+
+
+def _hash_array(values: NDArray[np.int32] | NDArray[np.bool_]) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=HASH_BYTES).hexdigest()
 
 
 def _select_content_keys(message: Message) -> Message:

@@ -30,6 +30,7 @@ _SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
     "text": "split",
     "record": "error",
     "prompt": "error",
+    "tokens": "error",
 }
 
 

@@ -144,6 +144,10 @@ class TokenizedExamplesFacts:
     tokens: int
     trained_tokens: int
     trained_share: float
+    unknown_ids: int | Uncounted = UNCOUNTED
+    """Ids of token rows that the tokenizer has no token for."""
+    same_tokenization: float | str | Uncounted = UNCOUNTED
+    """Share of some token rows whose text has the same ids when it is encoded again."""
     trained_removed: int | Uncounted = UNCOUNTED
     """Tokens that truncation removed and that would have been trained; nothing is truncated of tables."""
     dropped_trained: int | Uncounted = UNCOUNTED

@@ -143,6 +143,34 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "the prompt ends with a message of the model, and `format.trailing_assistant` is `reject`",
         "set `format.trailing_assistant` to `drop` or `ground_truth`",
     ),
+    "bad_tokens": ReasonDescription(
+        "rows",
+        "the ids are no flat list of integers, or one is negative or not below the vocabulary's size",
+        "correct the ids, or set `vocab_size` to the model's embedding rows",
+    ),
+    "bad_mask": ReasonDescription(
+        "rows",
+        "a mask holds other values than 0 and 1, labels are no integers, or a length is no count",
+        "correct the column, or name another in `format.mask_fields`",
+    ),
+    "length_mismatch": ReasonDescription(
+        "rows",
+        "ids and their mask, labels or attention mask have different lengths",
+        "correct the record; a mask of the last tokens needs `response_length`",
+    ),
+    "labels_disagree": ReasonDescription(
+        "rows",
+        "a label is neither -100 nor its own id",
+        "write labels unshifted: each is the id at its own place; the detail says so where they are shifted",
+    ),
+    "not_append_only": ReasonDescription(
+        "rows",
+        "the prompt of a turn does not begin with all ids before it",
+        "record rollouts whose history is not rewritten, or make each turn a record",
+    ),
+    "padded_inside": ReasonDescription(
+        "rows", "`attention_mask` is 0 between tokens that it keeps", "remove the padding between prompt and response"
+    ),
     "bad_example": ReasonDescription(
         "rows",
         "the custom class built unknown ids, unequal lengths, or a mask with values other than 0 and 1",

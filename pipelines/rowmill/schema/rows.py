@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rowmill.core.json import Json
 
-RowKind = Literal["conversation", "pair", "text", "record", "prompt"]
+RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens"]
 
 MESSAGE_KINDS: frozenset[RowKind] = frozenset({"conversation", "prompt"})
 """The kinds of rows that have messages."""
@@ -33,11 +33,22 @@ ROW_KIND_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
         pa.field("data_source", pa.list_(pa.string()), nullable=False),
         pa.field("extra", pa.string()),
     ),
+    "tokens": (
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+    ),
 }
 """The columns that rows of one kind have beside those of all rows.
 
 prompt: `ground_truth` is JSON text, `data_source` names the verifiers, `extra` is a JSON object of carried fields.
+tokens: `loss_mask` is true where a token is a target, never at the first.
 """
+
+CARRIED_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {"prompt": ROW_KIND_COLUMNS["prompt"]}
+"""Those of `ROW_KIND_COLUMNS` that an example has from its row."""
+
+CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {"tokens": ("input_ids", "loss_mask")}
+"""Those of `ROW_KIND_COLUMNS` in which equal rows are equal."""
 
 Message: TypeAlias = dict[str, Json]
 """A canonical message: always `role` and `content` (str); if present, `reasoning_content` (str), `tool_calls`
@@ -72,7 +83,8 @@ class Row:
     """One canonical row, before it has an id.
 
     conversation: `messages` (and `tools`, `template_kwargs`); pair: `messages` empty, `text` the
-    prompt and `output` the response; text: `text`; record: `record`; prompt: as a conversation, without an answer.
+    prompt and `output` the response; text: `text`; record: `record`; prompt: as a conversation, without an answer;
+    tokens: `columns` only.
     """
 
     kind: RowKind

@@ -107,7 +107,7 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "detail": "What was found in this record.",
     },
     "rows": {
-        "kind": "conversation, pair, text, record or prompt.",
+        "kind": "conversation, pair, text, record, prompt or tokens.",
         "group_key": "The group that must not be split; null without splits.group_key.",
         "domain": "The value of format.domain_key; null without it.",
         "schema": "The schema that the record was recognized as.",

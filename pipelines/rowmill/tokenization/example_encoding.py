@@ -56,6 +56,12 @@ class TokenizationCounts:
     """Tokens of rows that were encoded and then rejected, as too long or without a target."""
     dropped_trained: int = 0
     """How many of `dropped_tokens` would have trained."""
+    of_kind: dict[str, int] = field(default_factory=dict[str, int])
+    """What only rows of one kind are counted by, by name."""
+
+    def add_of_kind(self, name: str, count: int) -> None:
+        """Add to a count that only rows of one kind have."""
+        self.of_kind[name] = self.of_kind.get(name, 0) + count
 
     def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
         """Count control tokens in a row's text, by role and string."""

@@ -1,7 +1,7 @@
 """Rows whose kind builds their tokens itself.
 
-What belongs here: opening the kind's builder, and an example of what it returns. What does not: checking what it
-returns (`formats/built_examples.py`), the kind's own code.
+What belongs here: opening the kind's builder, and an example of which only ids and mask are known. What does not:
+checking what the builder returns (`formats/built_examples.py`), the kind's own code.
 """
 
 from dataclasses import dataclass, field
@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.arrays import Bools, Tokens
 from rowmill.core.json import from_json
 from rowmill.formats.built_examples import BuiltExample, check_built_example
 from rowmill.formats.custom import BuildContext
 from rowmill.formats.kind import TokenBuilder
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import Rejected
+from rowmill.schema.rows import Rejected, RowKind
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
@@ -50,33 +51,39 @@ class CustomExampleBuilder:
         ]
 
     def _fit_example(self, built: BuiltExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
-        """Apply the overlong policy to an example without structure."""
         if isinstance(built, Rejected):
             return built
-        example = _make_example(built)
-        settled = self.limit.apply_policy(example, "record", counts)
-        if settled is not None:
-            return settled
-        if self.limit.get_policy("record") == "split":
-            return split_into_windows(example, self.limit.tokens)
-        if self.limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
-            why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self.limit.tokens}")
-            return reject_for_length(example, why, counts)
-        return [truncate_tokens(example, self.limit.tokens, self.limit.options.truncate_side, self.encoder.card.bos_id)]
+        example = make_unstructured_example(built.ids, built.mask, built.domain)
+        return fit_unstructured(example, "record", self.limit, self.encoder.card.bos_id, counts)
 
 
-def _make_example(built: BuiltExample) -> Example:
-    # Only the mask is known, so there is a span for each run of trained or untrained tokens. The first token is never
-    # a target and belongs to the run after it.
-    starts = np.append(0, np.flatnonzero(np.diff(built.mask[1:])) + 2)
-    trains = built.mask[np.minimum(np.maximum(starts, 1), len(built.mask) - 1)]
+def fit_unstructured(
+    example: Example, kind: RowKind, limit: LengthLimit, bos_id: int | None, counts: TokenizationCounts
+) -> RowOutcome:
+    """Apply the overlong policy to an example without structure."""
+    settled = limit.apply_policy(example, kind, counts)
+    if settled is not None:
+        return settled
+    if limit.get_policy(kind) == "split":
+        return split_into_windows(example, limit.tokens)
+    if limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+        why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {limit.tokens}")
+        return reject_for_length(example, why, counts)
+    return [truncate_tokens(example, limit.tokens, limit.options.truncate_side, bos_id)]
+
+
+def make_unstructured_example(ids: Tokens, mask: Bools, domain: str | None = None) -> Example:
+    """Return an example of which only ids and mask are known: it has a span for each run of trained or other tokens."""
+    # The first token is never a target and belongs to the run after it.
+    starts = np.append(0, np.flatnonzero(np.diff(mask[1:])) + 2)
+    trains = mask[np.minimum(np.maximum(starts, 1), len(mask) - 1)]
     return Example(
-        ids=built.ids,
-        mask=built.mask,
+        ids=ids,
+        mask=mask,
         span_starts=starts,
         span_messages=np.full(len(starts), -1, np.int64),
         span_kinds=np.where(trains, SPAN_KINDS.index("record"), SPAN_KINDS.index("prompt")).astype(np.int8),
-        original_tokens=len(built.ids),
-        original_trained=int(built.mask.sum()),
-        domain=built.domain,
+        original_tokens=len(ids),
+        original_trained=int(mask.sum()),
+        domain=domain,
     )

@@ -28,7 +28,7 @@ from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.schema.rows import ROW_KIND_COLUMNS
+from rowmill.schema.rows import CARRIED_COLUMNS
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -259,6 +259,7 @@ def _build_examples_output(
         text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
         short_documents=_compute_short_share(work.input(CANONICAL_ROWS).parts, made),
         **_summarize_template(work, made, spec, reasons, rows),
+        **_summarize_token_rows(work, made),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
         reference_path_texts=counted["reference_path_texts"],
@@ -290,6 +291,16 @@ def _build_examples_output(
     )
 
 
+def _summarize_token_rows(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+    """Return the facts about rows that are ids already; nothing for other rows."""
+    if work.dataset.row_kind != "tokens":
+        return {}
+    names = ("unknown_ids", "retokenized", "same_tokenization")
+    unknown, compared, same = (sum(int(part.facts.get(name, 0)) for part in made) for name in names)
+    share = compute_share(same, compared) if compared else NOT_APPLICABLE
+    return {"unknown_ids": unknown, "same_tokenization": share}
+
+
 def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
     """Return the share of rows that were rejected because nothing of them trains; of prompts, nothing does."""
     if work.recipe.objective == "prompts":
@@ -298,7 +309,7 @@ def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) 
 
 
 def _make_schema(dataset: Dataset) -> pa.Schema:
-    return make_example_schema(weighted=dataset.loss.weights, columns=ROW_KIND_COLUMNS.get(dataset.row_kind, ()))
+    return make_example_schema(weighted=dataset.loss.weights, columns=CARRIED_COLUMNS.get(dataset.row_kind, ()))
 
 
 def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

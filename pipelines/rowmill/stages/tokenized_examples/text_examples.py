@@ -7,6 +7,7 @@ examples, and files (`text_parts.py`).
     pair, text     plain_text_examples.py
     record         custom_examples.py
     prompt         prompt_examples.py
+    tokens         token_examples.py
 
 Tokens are handled in columns; there is a Python object per message, never per token.
 """
@@ -27,7 +28,7 @@ from rowmill.conversation.template_contract import find_mismatched_prompts, list
 from rowmill.core.arrays import Ints
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
-from rowmill.schema.rows import ROW_KIND_COLUMNS, Rejected, RowKind
+from rowmill.schema.rows import CARRIED_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
 from rowmill.stages.tokenized_examples.custom_examples import CustomExampleBuilder
@@ -36,6 +37,7 @@ from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_parity import compare_prompts
+from rowmill.stages.tokenized_examples.token_examples import TokenExampleBuilder
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
@@ -97,9 +99,19 @@ class ExampleBuilder:
     """Builds examples from one dataset's rows; opened once per process."""
 
     def __init__(
-        self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
+        self,
+        encoder: Encoder,
+        dataset: Dataset,
+        spec: RendererSpec | None,
+        limit: int,
+        *,
+        base: Path = Path(),
+        vocab_size: int | None = None,
     ) -> None:
-        """Open the builder of each kind of rows; without `spec`, conversations have no template and are rejected."""
+        """Open the builder of each kind of rows; without `spec`, conversations have no template and are rejected.
+
+        Ids must be below `vocab_size`, by default the tokenizer's.
+        """
         self._dataset = dataset
         self._trains = dataset.format.get_objective() != "prompts"
         length = LengthLimit.of_dataset(dataset, limit)
@@ -112,6 +124,7 @@ class ExampleBuilder:
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
+            "tokens": TokenExampleBuilder(encoder, length, vocab_size or encoder.card.vocab_size).build,
         }
 
     @property
@@ -144,7 +157,7 @@ class ExampleBuilder:
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         examples = sort_by_row(columns.table(*names, weighted=self._dataset.loss.weights), columns)
         places = np.sort(columns.rows)
-        for field in ROW_KIND_COLUMNS.get(self._dataset.row_kind, ()):
+        for field in CARRIED_COLUMNS.get(self._dataset.row_kind, ()):
             examples = examples.append_column(field, table.column(field.name).take(pa.array(places)))
         return PreparedExamples(
             examples=examples,
@@ -220,6 +233,9 @@ def _count_row_bytes(rows: pa.Table) -> list[int]:
     lengths = np.zeros(rows.num_rows, np.int64)
     for name in ("messages", "tools", "text", "output", "record"):
         lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
+    if "input_ids" in rows.column_names:
+        # As many bytes as the text of so many tokens has.
+        lengths += 4 * pc.list_value_length(rows.column("input_ids")).to_numpy()
     return cast("list[int]", lengths.tolist())
 
 

@@ -74,11 +74,16 @@ _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
     """Return this process's example builder for a task's options; the latest ones are cached."""
-    key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
+    key = (
+        repr((task.root, task.tokenizer, task.renderer, task.limit, task.base, task.vocab_size))
+        + task.dataset.model_dump_json()
+    )
     if key not in _EXAMPLE_BUILDERS:
         _EXAMPLE_BUILDERS.clear()
         encoder = open_encoder(task.root, task.tokenizer)
-        _EXAMPLE_BUILDERS[key] = ExampleBuilder(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
+        _EXAMPLE_BUILDERS[key] = ExampleBuilder(
+            encoder, task.dataset, task.renderer, task.limit, base=Path(task.base), vocab_size=task.vocab_size
+        )
         if multiprocessing.parent_process() is not None:
             # Opened objects live as long as the worker: scanning them at every garbage collection cost 10 % of a part.
             gc.collect()
@@ -173,6 +178,7 @@ def _save_examples(
         "rows_with_tools": tools.rows,
         "tool_tokens": tools.tokens,
         "most_tool_tokens": tools.most,
+        **dict(sorted(counts.of_kind.items())),
     }
     store = Store(task.root)
     files = {

@@ -1,0 +1,300 @@
+"""The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
+
+What belongs here: the kind's fields, and reading ids and mask in each known shape. What does not: limits of length, and
+the vocabulary, which only the tokenizer knows (`stages/tokenized_examples/token_examples.py`).
+
+    prompt_response   {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
+    masked            {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 1, 0, 1]}
+    labelled          {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, 7, -100, 9]}
+    counted           {"input_ids": [5, 6, 7, 8, 9], "response_length": 3}
+    turns             {"turns": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7]},
+                                 {"prompt_token_ids": [5, 6, 7, 8], "generation_token_ids": [9]}]}
+
+The first shape that matches wins.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rowmill.core.arrays import Bools
+from rowmill.core.arrays import Tokens as TokenIds
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.formats.canonicalization import RecordReader, RowOptions
+from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions
+from rowmill.formats.record_values import get_at_path, is_list, is_mapping
+from rowmill.schema.examples import IGNORED_LABEL
+from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+
+PROMPT_FIELDS = ("prompt_ids", "prompt_token_ids")
+RESPONSE_FIELDS = ("response_ids", "completion_ids", "generation_token_ids")
+COUNT_FIELDS = ("response_length", "num_actions")
+TURN_FIELDS = ("turns", "messages", "output", "response.output", "message_log")
+"""Columns that may hold a list of turns, some of which have ids."""
+
+_MAX_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedIds:
+    """Ids with their loss mask, and the shape in which they were found."""
+
+    schema: str
+    ids: TokenIds
+    mask: Bools
+
+
+class Tokens(DatasetKind):
+    """Each record is a list of token ids with its mask; nothing is encoded again."""
+
+    ROW_KIND: ClassVar[RowKind] = "tokens"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
+
+    kind: Literal["tokens"] = "tokens"
+    """Token ids with their mask, kept exactly: rollouts, and data that another tool tokenized."""
+    ids_fields: list[str] = Field(default=["input_ids", "token_ids"], min_length=1)
+    """Columns that may hold the ids of a whole example; the first that is not null is used."""
+    mask_fields: list[str] = Field(
+        default=["loss_mask", "completion_mask", "assistant_masks", "sampled_mask", "response_mask", "mask"],
+        min_length=1,
+    )
+    """Columns that may hold 1 for a trained token and 0 for another, as long as the ids, or as `response_length` says
+    for the last tokens; for a prompt and a response, as long as the response."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without text there is in `__default__`."""
+
+    @classmethod
+    def select_group_defaults(
+        cls, options: Mapping[str, Any], groups: Mapping[str, Any]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Drop what is too long: to cut ids is for the recipe to say."""
+        return {"truncation": {"overlong": "drop", "token_cut": "reject"}}
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse to cut ids unless the recipe allows it, and to make several examples of one."""
+        policy = options.truncation.overlong
+        if policy == "split":
+            raise ValueError(
+                "truncation.overlong: split would make several examples of one; allowed for a tokens dataset are drop, "
+                "raise, keep and truncate; choose one"
+            )
+        if policy == "truncate" and options.truncation.token_cut != "allow":  # noqa: S105  (tokens of text)
+            raise ValueError(
+                "truncation.overlong: truncate for a tokens dataset cuts ids, since it has no messages to remove; "
+                "expected truncation.token_cut: allow beside it; set it, or choose drop, raise or keep"
+            )
+        super().check_options(options)
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as ids with their mask."""
+        return self._read_row
+
+    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        found = _find_ids(record, self)
+        if isinstance(found, Rejected):
+            return found
+        found = _remove_padding(found, record.get("attention_mask"))
+        if isinstance(found, Rejected):
+            return found
+        found.mask[:1] = False
+        if not found.mask.any():
+            return Rejected("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
+        columns = {"input_ids": found.ids, "loss_mask": found.mask}
+        return Row("tokens", columns=columns, report=make_plain_report(found.schema))
+
+
+# ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_ids(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected:
+    """Return the ids and mask of the first shape that matches; null counts as absent."""
+    for read_shape in _SHAPES:
+        found = read_shape(record, options)
+        if found is not None:
+            return found
+    present = ", ".join(sorted(record)[:20]) or "no column"
+    return Rejected("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
+
+
+def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    _, prompt = _find_column(record, PROMPT_FIELDS)
+    _, response = _find_column(record, RESPONSE_FIELDS)
+    if prompt is None or response is None:
+        return None
+    asked, answered = _read_ids(prompt), _read_ids(response)
+    if isinstance(asked, Rejected):
+        return asked
+    if isinstance(answered, Rejected):
+        return answered
+    name, flags = _find_column(record, options.mask_fields)
+    mask = np.ones(len(answered), np.bool_) if flags is None else _read_mask(flags, name)
+    if isinstance(mask, Rejected):
+        return mask
+    if len(mask) != len(answered):
+        return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
+    whole = np.concatenate((np.zeros(len(asked), np.bool_), mask))
+    return _MaskedIds("prompt_response", np.concatenate((asked, answered)), whole)
+
+
+def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    name, flags = _find_column(record, options.mask_fields)
+    ids = _find_whole_ids(record, options)
+    if ids is None or flags is None:
+        return None
+    mask = _read_mask(flags, name)
+    if isinstance(ids, Rejected):
+        return ids
+    if isinstance(mask, Rejected):
+        return mask
+    if len(mask) == len(ids):
+        return _MaskedIds("masked", ids, mask)
+    if len(mask) < len(ids) and len(mask) == record.get("response_length"):
+        return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
+    return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
+
+
+def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    ids, given = _find_whole_ids(record, options), record.get("labels")
+    if ids is None or given is None:
+        return None
+    labels = _to_integers(given)
+    if isinstance(ids, Rejected):
+        return ids
+    if labels is None:
+        return Rejected("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
+    if len(labels) != len(ids):
+        return Rejected("length_mismatch", f"labels have {len(labels)} entries, the record {len(ids)} ids")
+    mask = labels != IGNORED_LABEL
+    wrong = np.flatnonzero(mask & (labels != ids))
+    if not len(wrong):
+        return _MaskedIds("labelled", ids, mask)
+    at = int(wrong[0])
+    next_ids = np.append(ids[1:], -1)
+    shifted = bool((labels[mask] == next_ids[mask])[: -1 if mask[-1] else None].all())
+    hint = "; they are shifted by one, each label is the next id: shift them back" if shifted else ""
+    return Rejected("labels_disagree", f"label {at} is {labels[at]}, id {at} is {ids[at]}{hint}")
+
+
+def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    ids = _find_whole_ids(record, options)
+    name, count = _find_column(record, COUNT_FIELDS)
+    if ids is None or count is None:
+        return None
+    if isinstance(ids, Rejected):
+        return ids
+    if type(count) is not int or count < 0:
+        return Rejected("bad_mask", f"{name} is {count!r}, expected how many of the last ids are trained")
+    if count > len(ids):
+        return Rejected("length_mismatch", f"{name} is {count}, the record has {len(ids)} ids")
+    return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
+
+
+def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    turns = next((turns for path in TURN_FIELDS if (turns := _list_turns(get_at_path(record, path)))), None)
+    if turns is None:
+        return None
+    ids, mask = np.empty(0, np.int32), np.empty(0, np.bool_)
+    for number, turn in enumerate(turns):
+        prompt, generated = _read_ids(turn["prompt_token_ids"]), _read_ids(turn["generation_token_ids"])
+        if isinstance(prompt, Rejected):
+            return prompt
+        if isinstance(generated, Rejected):
+            return generated
+        if not np.array_equal(prompt[: len(ids)], ids):
+            return Rejected("not_append_only", f"the prompt of turn {number} does not begin with all ids before it")
+        mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
+        ids = np.concatenate((prompt, generated))
+    return _MaskedIds("turns", ids, mask)
+
+
+_SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected | None]] = (
+    _read_prompt_response,
+    _read_masked,
+    _read_labelled,
+    _read_counted,
+    _read_turns,
+)
+
+
+def _list_turns(value: Json) -> list[dict[str, Any]]:
+    """Return those of a list's items that have ids; tools' results and messages without ids lie in later prompts."""
+    if not is_list(value):
+        return []
+    wanted = ("prompt_token_ids", "generation_token_ids")
+    return [turn for turn in value if is_mapping(turn) and all(turn.get(name) is not None for name in wanted)]
+
+
+def _find_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
+    """Return the name and the value of the first column that is not null; if there is none, an empty name and None."""
+    return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
+
+
+def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | Rejected | None:
+    _, value = _find_column(record, options.ids_fields)
+    return None if value is None else _read_ids(value)
+
+
+# ── Values ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_ids(value: Json) -> TokenIds | Rejected:
+    """Return ids int32[T]; that each is below the vocabulary's size is checked where the tokenizer is known."""
+    ids = _to_integers(value)
+    if ids is None:
+        return Rejected("bad_tokens", f"ids are {describe_type(value)}, expected a flat list of integers")
+    outside = ids[(ids < 0) | (ids > _MAX_ID)]
+    if len(outside):
+        return Rejected("bad_tokens", f"id {outside[0]} is no token's")
+    return ids.astype(np.int32)
+
+
+def _read_mask(value: Json, name: str) -> Bools | Rejected:
+    mask = _to_flat_array(value)
+    if mask is None or (len(mask) and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all())):
+        return Rejected("bad_mask", f"{name} holds other values than 0 and 1")
+    return mask.astype(np.bool_)
+
+
+def _to_integers(value: Json) -> NDArray[np.int64] | None:
+    array = _to_flat_array(value)
+    if array is None or (len(array) and array.dtype.kind not in "iu"):
+        return None
+    # Half of the range of uint64 is no int64; such a value is an integer, and no id.
+    return np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
+
+
+def _to_flat_array(value: Json) -> NDArray[Any] | None:
+    if not is_list(value):
+        return None
+    # NumPy would turn true into 1 among integers.
+    if bool in map(type, value) and int in map(type, value):
+        return None
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):
+        return None
+    return array if array.ndim == 1 else None
+
+
+def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds | Rejected:
+    """Remove the tokens at both ends that attention leaves out."""
+    if attention is None:
+        return found
+    attends = _read_mask(attention, "attention_mask")
+    if isinstance(attends, Rejected):
+        return attends
+    if len(attends) != len(found.ids):
+        return Rejected(
+            "length_mismatch", f"attention_mask has {len(attends)} entries, the record {len(found.ids)} ids"
+        )
+    places = np.flatnonzero(attends)
+    own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
+    if not attends[own].all():
+        return Rejected("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
+    return _MaskedIds(found.schema, found.ids[own], found.mask[own])

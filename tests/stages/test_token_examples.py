@@ -1,0 +1,122 @@
+"""Token rows through the stages: ids and masks are those of the records, packed like other examples.
+
+What belongs here: limits, the vocabulary, and the way of an example out and in again. What does not: reading a record
+(`tests/formats/test_tokens.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.recipes import LENIENT, Road, chat, write_tokenizer
+
+TOKENS: dict[str, Any] = {"kind": "tokens"}
+
+
+def _outcomes(made: Any) -> dict[str, str]:
+    return {result.check: result.outcome for result in made.steps["rows", "tokenized_examples"][1]}
+
+
+def _facts(made: Any) -> dict[str, Any]:
+    return made.manifest("rows", "tokenized_examples").facts
+
+
+UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
+def test_exported_examples_read_in_as_tokens_are_equal(tmp_path: Path) -> None:
+    chats = Road(tmp_path / "chats").one("a.jsonl", [chat(i, turns=2) for i in range(30)])
+    before = chats.examples()
+    records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in before]
+
+    after = Road(tmp_path / "tokens").one("a.jsonl", records, TOKENS).examples()
+
+    assert len(after) == 30
+    for one, again in zip(before, after, strict=True):
+        assert (one["input_ids"], one["loss_mask"]) == (again["input_ids"], again["loss_mask"])
+        assert one["trained_tokens"] == again["trained_tokens"]
+
+
+def test_token_rows_pack_and_stay_what_they_are(tmp_path: Path) -> None:
+    examples = Road(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(40)]).examples()
+    records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in examples]
+
+    made = Road(tmp_path / "tokens").one("a.jsonl", records, TOKENS).build()
+
+    packed = made.manifest("rows", "packed_shards")
+    assert packed.facts["segments"] == 40
+    assert packed.facts["sequences"] < 40
+    assert packed.facts["trained_tokens"] == sum(sum(one["loss_mask"]) for one in examples)
+    assert "failed" not in _outcomes(made).values()
+    assert _facts(made)["same_tokenization"] == 1
+    shards = [made.project.store.path(part.files["shard"].path) for part in packed.parts if "shard" in part.files]
+    names = [name for shard in shards for row in pq.read_table(shard).to_pylist() for name in row["example_ids"]]
+    assert len(set(names)) == 40
+
+
+def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(tmp_path: Path) -> None:
+    size = 600
+    records = [
+        {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]},
+        {"input_ids": [5, 6, size + 9], "loss_mask": [0, 1, 1]},
+    ]
+    narrow = Road(tmp_path / "narrow").one("a.jsonl", records, TOKENS)
+    wide = Road(tmp_path / "wide").one("a.jsonl", records, TOKENS)
+    write_tokenizer(tmp_path / "wide/tokenizer")
+    wide.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": TOKENS}}, vocab_size=size + 100)
+
+    rejected = narrow.build(only=UP_TO_EXAMPLES)
+    unknown = wide.build(only=UP_TO_EXAMPLES)
+
+    assert [line[1:] for line in rejected.manifest("rows", "tokenized_examples").ledger[1:]] == [("bad_tokens", 1)]
+    assert (_facts(rejected)["unknown_ids"], _facts(unknown)["unknown_ids"]) == (0, 1)
+    assert _outcomes(unknown)["unknown_ids"] == "failed"
+
+
+def test_ids_of_another_tokenizer_are_noticed(tmp_path: Path) -> None:
+    records = [{"input_ids": [(7 * i + k) % 250 + 3 for k in range(30)], "response_length": 10} for i in range(20)]
+
+    made = Road(tmp_path).one("a.jsonl", records, TOKENS).build(only=UP_TO_EXAMPLES)
+
+    assert _facts(made)["same_tokenization"] < 0.5
+    assert _outcomes(made)["same_tokenization"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "lengths"),
+    [
+        ({}, [20]),
+        ({"overlong": "truncate", "token_cut": "allow"}, [64, 20]),
+        ({"overlong": "truncate", "token_cut": "allow", "truncate_side": "right"}, [64, 20]),
+        ({"overlong": "keep"}, [100, 20]),
+    ],
+    ids=["drop", "left", "right", "keep"],
+)
+def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[str, Any], lengths: list[int]) -> None:
+    records = [{"input_ids": list(range(3, 103)), "response_length": 99}, {"input_ids": list(range(3, 23)),
+                "response_length": 9}]  # fmt: skip
+
+    made = Road(tmp_path).one("a.jsonl", records, TOKENS, truncation={"max_length": 64, **truncation}).examples()
+
+    assert [len(one["input_ids"]) for one in made] == lengths
+    if "truncate_side" in truncation:
+        assert made[0]["input_ids"] == list(range(3, 67))
+    elif lengths[0] == 64:
+        assert made[0]["input_ids"] == list(range(39, 103))
+
+
+def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    files = {
+        "chats": road.write("chats.jsonl", [chat(i) for i in range(20)]),
+        "rollouts": road.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
+    }
+    kinds = {"chats": {"kind": "chat"}, "rollouts": TOKENS}
+    road.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
+                gates=LENIENT | {"same_tokenization": {"at_least": 0}})  # fmt: skip
+
+    made = road.build()
+
+    assert made.manifest("training_splits").facts["sequences"] > 0

@@ -14,7 +14,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
 from rowmill.formats.media_placeholders import reject_placeholders
-from rowmill.formats.preference import find_unread_columns
+from rowmill.formats.preference_columns import find_unread_columns
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import Tools

@@ -21,7 +21,7 @@ from rowmill.core.json import Json
 from rowmill.formats.auto import Auto
 from rowmill.formats.columns import MAPPED_ROLES
 from rowmill.formats.detection import DetectedMessages, detect_messages
-from rowmill.formats.preference import PREFERENCE_COLUMNS
+from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
 from rowmill.formats.record_values import is_list, is_mapping
 
 PAIR_COLUMNS = (

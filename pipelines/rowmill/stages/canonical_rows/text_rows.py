@@ -20,7 +20,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats import filters
-from rowmill.formats.preference import list_present_columns
+from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import Part

@@ -11,8 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import local
@@ -49,6 +53,23 @@ def take_time(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
+class CountedLoad:
+    """A shared value that adds a line to a file each time that it is unpickled."""
+
+    def __init__(self, log: Path, numbers: "NDArray[np.int64]") -> None:
+        self.log, self.numbers, self.empty = log, numbers, numbers[:0]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        with self.log.open("a") as file:
+            file.write("loaded\n")
+
+
+def add_shared(number: int, shared: CountedLoad) -> tuple[int, int, bool]:
+    time.sleep(0.02)
+    return int(shared.numbers[number]), os.getpid(), shared.numbers.flags.writeable
+
+
 def die(parent: int) -> None:
     if os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,6 +95,26 @@ def test_results_come_in_task_order_wherever_the_tasks_ran(pool: LocalPool) -> N
 
     assert [number for number, _ in made] == list(range(50))
     assert len({pid for _, pid in made} - {os.getpid()}) == 2
+
+
+def test_a_shared_value_is_sent_once_per_worker(pool: LocalPool, tmp_path: Path) -> None:
+    start_workers(pool)
+    shared = CountedLoad(tmp_path / "loads", np.arange(0, 5000, 100))
+
+    made = list(pool.map(add_shared, range(50), size_bytes=INLINE_BELOW_BYTES, shared=shared))
+
+    assert [number for number, _, _ in made] == list(range(0, 5000, 100))
+    assert shared.log.read_text().count("loaded") == len({pid for _, pid, _ in made}) == 2
+    assert not any(is_writeable for _, _, is_writeable in made)
+
+
+def test_a_shared_value_reaches_tasks_in_the_calling_process(tmp_path: Path) -> None:
+    shared = CountedLoad(tmp_path / "loads", np.array([7]))
+
+    made = list(LocalPool(1).map(add_shared, range(1), size_bytes=0, shared=shared))
+
+    assert [number for number, _, _ in made] == [7]
+    assert not shared.log.exists()
 
 
 def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:

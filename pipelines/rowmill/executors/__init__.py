@@ -5,6 +5,7 @@
 | `local` | a pool of processes on this machine |
 """
 
+from rowmill.executors.base import Executor
 from rowmill.executors.local import LocalPool, open_in_workers
 
-__all__ = ["LocalPool", "open_in_workers"]
+__all__ = ["Executor", "LocalPool", "open_in_workers"]

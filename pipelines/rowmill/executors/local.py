@@ -21,18 +21,23 @@ Until the server is ready the calling process works through the first tasks itse
 import atexit
 import gc
 import json
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rowmill.core import arrow_import
@@ -70,11 +75,12 @@ class LocalPool:
         self._leash: Any = None
 
     def map(
-        self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], *, size_bytes: int
+        self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:
-        """Yield `function(task)` for each task, in task order; `size_bytes` is how much input there is."""
+        """Yield the results in task order, as `Executor.map` says."""
+        inline = function if shared is None else partial(_call_with, function, shared)
         if self.workers == 1 or size_bytes < INLINE_BELOW_BYTES:
-            yield from map(function, tasks)
+            yield from map(inline, tasks)
             return
         waiting = iter(tasks)
         if HAS_FORK_SERVER and INLINE_BELOW_BYTES:
@@ -83,10 +89,19 @@ class LocalPool:
                 if started.done():
                     waiting = chain((task,), waiting)
                     break
-                yield function(task)
+                yield inline(task)
             else:
                 return
-        yield from self._map_in_pool(function, waiting)
+        if shared is None:
+            yield from self._map_in_pool(function, waiting)
+            return
+        with _write_shared(shared) as folder:
+            yield from self._map_in_pool(partial(_call_with_file, function, folder), waiting)
+
+    def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
+        """Return nothing: the only host is the calling process's."""
+        del function
+        return {}
 
     def _map_in_pool(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
         pool = self._start_pool()
@@ -182,6 +197,42 @@ def _start_fork_server() -> None:
             forkserver.ensure_running()
     finally:
         del os.environ[worker_setup.VARIABLE]
+
+
+# ── Values that all tasks of a map need ────────────────────────────────────────────────────────────
+
+
+def _call_with(function: Callable[..., ResultT], shared: object, task: object) -> ResultT:
+    return function(task, shared)
+
+
+def _call_with_file(function: Callable[..., ResultT], folder: str, task: object) -> ResultT:
+    return function(task, _read_shared(folder))
+
+
+@contextmanager
+def _write_shared(value: object) -> Generator[str]:
+    """Write a value to a folder, arrays apart, so that workers map them and share their pages."""
+    with tempfile.TemporaryDirectory(prefix="rowmill-shared-") as folder:
+        buffers: list[pickle.PickleBuffer] = []
+        content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        Path(folder, "value").write_bytes(content)
+        for number, buffer in enumerate(buffers):
+            Path(folder, str(number)).write_bytes(buffer.raw())
+        yield folder
+
+
+@lru_cache(maxsize=1)
+def _read_shared(folder: str) -> object:
+    count = len(os.listdir(folder)) - 1
+    buffers = [_map_file(Path(folder, str(number))) for number in range(count)]
+    return pickle.loads(Path(folder, "value").read_bytes(), buffers=buffers)  # noqa: S301  (written by our own parent)
+
+
+def _map_file(path: Path) -> "mmap.mmap | bytes":
+    with path.open("rb") as file:
+        # An empty file cannot be mapped.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
 def _do_nothing() -> None:

@@ -34,7 +34,7 @@ import polars as pl
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.executors import LocalPool
+from rowmill.executors import Executor
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import (
@@ -66,7 +66,7 @@ class ProgressCallback(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage receives: its place, its inputs, and the worker pool."""
+    """What a stage receives: its place, its inputs, and the executor."""
 
     recipe: Recipe
     store: Store
@@ -74,7 +74,7 @@ class StageContext:
     key: StageKey
     dataset_name: str | None
     inputs: Mapping[StageKey, Manifest]
-    pool: LocalPool
+    pool: Executor
     progress: ProgressCallback | None = None
     ranks: Sequence[str] = ()
 
@@ -295,7 +295,7 @@ def make_parts(
     *,
     is_reusable: Callable[[Part], bool] = _is_always_reusable,
 ) -> tuple[list[Part], int, int]:
-    """Return all parts in order: kept ones are reused, the others are made by the pool.
+    """Return all parts in order: kept ones are reused, the others are made by the executor.
 
     Later builds make a part again that is not `is_reusable`, a module-level function. Returns the parts, how many were
     reused, and how many rows were read to make the others.

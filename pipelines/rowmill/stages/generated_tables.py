@@ -9,7 +9,6 @@ each table, because the measures sort values in memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
-from rowmill.stages.base import StageContext, compute_share, format_rejected, scratch_folder
+from rowmill.stages.base import StageContext, compute_share, format_rejected
 from rowmill.stages.table_inputs import get_table_options, load_observed_table
 from rowmill.tabular import table_comparison
 from rowmill.tabular.cell_frames import hash_cells, read_cells
@@ -52,14 +51,13 @@ class TrainComparison:
 
 @dataclass(frozen=True, slots=True)
 class _TrainSearchTask:
-    """A part of training rows; every `stride`-th row is sampled, and `generated` are the hashes to search for."""
+    """A part of training rows, of which every `stride`-th row is sampled."""
 
     root: str
     rows: File
     columns: tuple[str, ...]
     compared: tuple[str, ...]
     stride: int
-    generated: Path
 
 
 def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainComparison:
@@ -78,11 +76,10 @@ def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainCompar
     compared = tuple(name for name in schema.names if name not in left_out)
     cells = read_cells(generated.column("record"), schema.names)
     hashes = _sum_cell_hashes(cells, compared)
-    with scratch_folder(work) as scratch:
-        looked_for, files, stride = scratch / "generated.npy", rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
-        np.save(looked_for, np.unique(hashes))
-        tasks = [_TrainSearchTask(work.store.root, file, schema.names, compared, stride, looked_for) for file in files]
-        made = list(work.pool.map(search_train_part, tasks, size_bytes=sum(file.bytes for file in files)))
+    files, stride = rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
+    tasks = [_TrainSearchTask(work.store.root, file, schema.names, compared, stride) for file in files]
+    size = sum(file.bytes for file in files)
+    made = list(work.pool.map(search_train_part, tasks, size_bytes=size, shared=np.unique(hashes)))
     copied = np.isin(hashes, np.concatenate([one for one, _, _ in made]))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
@@ -121,13 +118,15 @@ def _build_comparison(
     return TrainComparison(facts, tables, tuple(names)[:MAX_NAMED_COPIES])
 
 
-def search_train_part(task: _TrainSearchTask) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
+def search_train_part(
+    task: _TrainSearchTask, generated: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
     """Return the generated records equal to training rows of a part, a hash per row, and the cells of sampled rows."""
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     cells = read_cells(train.column("record"), task.columns)
     hashes = _sum_cell_hashes(cells, task.compared)
-    equal = np.intersect1d(np.load(task.generated, mmap_mode="r"), hashes)
+    equal = np.intersect1d(generated, hashes)
     return equal, hashes, cells.gather_every(task.stride)
 
 

@@ -9,7 +9,6 @@ Only keys outside train are held in memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
-from rowmill.stages.base import StageContext, compute_share, scan_rows, scratch_folder
+from rowmill.stages.base import StageContext, compute_share, scan_rows
 from rowmill.stages.training_splits import ngrams, table_leakage
 
 MAX_SAMPLE_IDS = 10
@@ -245,40 +244,31 @@ def _find_near_examples(work: StageContext, packed: Sequence[Manifest]) -> tuple
     parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    held = [_HeldOutNgramTask(work.store.root, file) for file in others]
+    held = [_NgramTask(work.store.root, file) for file in others]
     grams = _HeldOutNgrams.of(list(work.pool.map(sample_held_out, held, size_bytes=sum(file.bytes for file in others))))
-    with scratch_folder(work) as scratch:
-        np.save(scratch / "held.npy", grams.distinct)
-        tasks = [_TrainNgramTask(work.store.root, file, scratch / "held.npy") for file in train if len(grams.distinct)]
-        seen = np.zeros(len(grams.distinct), np.bool_)
-        for places in work.pool.map(find_ngrams_in_train, tasks, size_bytes=sum(file.bytes for file in train)):
-            seen[places] = True
+    seen = np.zeros(len(grams.distinct), np.bool_)
+    tasks = [_NgramTask(work.store.root, file) for file in train if len(grams.distinct)]
+    size = sum(file.bytes for file in train)
+    for places in work.pool.map(find_ngrams_in_train, tasks, size_bytes=size, shared=grams.distinct):
+        seen[places] = True
     return grams.examples, grams.examples_with(seen)
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldOutNgramTask:
+class _NgramTask:
     root: str
     shard: File
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainNgramTask:
-    root: str
-    shard: File
-    held: Path
-
-
-def sample_held_out(task: _HeldOutNgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
+def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
     segments = _read_segments(task.root, task.shard)
     hashes, owners = ngrams.sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
 
 
-def find_ngrams_in_train(task: _TrainNgramTask) -> NDArray[np.int64]:
+def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
-    held = np.load(task.held, mmap_mode="r")
     table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
     hashes, _ = ngrams.sample_ngrams(ids, compute_offsets(lengths))

@@ -15,7 +15,6 @@ would not explain it: its values' shares of train, multiplied, are less than a h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
-from rowmill.stages.base import StageContext, scratch_folder
+from rowmill.stages.base import StageContext
 from rowmill.stages.table_inputs import load_observed_table
 from rowmill.tabular.cell_frames import hash_cells, read_cells
 
@@ -46,12 +45,19 @@ class NearRecords:
 
 @dataclass(frozen=True, slots=True)
 class _NearRecordTask:
-    """A part of rows; `held` is the folder of what is looked for in train."""
+    """A part of rows, and the columns to compare."""
 
     root: str
     rows: File
     columns: tuple[str, ...]
-    held: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldCells:
+    """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
+
+    signatures: Hashes
+    cells: Hashes
 
 
 def find_near_records(work: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
@@ -67,19 +73,15 @@ def find_near_records(work: StageContext, canonical: Manifest, group_columns: Se
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
         return NearRecords(0, ())
-    signatures, cells = np.unique(_compute_signatures(held)), np.unique(held)
-    with scratch_folder(work) as scratch:
-        np.save(scratch / "signatures.npy", signatures)
-        np.save(scratch / "cells.npy", cells)
-        looked = [_NearRecordTask(work.store.root, file, tuple(names), scratch) for file in files]
-        seen = np.zeros(len(signatures), bool)
-        counts = np.zeros(len(cells), np.int64)
-        total = 0
-        for places, own, rows in work.pool.map(find_cells_in_train, looked, size_bytes=size):
-            seen[places] = True
-            counts += own
-            total += rows
-    near = _mark_near_records(held, signatures[seen], cells, counts, total)
+    looked_for = _HeldCells(np.unique(_compute_signatures(held)), np.unique(held))
+    seen = np.zeros(len(looked_for.signatures), bool)
+    counts = np.zeros(len(looked_for.cells), np.int64)
+    total = 0
+    for places, own, rows in work.pool.map(find_cells_in_train, tasks, size_bytes=size, shared=looked_for):
+        seen[places] = True
+        counts += own
+        total += rows
+    near = _mark_near_records(held, looked_for.signatures[seen], looked_for.cells, counts, total)
     return NearRecords(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
 
 
@@ -108,15 +110,14 @@ def hash_held_cells(task: _NearRecordTask) -> tuple[list[str], Hashes]:
     return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), task.columns))
 
 
-def find_cells_in_train(task: _NearRecordTask) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return which held-out signatures a part's train rows have, how often they hold each held-out cell, and rows."""
-    assert task.held is not None
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     hashes = hash_cells(read_cells(train.column("record"), task.columns))
-    cells = np.load(task.held / "cells.npy", mmap_mode="r")
-    places = _locate_hashes(np.load(task.held / "signatures.npy", mmap_mode="r"), _compute_signatures(hashes))
-    return np.unique(places), np.bincount(_locate_hashes(cells, hashes), minlength=len(cells)), train.num_rows
+    places = _locate_hashes(held.signatures, _compute_signatures(hashes))
+    own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
+    return np.unique(places), own, train.num_rows
 
 
 def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:

@@ -1,0 +1,43 @@
+"""The interface of executors.
+
+What belongs here: what a stage may ask of an executor. What does not: how any of them runs tasks (one module per kind).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+class Executor(Protocol):
+    """Maps a module-level function over tasks.
+
+    A task is one part and holds only what belongs to it. Tasks, shared values and results can be pickled, and results
+    are small: content goes through the store. A task may run more than once, so running it again must write the same.
+    """
+
+    @property
+    def workers(self) -> int:
+        """How many tasks run at once, as far as is known now."""
+        ...
+
+    def map(
+        self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
+    ) -> Iterator[ResultT]:
+        """Yield `function(task)`, or `function(task, shared)`, for each task, in task order, few of them in flight.
+
+        `size_bytes` is how much input there is. `shared` is sent once per worker, not with each task; its arrays are
+        read-only.
+        """
+        ...
+
+    def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
+        """Run a function once on each host of the executor; return the results by the hosts' names.
+
+        An executor that runs tasks only on the host of the calling process returns nothing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop what the executor started."""
+        ...

@@ -110,13 +110,17 @@ class ExportJob:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file below the export's folder, with its counts; they are 0 for files that hold no tokens."""
+    """A file below the export's folder, with its counts; they are 0 for files that hold no tokens.
+
+    `note` is what `finish` needs to know of it, and nobody else: the jobs of an export may run on several hosts.
+    """
 
     path: str
     sequences: int = 0
     segments: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    note: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -135,9 +139,9 @@ class FileCounts:
         self.tokens += len(sequences.ids) if tokens is None else tokens
         self.trained_tokens += trained
 
-    def written(self, path: str) -> WrittenFile:
+    def written(self, path: str, note: Any = None) -> WrittenFile:
         """Return a file with these counts."""
-        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens)
+        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, note)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,7 +260,10 @@ class Export(Config):
         raise NotImplementedError
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
-        """Write the files that need all jobs to be done; return them."""
+        """Write the files that need all jobs to be done, from the notes on the `written` ones; return them.
+
+        The folder holds none of the written files.
+        """
         return []
 
     def pointer(self, data: str, terms: ExportContext) -> str:

@@ -11,6 +11,7 @@ The reader drops the last token of every segment, so a sequence is as long as it
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -112,7 +113,7 @@ class MegatronBridge(Sharded):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file."""
+        """Write one file; its note measures the packs in it."""
         path, tally = f"data/{job.name}.idx.parquet", FileCounts()
 
         def tables() -> Iterator[pa.Table]:
@@ -123,7 +124,7 @@ class MegatronBridge(Sharded):
                 yield table
 
         write_parquet(folder / path, tables(), PACKED_SCHEMA, rows=ROW_GROUP)
-        return [tally.written(path)]
+        return [tally.written(path, measure_packs(pq.read_table(folder / path, partitioning=None)))]
 
     def table(self, sequences: SequenceBatch, terms: ExportContext) -> pa.Table:
         """Return sequences as rows, padded if `pad_segments_to` is set."""
@@ -150,16 +151,15 @@ class MegatronBridge(Sharded):
     def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
         """Write the metadata of all files."""
         size = self.pack_size or terms.seq_len
-        paths = [folder / one.path for one in written]
-        facts = [measure_packs(pq.read_table(path, partitioning=None)) for path in paths]
-        longest, counts, packed = (np.concatenate(one) for one in zip(*facts, strict=True))
+        packs: list[PackCounts] = [one.note for one in written]
+        total = sum(one.packs for one in packs)
         content: dict[str, Any] = {
-            "dataset_max_seqlen": int(longest.max()),
-            "max_samples_per_bin": int(counts.max()),
-            "min_packed_seqlen": int(packed.min()),
+            "dataset_max_seqlen": max(one.longest for one in packs),
+            "max_samples_per_bin": max(one.most_segments for one in packs),
+            "min_packed_seqlen": min(one.fewest_tokens for one in packs),
             "pack_size": size,
-            "packing_efficiency": round(float(packed.mean()) / size * 100, 2),
-            "packing_factor": round(float(counts.mean()), 2),
+            "packing_efficiency": round(sum(one.tokens for one in packs) / total / size * 100, 2),
+            "packing_factor": round(sum(one.segments for one in packs) / total, 2),
         }
         path = f"data/{size}_metadata.jsonl"
         (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
@@ -174,14 +174,34 @@ class MegatronBridge(Sharded):
         )
 
 
-def measure_packs(table: pa.Table) -> "tuple[Ints, Ints, Ints]":
-    """Return per row of a file the longest segment and the numbers of segments and tokens, as the reader counts."""
+@dataclass(frozen=True, slots=True)
+class PackCounts:
+    """What a file's packs hold, as the reader counts: `longest` is the longest segment of any."""
+
+    packs: int
+    segments: int
+    tokens: int
+    longest: int
+    most_segments: int
+    fewest_tokens: int
+
+
+def measure_packs(table: pa.Table) -> PackCounts:
+    """Count the packs of a file."""
     starts = table.column("seq_start_id").combine_chunks()
-    tokens = table.column("input_ids").combine_chunks()
-    sizes = np.diff(np.asarray(tokens.offsets, np.int64))
+    ids = table.column("input_ids").combine_chunks()
+    sizes = np.diff(np.asarray(ids.offsets, np.int64))
     offsets = np.asarray(starts.offsets, np.int64)
     values = starts.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.append(values[1:], 0)
     ends[offsets[1:] - 1] = sizes
     lengths = ends - values - 1
-    return np.maximum.reduceat(lengths, offsets[:-1]), np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
+    segments, tokens = np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
+    return PackCounts(
+        packs=table.num_rows,
+        segments=int(segments.sum()),
+        tokens=int(tokens.sum()),
+        longest=int(lengths.max()),
+        most_segments=int(segments.max()),
+        fewest_tokens=int(tokens.min()),
+    )

@@ -13,6 +13,7 @@ and counted. A Datum has no boundaries, so there is no packed form.
 """
 
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -57,9 +58,9 @@ class Tinker(Sharded):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file of lines, and a file of ids, which `finish` joins."""
-        path, ids, tally = f"data/{job.name}.jsonl", folder / f"{job.name}.ids", FileCounts()
-        with (folder / path).open("wb") as sink, ids.open("wb") as names:
+        """Write one file of lines; its note is the ids of the lines, which `finish` joins."""
+        path, names, tally = f"data/{job.name}.jsonl", BytesIO(), FileCounts()
+        with (folder / path).open("wb") as sink:
             for chunk in chunks:
                 wanted = chunk.trained if chunk.weights is None else chunk.weights
                 datums = label_conventions.make_shifted_targets(chunk.ids, wanted, chunk.offsets)
@@ -69,7 +70,7 @@ class Tinker(Sharded):
                 for line in self._encode_lines(datums):
                     sink.write(line)
                 names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
-        return [tally.written(path)]
+        return [tally.written(path, names.getvalue())]
 
     def _encode_lines(self, datums: ShiftedTargets) -> Iterator[bytes]:
         weights = datums.weights if self.reduction == "none" else normalize_weights(datums)
@@ -87,12 +88,9 @@ class Tinker(Sharded):
             yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
-        """Join the files of ids: its line n names line n of all files together."""
+        """Join the ids of all files: line n names line n of all files together."""
         with (folder / IDS_FILE).open("wb") as sink:
-            for one in written:
-                part = folder / f"{Path(one.path).stem}.ids"
-                sink.write(part.read_bytes())
-                part.unlink()
+            sink.writelines(one.note for one in written)
         return [WrittenFile(IDS_FILE)]
 
     def pointer(self, data: str, terms: ExportContext) -> str:

@@ -245,24 +245,6 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardScratchTask:
-    """A shard of the store at `root` to write as the scratch file `target`; `first_sequence` is its first number."""
-
-    root: str
-    source: File
-    target: str
-    first_sequence: int
-
-
-def lay_out_shard(task: ShardScratchTask) -> Segments:
-    """Write a shard as a scratch file with the numbers of its sequences, and return its segments."""
-    table = Store(task.root).table(task.source).combine_chunks()
-    numbers = np.arange(task.first_sequence, task.first_sequence + table.num_rows, dtype=np.int64)
-    write_shard_scratch(number_sequences(table, numbers), task.target)
-    return recover_segments(table)
-
-
 def write_shard_scratch(table: pa.Table, target: str) -> None:
     """Write rows of shards as a scratch file, with dataset names as plain strings, as dictionaries differ by shard."""
     place = table.schema.get_field_index("dataset")

@@ -21,10 +21,12 @@ Larger stages are packages, whose other modules hold parts of their work: `time_
 and `shard_files` of packed shards, `leakage` of training splits.
 """
 
+import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,7 @@ from rowmill.schema.manifest import (
     parse_part,
 )
 from rowmill.shards import gather
+from rowmill.shards.host_scratch import HostScratch
 from rowmill.stats import StatsInputs
 
 if TYPE_CHECKING:
@@ -333,6 +336,26 @@ def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence
             where = "/".join(work.key[1:])
             work.progress(where, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
         yield part
+
+
+@contextmanager
+def open_host_scratch(work: StageContext) -> Generator[HostScratch]:
+    """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.
+
+    Nothing in it is the only copy of anything: a task on another host makes it again from the store.
+    """
+    local_folder = work.store.local(work.folder) if work.store.is_local else None
+    name = f"scratch-{uuid.uuid4().hex[:12]}"
+    scratch = HostScratch(name, None if local_folder is None else os.path.abspath(local_folder / name))
+    try:
+        yield scratch
+    finally:
+        gather.drop_scratch_maps()
+        scratch.remove()
+        if local_folder is None:
+            # A host that cannot be reached any more has taken its files with it.
+            with suppress(Exception):
+                work.pool.run_on_hosts(scratch.remove)
 
 
 @contextmanager

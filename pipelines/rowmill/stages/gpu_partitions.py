@@ -12,6 +12,7 @@ Trainers open `current.json`. It is written once all ranks of one order are buil
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -31,7 +32,8 @@ from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards import gather, native
-from rowmill.shards.native import ShardScratchTask, find_content_damage
+from rowmill.shards.native import find_content_damage
+from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     ComparedFact,
@@ -41,9 +43,9 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
     load_kept_part,
+    open_host_scratch,
     part_folder,
     save_kept_part,
-    scratch_folder,
 )
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -140,9 +142,25 @@ def make_gpu_partitions(work: StageContext) -> StageOutput:
 # ── Sequences to ranks ─────────────────────────────────────────────────────────────────────────────
 
 
-def write_rank_scratch(task: ShardScratchTask) -> bytes:
-    """Prepare a shard for random access; return its sequences' content hashes, 16 bytes each."""
-    return b"".join(value.to_bytes(16, "little") for value in native.hash_sequences(native.lay_out_shard(task)))
+@dataclass(frozen=True, slots=True, eq=False)
+class _RankSource:
+    """What all ranks are made of: row r is in the shard f with `first_rows[f] <= r < first_rows[f + 1]`.
+
+    The last row is the filler, which is in no shard.
+    """
+
+    copies: ShardCopies
+    first_rows: Ints
+    filler: pa.Table
+
+
+def hash_shard(shard: NumberedShard, source: _RankSource) -> bytes:
+    """Return the content hashes of a shard's sequences, 16 bytes each; leave a copy for the ranks of this host."""
+    return _hash_sequences(source.copies.read(shard))
+
+
+def _hash_sequences(segments: native.Segments) -> bytes:
+    return b"".join(value.to_bytes(16, "little") for value in native.hash_sequences(segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,23 +168,22 @@ class _RankTask:
     root: str
     at: str
     fingerprint: str
-    files: tuple[str, ...]
-    first_rows: Ints
     wanted: Ints
     per_shard: int
     card: dict[str, str]
     facts: pa.Table
 
 
-def write_rank(task: _RankTask) -> tuple[Part, int]:
+def write_rank(task: _RankTask, source: _RankSource) -> tuple[Part, int]:
     """Write one rank's shards; return the part and the content hash of the files read back."""
     store = Store(task.root)
+    sources = _require_rank_sources(task, source)
     files: dict[str, File] = {}
     found = 0
     counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
         table = _restore_shard_types(
-            gather.take_rows(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard])
+            gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         )
         sink = BytesIO()
         native.write_native_shard(table, sink, task.card)
@@ -187,6 +204,15 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         "datasets": dict(sorted(counted.items())),
     }
     return Part(task.fingerprint, files, facts), found % native.HASH_MODULUS
+
+
+def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:
+    """Return this host's copies of all shards, of which those that the rank needs are there, and of the filler."""
+    scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
+    needed = np.unique(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
+    source.copies.require(needed[needed < fillers].tolist())
+    scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
+    return [*source.copies.files, scratch.locate("filler.arrow")]
 
 
 _FILLERS = ""
@@ -213,23 +239,18 @@ def _restore_shard_types(table: pa.Table) -> pa.Table:
 
 def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
     packed = inputs.get_packed_shards(work)
-    parts = [p for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
-    shards = [part.files["shard"] for part in parts]
-    counts = [file.rows for file in shards]
-    with scratch_folder(work) as scratch:
-        targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [
-            ShardScratchTask(work.store.root, part.files["shard"], target, int(part.facts["first_sequence"]))
-            for part, target in zip(parts, targets, strict=False)
-        ]
-        size = 4 * sum(file.bytes for file in shards)
-        hashes = b"".join(work.pool.map(write_rank_scratch, tasks, size_bytes=size)) + _write_filler_scratch(
-            work, targets[-1]
-        )
-        first_rows = compute_offsets([*counts, 1])
-        wanted = _locate_ordered_rows(work, packed)
-        ranks = [_make_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
-        made = list(work.pool.map(write_rank, ranks, size_bytes=size))
+    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
+    shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in parts)
+    first_rows = compute_offsets([*(shard.file.rows for shard in shards), 1])
+    wanted = _locate_ordered_rows(work, packed)
+    ranks = [_make_rank_task(work, name, wanted) for name in names]
+    size = 4 * sum(shard.file.bytes for shard in shards)
+    with open_host_scratch(work) as scratch:
+        copies = ShardCopies(work.store.root, shards, scratch)
+        source = _RankSource(copies, first_rows, _make_filler(work))
+        hashes = b"".join(work.pool.map(hash_shard, shards, size_bytes=size, shared=source))
+        made = list(work.pool.map(write_rank, ranks, size_bytes=size, shared=source))
+    hashes += _hash_sequences(native.recover_segments(source.filler.combine_chunks()))
     values = [int.from_bytes(hashes[16 * i : 16 * i + 16], "little") for i in range(len(hashes) // 16)]
     done: list[Part] = []
     for task, (part, found) in zip(ranks, made, strict=True):
@@ -239,16 +260,14 @@ def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
     return done
 
 
-def _write_filler_scratch(work: StageContext, target: str) -> bytes:
+def _make_filler(work: StageContext) -> pa.Table:
     card = next(iter(inputs.get_packed_shards(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
-    table = native.make_fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
-    native.write_shard_scratch(table, target)
-    return native.hash_sequences(native.recover_segments(table.combine_chunks()))[0].to_bytes(16, "little")
+    return native.make_fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
 
 
 def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
-    """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
+    """Return for each place of the order the row of its sequence over all shards; fillers are the last row."""
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
     rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
@@ -258,7 +277,7 @@ def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Int
     return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())
 
 
-def _make_rank_task(work: StageContext, name: str, files: tuple[str, ...], first_rows: Ints, wanted: Ints) -> _RankTask:
+def _make_rank_task(work: StageContext, name: str, wanted: Ints) -> _RankTask:
     world = work.recipe.partitions.world_size
     rank = int(name.split("-")[1])
     fingerprint = _fingerprint_rank(work, name)
@@ -270,8 +289,6 @@ def _make_rank_task(work: StageContext, name: str, files: tuple[str, ...], first
         root=work.store.root,
         at=f"{part_folder(work.folder, fingerprint)}/{name}",
         fingerprint=fingerprint,
-        files=files,
-        first_rows=first_rows,
         wanted=wanted[rank::world],
         per_shard=max(1, SHARD_TOKENS // work.recipe.seq_len),
         card={k: str(v) for k, v in shard_card.items() if k != "dataset"} | own,

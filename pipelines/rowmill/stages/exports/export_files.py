@@ -1,4 +1,4 @@
-"""The files of an export: shards prepared for random access, jobs written by workers, complete files published.
+"""The files of an export: shards measured, jobs written by workers, which publish them, and the manifest last.
 
 What belongs here: moving tokens and files, and hashing what was read and what was written. What does not: which tokens
 (`export_source.py`), a format's bytes (`rowmill.exports`).
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, digest_bytes
 from rowmill.exports import export_manifest
-from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout
-from rowmill.exports.export_manifest import CARD_FILE, MANIFEST_FILE, FileDigests
+from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout, WrittenFile
+from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
 from rowmill.schema.manifest import File
 from rowmill.shards import native
-from rowmill.shards.native import ShardScratchTask
+from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
+from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages.base import StageContext
 from rowmill.stages.exports.export_source import ExportSource, build_export_terms
 
@@ -30,9 +31,17 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
 
 
-def write_export_scratch(task: ShardScratchTask) -> bytes:
-    """Prepare a shard for random access; return the content hash and the targets of each segment."""
-    segments = native.lay_out_shard(task)
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportShelf:
+    """What all jobs of an export read: shards with the numbers of their first segments."""
+
+    copies: ShardCopies
+    first_segments: Ints
+
+
+def measure_segments(shard: NumberedShard, shelf: ExportShelf) -> bytes:
+    """Return the content hash and the targets of each segment of a shard; leave a copy for the jobs of this host."""
+    segments = shelf.copies.read(shard)
     told = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
     told["hash"] = np.frombuffer(hashes, "V16")
@@ -40,17 +49,18 @@ def write_export_scratch(task: ShardScratchTask) -> bytes:
     return told.tobytes()
 
 
-def lay_out_shards(work: StageContext, source: ExportSource, scratch: Path) -> "tuple[SegmentFiles, NDArray[np.void]]":
-    """Write all shards as scratch files; return them, and each segment's hash and targets over all shards."""
-    targets = tuple(str(scratch / f"{i:06d}.arrow") for i in range(len(source.shards)))
-    tasks = [
-        ShardScratchTask(work.store.root, shard, target, first)
-        for shard, target, first in zip(source.shards, targets, source.first_sequences, strict=True)
-    ]
-    told = b"".join(
-        work.pool.map(write_export_scratch, tasks, size_bytes=4 * sum(shard.bytes for shard in source.shards))
-    )
-    return SegmentFiles(targets, _locate_first_segments(source)), np.frombuffer(told, _SEGMENT_DTYPE)
+def open_shelf(work: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShelf:
+    """Return what the jobs of an export read."""
+    shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
+    return ExportShelf(ShardCopies(work.store.root, shards, scratch), _locate_first_segments(source))
+
+
+def measure_shelf(work: StageContext, shelf: ExportShelf) -> "NDArray[np.void]":
+    """Return each segment's hash and targets over all shards."""
+    shards = shelf.copies.shards
+    size = 4 * sum(shard.file.bytes for shard in shards)
+    told = work.pool.map(measure_segments, shards, size_bytes=size, shared=shelf)
+    return np.frombuffer(b"".join(told), _SEGMENT_DTYPE)
 
 
 def _locate_first_segments(source: ExportSource) -> Ints:
@@ -59,30 +69,45 @@ def _locate_first_segments(source: ExportSource) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExportTask:
-    """One job of an export: segments by their number over all shards, and its target folder."""
+    """One job of an export: segments by their number over all shards, and the folder in the store."""
 
     export: Export
     job: ExportJob
-    shelf: SegmentFiles
-    folder: str
+    at: str
     terms: ExportContext
 
 
-def write_export_job(task: _ExportTask) -> tuple[list[FileDigests], int]:
+def write_export_job(task: _ExportTask, shelf: ExportShelf) -> tuple[list[FileDigests], int]:
     """Write one job's files; return them with their digests, and the content hash of the written segments."""
+    source = _require_segments(shelf, task.job.segments)
     found = 0
 
     def chunks() -> Iterator[SequenceBatch]:
         nonlocal found
         for segments, offsets in task.job.chunks(task.export.rows_at_once(task.terms.seq_len)):
-            chunk = take_segments(task.shelf, segments, offsets)
+            chunk = take_segments(source, segments, offsets)
             require_valid_tokens(chunk, vocab_size=task.terms.vocab_size, where=f"exports.{task.export.name}")
             found += sum(native.hash_segments(_to_segments(chunk), chunk.trained))
             yield chunk
 
-    folder = Path(task.folder)
-    written = task.export.write(task.job, chunks(), folder, task.terms)
-    return [export_manifest.digest_written_file(folder, one) for one in written], found % native.HASH_MODULUS
+    with shelf.copies.scratch.open_folder() as folder:
+        (folder / DATA_FOLDER).mkdir()
+        written = task.export.write(task.job, chunks(), folder, task.terms)
+        files = _publish_written_files(Store(shelf.copies.root), folder, written, task.at)
+    return files, found % native.HASH_MODULUS
+
+
+def _require_segments(shelf: ExportShelf, segments: Ints) -> SegmentFiles:
+    """Return this host's copies of the shards, of which those that hold some segments are there."""
+    shelf.copies.require(np.unique(np.searchsorted(shelf.first_segments, segments, "right") - 1).tolist())
+    return SegmentFiles(shelf.copies.files, shelf.first_segments)
+
+
+def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[FileDigests]:
+    files = [export_manifest.digest_written_file(folder, one) for one in written]
+    for one in written:
+        _move_file(store, folder / one.path, f"{at}/{one.path}")
+    return files
 
 
 def _to_segments(chunk: SequenceBatch) -> native.Segments:
@@ -102,46 +127,41 @@ def write_export_files(
     export: Export,
     layout: ExportLayout,
     segments: Ints,
-    shelf: SegmentFiles,
+    shelf: ExportShelf,
     card: Mapping[str, Any],
-    out: Path,
+    at: str,
 ) -> tuple[list[FileDigests], str]:
-    """Write all jobs of a layout; return the files and the content hash of what was read back."""
+    """Write all files of a layout; return them and the content hash of what was read back."""
+    if work.store.exists(at):
+        # Leftovers of a build that was killed.
+        work.store.remove(at)
     terms = build_export_terms(card, text=export_manifest.encode_json(card).decode())
-    tasks = [
-        _ExportTask(export, replace(job, segments=segments[job.segments]), shelf, str(out), terms)
-        for job in layout.jobs
-    ]
+    tasks = [_ExportTask(export, replace(job, segments=segments[job.segments]), at, terms) for job in layout.jobs]
     size = 4 * int(card["counts"]["tokens"])
     files: list[FileDigests] = []
     total = 0
-    for own, found in work.pool.map(write_export_job, tasks, size_bytes=size):
+    for own, found in work.pool.map(write_export_job, tasks, size_bytes=size, shared=shelf):
         files += own
         total += found
-    last = export.finish(out, [one.written for one in files], terms)
-    return [
-        *files,
-        *(export_manifest.digest_written_file(out, one) for one in last),
-    ], f"{total % native.HASH_MODULUS:032x}"
+    with shelf.copies.scratch.open_folder() as folder:
+        (folder / DATA_FOLDER).mkdir()
+        last = export.finish(folder, [one.written for one in files], terms)
+        files += _publish_written_files(work.store, folder, last, at)
+    return files, f"{total % native.HASH_MODULUS:032x}"
 
 
-def publish_export_files(
-    store: Store, out: Path, files: Sequence[FileDigests], card: Mapping[str, Any], at: str
+def publish_export_manifest(
+    store: Store, files: Sequence[FileDigests], card: Mapping[str, Any], at: str
 ) -> dict[str, File]:
-    """Move all files to their final place, the manifest last."""
-    if store.exists(at):
-        # Leftovers of a build that was killed while it moved files.
-        store.remove(at)
+    """Write card and manifest, last of all; return all files by their paths in the export."""
+    named = {
+        one.written.path: File(f"{at}/{one.written.path}", one.size_bytes, one.digest, one.written.segments)
+        for one in files
+    }
     content = export_manifest.encode_json(card)
-    named: dict[str, File] = {}
-    for one in files:
-        _move_file(store, out / one.written.path, f"{at}/{one.written.path}")
-        named[one.written.path] = File(f"{at}/{one.written.path}", one.size_bytes, one.digest, one.written.segments)
     for name, text in ((CARD_FILE, content), (MANIFEST_FILE, export_manifest.encode_manifest(files, content))):
-        (out / name).write_bytes(text)
-        described = export_manifest.digest_written_file(out, export_manifest.WrittenFile(name))
-        _move_file(store, out / name, f"{at}/{name}")
-        named[name] = File(f"{at}/{name}", described.size_bytes, described.digest, 0)
+        store.write(f"{at}/{name}", text)
+        named[name] = File(f"{at}/{name}", len(text), digest_bytes(text), 0)
     return named
 
 

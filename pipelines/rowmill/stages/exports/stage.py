@@ -8,8 +8,8 @@ segments (`export_source.py`), files (`export_files.py`), a format's bytes (`row
     ├── card.json
     └── manifest.json
 
-Everything is written to a local folder first and moved when complete: libraries that write their own files need one,
-and a killed build leaves only files without a manifest under the export's name.
+Each job writes its files to a folder of its host first, because libraries that write their own files need one, and
+moves complete files; a killed build leaves only files without a manifest under the export's name.
 """
 
 import shutil
@@ -39,11 +39,11 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     load_kept_part,
+    open_host_scratch,
     part_folder,
     save_kept_part,
-    scratch_folder,
 )
-from rowmill.stages.exports.export_files import lay_out_shards, publish_export_files, write_export_files
+from rowmill.stages.exports.export_files import measure_shelf, open_shelf, publish_export_manifest, write_export_files
 from rowmill.stages.exports.export_source import (
     build_export_card,
     build_export_terms,
@@ -123,12 +123,10 @@ def _make_export_part(work: StageContext, at: str) -> Part:
             f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(source.segments)} segments "
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
-    with scratch_folder(work) as scratch:
-        out = scratch / "export"
-        (out / DATA_FOLDER).mkdir(parents=True)
-        shelf, told = lay_out_shards(work, source, scratch)
+    with open_host_scratch(work) as scratch:
+        shelf = open_shelf(work, source, scratch)
         chosen = np.concatenate([source.segments[job.segments] for job in layout.jobs])
-        expected = told[chosen]
+        expected = measure_shelf(work, shelf)[chosen]
         counts = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
@@ -137,15 +135,14 @@ def _make_export_part(work: StageContext, at: str) -> Part:
         }
         content = f"{_sum_hashes(expected['hash']):032x}"
         card = build_export_card(work, export, layout, counts, content)
-        files, found = write_export_files(work, export, layout, source.segments, shelf, card, out)
+        files, found = write_export_files(work, export, layout, source.segments, shelf, card, at)
         facts = counts | {
             "content_hash": content,
             "conserved": found == content and _count_trained_tokens(files) == counts["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
-        return Part(
-            _fingerprint_export(work), publish_export_files(work.store, out, files, card, at), facts | {"card": card}
-        )
+        published = publish_export_manifest(work.store, files, card, at)
+        return Part(_fingerprint_export(work), published, facts | {"card": card})
 
 
 def _sum_hashes(hashes: "NDArray[np.void]") -> int:

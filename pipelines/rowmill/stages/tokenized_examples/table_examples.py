@@ -4,7 +4,7 @@ What belongs here: the tokens around records, encoding over parts, the dry run, 
 (`table_plan.py`), cutting it into tasks (`table_tasks.py`), one worker's work (`table_tokens.py`), adding up
 (`table_output.py`).
 
-    parts of rows ─encode─► ids in scratch, lengths ─► plan ─► nothing fits: stop, nothing was written
+    parts of rows ─encode─► ids, lengths ─► plan ─► nothing fits: stop, nothing was written
                                                         │
                               ids, ledger, rejects per part of rows  +  examples in parts of about a million tokens
 
@@ -13,12 +13,9 @@ again. A part of examples is kept under the digest of what stands in it; one new
 grouped data and makes most of their examples anew, from ids that are there.
 """
 
-import tempfile
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,6 @@ from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Part
-from rowmill.shards import gather
 from rowmill.stages import table_plan
 from rowmill.stages.base import (
     PartTask,
@@ -38,8 +34,8 @@ from rowmill.stages.base import (
     StageOutput,
     load_kept_part,
     make_parts,
+    open_host_scratch,
     save_kept_part,
-    scratch_folder,
 )
 from rowmill.stages.table_inputs import (
     ObservedTable,
@@ -124,11 +120,10 @@ def _encode_parts(
     loaded: LoadedTokenizer,
     path: str,
     frame: PromptFrame,
-    scratch: Path,
     *,
     keep: bool,
 ) -> tuple[list[EncodedPart], list[str], list[bool]]:
-    """Encode all parts of rows into scratch files; return them, the fingerprints of their ids, and which are fresh.
+    """Encode all parts of rows; return their lengths and facts, the fingerprints of their ids, and which are fresh.
 
     With `keep` ids are kept part by part, before anything is planned: a build that does not fit, or is killed, leaves
     them to the next.
@@ -138,10 +133,10 @@ def _encode_parts(
     schema = orjson.dumps(known.schema.to_json()).decode()
     tasks = [
         EncodeTask(
-            work.store.root, work.folder if keep else None, name, str(scratch / f"{i:06d}.arrow"), path, file, schema,
+            work.store.root, work.folder if keep else None, name, path, file, schema,
             get_table_options(work).codec.wire, frame.special_tokens, load_kept_part(work.store, work.folder, name),
         )
-        for i, (file, name) in enumerate(zip(rows, names, strict=True))
+        for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip
     size = sum(4 * file.bytes for file, task in zip(rows, tasks, strict=True) if task.kept is None)
     encoded: list[EncodedPart] = []
@@ -220,9 +215,8 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
     index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
-    with _open_scratch_folder() as scratch:
-        encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
-        return _plan_dataset(work, known, frame, encoded, index)
+    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False)
+    return _plan_dataset(work, known, frame, encoded, index)
 
 
 def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
@@ -230,19 +224,8 @@ def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Mea
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
     index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
-    with _open_scratch_folder() as scratch:
-        encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
+    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False)
     return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, _join_lengths(encoded))
-
-
-@contextmanager
-def _open_scratch_folder() -> Generator[Path]:
-    """Lend a folder outside the store, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as name:
-        try:
-            yield Path(name)
-        finally:
-            gather.drop_scratch_maps()
 
 
 def _get_example_limits(work: StageContext, frame: PromptFrame) -> ExampleLimits:
@@ -261,13 +244,12 @@ def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) 
     frame = resolve_prompt_frame(work, loaded, known)
     rows = work.input(CANONICAL_ROWS).parts
     index = index_parts(work, rows, known)
-    with scratch_folder(work) as scratch:
-        encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, scratch, keep=True)
-        plan = _plan_dataset(work, known, frame, encoded, index)
-        accounts = _write_ledgers(work, plan, index, encoded, names)
-        built, reused, _ = make_parts(
-            work, table_tokens.build_part, plan_example_tasks(work, frame, plan, index, encoded, names, loaded)
-        )
+    encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, keep=True)
+    plan = _plan_dataset(work, known, frame, encoded, index)
+    accounts = _write_ledgers(work, plan, index, encoded, names)
+    with open_host_scratch(work) as scratch:
+        tasks = plan_example_tasks(work, frame, plan, index, encoded, names, loaded, scratch)
+        built, reused, _ = make_parts(work, table_tokens.build_part, tasks)
     rows_made = sum(one.lengths.size for one, is_fresh in zip(encoded, fresh, strict=True) if is_fresh)
     prefill = write_prefill(work, known, frame, plan, index)
     return build_table_output(
@@ -292,13 +274,12 @@ def _write_ledgers(
         for place, reason, detail in one.facts["rejects"]:
             states[first + place] = ROW_STATES.index(reason)
             details[place] = detail
-        assert one.kept is not None, "a build keeps all ids"
         task = LedgerTask(
             root=work.store.root,
             folder=work.folder,
             fingerprint=digest_json(name, "account", states[first:last].tobytes().hex(), details),
             rows=file,
-            tokens=one.kept.files["tokens"],
+            tokens=one.require_kept().files["tokens"],
             facts=one.facts,
             states=states[first:last].tobytes(),
             names=ROW_STATES,

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import PartTask, StageContext
 from rowmill.stages.table_plan import SplitTablePlan, TablePlan
-from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart
+from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart, RecordSource
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
@@ -32,13 +34,18 @@ def plan_example_tasks(
     encoded: Sequence[EncodedPart],
     names: Sequence[str],
     loaded: LoadedTokenizer,
+    scratch: HostScratch,
 ) -> list[PartTask]:
     """Cut the plan of each split into tasks."""
     numbers = _number_examples(plan)
+    sources = [
+        RecordSource(part.files["rows"], one.require_kept().files["tokens"])
+        for part, one in zip(work.input(CANONICAL_ROWS).parts, encoded, strict=True)
+    ]
     planned: list[PartTask] = []
     for one, own in zip(plan.splits, numbers, strict=True):
         for first, last in _cut_parts(one.lengths):
-            task = _make_build_task(work, frame, plan, one, own, index, encoded, names, loaded, first, last)
+            task = _make_build_task(work, frame, plan, one, own, index, sources, names, loaded, scratch, first, last)
             planned.append(PartTask(task.fingerprint, task, len(task.rows), 4 * int(one.lengths[first:last].sum())))
     return planned
 
@@ -71,9 +78,10 @@ def _make_build_task(
     one: SplitTablePlan,
     numbers: Ints,
     index: RowIndex,
-    encoded: Sequence[EncodedPart],
+    sources: Sequence[RecordSource],
     names: Sequence[str],
     loaded: LoadedTokenizer,
+    scratch: HostScratch,
     first: int,
     last: int,
 ) -> BuildExamplesTask:
@@ -99,16 +107,20 @@ def _make_build_task(
         "examples", VERSION, frame.to_json(), one.split, plan.mode, _identify_records(index, names, rows),
         {name: digest_bytes(values.tobytes()) for name, values in arrays.items()},
     )  # fmt: skip
+    which = np.searchsorted(index.first_rows, rows, "right") - 1
+    used, places_in_used = np.unique(which, return_inverse=True)
+    first_rows = np.concatenate(([0], np.cumsum(np.diff(index.first_rows)[used])))
     return BuildExamplesTask(
         root=work.store.root,
         folder=work.folder,
         fingerprint=fingerprint,
-        files=tuple(part.target for part in encoded),
-        first_rows=index.first_rows,
+        sources=tuple(sources[number] for number in used.tolist()),
+        first_rows=first_rows,
         frame=frame,
         split=one.split,
         is_grouped=plan.mode == "grouped",
-        rows=rows,
+        rows=rows - index.first_rows[which] + first_rows[places_in_used],
+        scratch=scratch,
         vocab_size=work.recipe.vocab_size or loaded.card.vocab_size,
         **arrays,
     )

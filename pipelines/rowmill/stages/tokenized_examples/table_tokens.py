@@ -3,8 +3,8 @@
 What belongs here: encoding a part of rows, laying ids out behind prompts, the files of both. What does not: the plan
 (`assembly/`), which parts there are (`table_examples.py`).
 
-    rows ──encode_part──► ids of each record, in a scratch file that is mapped
-    plan's slice + scratch ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
+    rows ──encode_part──► ids of each record, in the store
+    plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
 
 Every record is encoded alone and once per dataset: passes and examples only say which ids stand where.
 """
@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
+from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.tabular.assembly import EDGES, FLUSHES
@@ -69,7 +70,8 @@ _TOKENS_SCHEMA = pa.schema(
 """The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
 
 
-_SCRATCH_COLUMNS = ("input_ids", "row_id", "domain", "group_key")
+_ROW_COLUMNS = ("row_id", "domain", "group_key")
+"""The columns of rows that examples have, too."""
 
 
 VERSION = 5
@@ -84,7 +86,7 @@ _COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_pa
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """A part of rows to encode into a scratch file; `kept` are its ids where an earlier build has them.
+    """A part of rows to encode; `kept` are its ids where an earlier build has them.
 
     Else they are kept under `fingerprint` in `folder`; without a folder they are not.
     """
@@ -92,7 +94,6 @@ class EncodeTask:
     root: str
     folder: str | None
     fingerprint: str
-    target: str
     tokenizer: str
     rows: File
     schema: str
@@ -105,30 +106,27 @@ class EncodeTask:
 class EncodedPart:
     """What came of a part: tokens of each record (−1: rejected), what is to be said of them, the part of kept ids."""
 
-    target: str
     lengths: Ints
     facts: dict[str, Any]
     kept: Part | None
 
+    def require_kept(self) -> Part:
+        """Return the part of kept ids, which every build has."""
+        assert self.kept is not None, "a build keeps all ids"
+        return self.kept
+
 
 def encode_part(task: EncodeTask) -> EncodedPart:
-    """Write a part's ids to scratch; a record that has none has an empty list and its reason in the facts."""
+    """Encode a part's records and keep their ids; one that has none has an empty list and its reason in the facts."""
     store = Store(task.root)
-    columns = ("record", "row_id", "domain", "group_key")
-    rows = store.table(task.rows, columns)
     if task.kept is not None:
-        tokens, facts = store.table(task.kept.files["tokens"]), task.kept.facts
-    else:
-        ids, facts = _encode_records(task, rows)
-        lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
-        lengths[[place for place, _, _ in facts["rejects"]]] = -1
-        tokens = pa.table([ids, lengths], schema=_TOKENS_SCHEMA)
-    kept = task.kept or _keep_tokens(store, task, tokens, facts)
-    table = pa.table(
-        [tokens.column("input_ids"), *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH_COLUMNS)
-    )
-    gather.write_scratch_file(table, task.target)
-    return EncodedPart(task.target, tokens.column("length").to_numpy().astype(np.int64), facts, kept)
+        lengths = store.table(task.kept.files["tokens"], ["length"]).column(0).to_numpy()
+        return EncodedPart(lengths.astype(np.int64), task.kept.facts, task.kept)
+    ids, facts = _encode_records(task, store.table(task.rows, ("record", "row_id")))
+    lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
+    lengths[[place for place, _, _ in facts["rejects"]]] = -1
+    tokens = pa.table([ids, lengths], schema=_TOKENS_SCHEMA)
+    return EncodedPart(lengths.astype(np.int64), facts, _keep_tokens(store, task, tokens, facts))
 
 
 def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
@@ -280,18 +278,37 @@ def account_part(task: LedgerTask) -> Part:
 # ── A plan's slice to columns ──────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """A part of rows and the ids of its records."""
+
+    rows: File
+    tokens: File
+
+    @property
+    def copy_name(self) -> str:
+        """Name of the copy that a host makes of it, for taking records in any order."""
+        return f"{self.rows.digest}-{self.tokens.digest}.arrow"
+
+    def copy(self, root: str, target: str) -> None:
+        """Write ids and rows side by side as a scratch file."""
+        store = Store(root)
+        rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
+        gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildExamplesTask:
     """Some examples of one split.
 
-    `rows[r]` is the row of record r; unit u has records `[units[u], units[u + 1])`, example e units
-    `[examples[e], examples[e + 1])`; `numbers[e]` counts the examples that begin with its first row.
+    `rows[r]` is the row of record r, counted over `sources`; unit u has records `[units[u], units[u + 1])`, example e
+    units `[examples[e], examples[e + 1])`; `numbers[e]` counts the examples that begin with its first row.
     """
 
     root: str
     folder: str
     fingerprint: str
-    files: tuple[str, ...]
+    sources: tuple[RecordSource, ...]
     first_rows: Ints
     frame: PromptFrame
     split: str
@@ -305,6 +322,7 @@ class BuildExamplesTask:
     budgets: Ints
     flushes: NDArray[np.int8]
     vocab_size: int
+    scratch: HostScratch
 
 
 def build_part(task: BuildExamplesTask) -> Part:
@@ -353,7 +371,9 @@ def count_verified(table: pa.Table) -> int:
 def build_examples_table(task: BuildExamplesTask) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
     wanted, back = np.unique(task.rows, return_inverse=True)
-    taken = gather.take_rows(task.files, task.first_rows, wanted)
+    task.scratch.require({one.copy_name: partial(one.copy, task.root) for one in task.sources})
+    copies = [task.scratch.locate(one.copy_name) for one in task.sources]
+    taken = gather.take_rows(copies, task.first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
     layout = _lay_out_examples(task, lengths[back])
     out = np.empty(layout.total, np.int32)

@@ -72,7 +72,7 @@ docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 
 lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock
-	build/lock/bin/pip install --quiet --editable '.[browser,dev,train]'
+	build/lock/bin/pip install --quiet --editable '.[browser,dev,ray,train]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > build/lock/frozen.txt
 	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt

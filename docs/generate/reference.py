@@ -30,6 +30,7 @@ from rowmill.conversation.rendering.options import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
 from rowmill.core.storage import Store
+from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
@@ -88,6 +89,8 @@ TITLES: dict[type[Config], str] = {
     Waiver: "Waivers",
     Expectation: "Expectations",
     Execution: "`execution`",
+    LocalExecutor: "`execution.executor`, `kind: local`",
+    RayExecutor: "`execution.executor`, `kind: ray`",
 }
 """Models that have a section of their own, and its title."""
 
@@ -208,7 +211,7 @@ def render_reference_page() -> str:
         _render_section(Partitions),
         _render_exports_section(),
         _render_gates_section(),
-        _render_section(Execution),
+        _render_group_section(Execution),
         _render_names_section(),
         _render_checks_section(),
         _render_ledger_section(),

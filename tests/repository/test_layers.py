@@ -82,6 +82,17 @@ def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
     assert loaded & HEAVY == set(), "import it inside the function that needs it"
 
 
+def test_only_the_executor_of_ray_imports_it() -> None:
+    modules = [path for folder in ("pipelines", "assets") for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        path.name
+        for path in modules
+        if "ray" in {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=False)}
+    }
+
+    assert found == {"ray_cluster.py"}
+
+
 EXTENDED = {"event_log": ["dagster._core.storage.event_log"]}
 """What a class that `dagster.yaml` names extends (decision 17); Dagster names its own there by this module, too."""
 

@@ -1,6 +1,6 @@
 """Files that tasks make once per host: made where they lack, once, whole, and gone afterwards.
 
-What belongs here: the folder alone. What does not: builds over several hosts (`end_to_end/test_hosts.py`).
+What belongs here: the folder alone. What does not: builds over several hosts (`build/test_hosts.py`).
 """
 
 import os

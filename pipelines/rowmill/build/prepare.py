@@ -15,23 +15,27 @@ from dataclasses import replace
 from rowmill.build.steps import Project, Step, iterate_gate_waivers
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
-from rowmill.executors import LocalPool
+from rowmill.executors import AnyExecutor, Executor, LocalPool
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages.base import PreparedStage, StageContext
 
-_WORKER_POOLS: dict[int, LocalPool] = {}
+_EXECUTORS: dict[tuple[AnyExecutor, int], Executor] = {}
 
 
-def open_worker_pool(workers: int) -> LocalPool:
-    """Return the worker processes that stages share: opening a tokenizer in each takes a second."""
-    return _WORKER_POOLS.setdefault(workers, LocalPool(workers))
+def open_shared_executor(recipe: Recipe) -> Executor:
+    """Return the executor of a recipe, which its stages share: opening a tokenizer in each worker takes a second."""
+    chosen = (recipe.execution.executor, recipe.total_workers)
+    if chosen not in _EXECUTORS:
+        _EXECUTORS[chosen] = recipe.execution.executor.open(recipe.total_workers)
+    return _EXECUTORS[chosen]
 
 
 def close_workers() -> None:
-    """Stop the worker processes that stages share; the next stage that needs them starts them again."""
-    for pool in _WORKER_POOLS.values():
-        pool.close()
+    """Stop the workers that stages share; the next stage that needs them starts them again."""
+    for executor in _EXECUTORS.values():
+        executor.close()
 
 
 def find_outside_change(step: Step, work: StageContext, earlier: Manifest | None) -> str | None:
@@ -60,9 +64,7 @@ def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, 
 
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return a stage's context for inspection, not for work: it has one worker."""
-    return StageContext(
-        project.recipe, project.store, project.base, step.key, step.dataset, inputs, open_worker_pool(1)
-    )
+    return StageContext(project.recipe, project.store, project.base, step.key, step.dataset, inputs, LocalPool(1))
 
 
 def find_kept_output(

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from rowmill import stats
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
+from rowmill.build.hosts import require_equal_hosts
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
     list_waivers,
-    open_worker_pool,
+    open_shared_executor,
     prepare_step,
     require_ready,
 )
@@ -140,7 +141,7 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         key=step.key,
         dataset_name=step.dataset,
         inputs=inputs,
-        pool=open_worker_pool(project.recipe.total_workers),
+        pool=open_shared_executor(project.recipe),
         progress=asked.progress,
         ranks=asked.ranks,
     )
@@ -158,6 +159,7 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
             return _record_report(project, step, work, _report_reuse(kept, started))
         # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
         require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
+        require_equal_hosts(project)
         _warn_of_outside_change(project, step, work)
         draft = prepared.make()
         made = manifest.save_manifest(work.store, _make_manifest(work, step, draft, fingerprint, started, asked.run_id))
@@ -277,7 +279,7 @@ def build(
     Raises
     ------
     ConfigError
-        If a tokenizer or template is missing, before anything is built.
+        If a tokenizer or template is missing, or a host cannot take part, before anything is built.
     GateError
         If steps were left out, at the end: each failed check that blocks one, and the steps left out because of it.
 
@@ -289,6 +291,7 @@ def build(
         and (datasets is None or step.dataset in datasets)
     ]
     tokenizer_source.forget_commits()
+    require_equal_hosts(project, again=True)
     require_ready(project, chosen)
     done: list[tuple[Step, StepReport, list[CheckResult]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"

@@ -3,9 +3,23 @@
 | kind | where the work runs |
 |---|---|
 | `local` | a pool of processes on this machine |
+| `ray` | tasks on the nodes of a Ray cluster |
+
+Only this package knows which one a build uses.
 """
 
-from rowmill.executors.base import Executor
-from rowmill.executors.local import LocalPool, open_in_workers
+from typing import Annotated, TypeAlias
 
-__all__ = ["Executor", "LocalPool", "open_in_workers"]
+from pydantic import Field
+
+from rowmill.executors.base import Executor
+from rowmill.executors.local import LocalExecutor, LocalPool, open_in_workers
+from rowmill.executors.ray_cluster import RayExecutor
+
+__all__ = ["AnyExecutor", "Executor", "LocalExecutor", "LocalPool", "RayExecutor", "open_in_workers"]
+
+AnyExecutor: TypeAlias = Annotated[
+    LocalExecutor  # processes on this machine
+    | RayExecutor,  # tasks on a Ray cluster
+    Field(discriminator="kind"),
+]

@@ -21,6 +21,11 @@ class Executor(Protocol):
         """How many tasks run at once, as far as is known now."""
         ...
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether tasks may run on other hosts than the calling process."""
+        ...
+
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:
@@ -32,10 +37,7 @@ class Executor(Protocol):
         ...
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
-        """Run a function once on each host of the executor; return the results by the hosts' names.
-
-        An executor that runs tasks only on the host of the calling process returns nothing.
-        """
+        """Run a function once on each host of an executor that spans hosts; return the results by the hosts' names."""
         ...
 
     def close(self) -> None:

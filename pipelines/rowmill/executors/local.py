@@ -38,9 +38,10 @@ from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rowmill.core import arrow_import
+from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import worker_setup
 
@@ -62,6 +63,17 @@ def open_in_workers(function: Callable[..., object], *arguments: str) -> None:
     wanted = (function.__module__, function.__qualname__, list(arguments))
     if wanted not in _OPENED_IN_WORKERS:
         _OPENED_IN_WORKERS.append(wanted)
+
+
+class LocalExecutor(Config):
+    """Processes on this machine, `execution.workers` of them."""
+
+    kind: Literal["local"] = "local"
+    """Run tasks in processes on this machine."""
+
+    def open(self, workers: int) -> "LocalPool":
+        """Return a pool of that many processes."""
+        return LocalPool(workers)
 
 
 class LocalPool:
@@ -98,8 +110,13 @@ class LocalPool:
         with _write_shared(shared) as folder:
             yield from self._map_in_pool(partial(_call_with_file, function, folder), waiting)
 
+    @property
+    def spans_hosts(self) -> bool:
+        """No."""
+        return False
+
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
-        """Return nothing: the only host is the calling process's."""
+        """Return nothing: there is no host but this one."""
         del function
         return {}
 

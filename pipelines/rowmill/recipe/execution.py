@@ -8,13 +8,16 @@ from typing import Literal
 from pydantic import Field
 
 from rowmill.core.config import Config
+from rowmill.executors import AnyExecutor, LocalExecutor
 
 
 class Execution(Config):
     """How a recipe is run; no option here changes a byte or enters a fingerprint."""
 
     workers: int = Field(default=0, ge=0)
-    """Number of worker processes; 0 is one per core."""
+    """Number of worker processes on this machine; 0 is one per core."""
+    executor: AnyExecutor = LocalExecutor()
+    """Where the tasks of a stage run."""
     cron: str = "0 2 * * *"
     """Cron expression of the nightly rebuild, in UTC."""
     schedule_on: bool = False

@@ -28,6 +28,7 @@ from rowmill.sources.files import (
     find_files,
     find_part_line,
     find_unusual_dialect,
+    read_first_bytes,
     scan_file,
 )
 from rowmill.sources.generated import GeneratedSource, GenerationStage, scan_records
@@ -58,6 +59,7 @@ __all__ = [
     "group_parts",
     "number_equal_parts",
     "public_url",
+    "read_first_bytes",
     "read_part_bytes",
     "read_records",
     "scan_file",

@@ -253,6 +253,22 @@ def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
     return found
 
 
+def read_first_bytes(file: SourceFile, base: Path) -> bytes:
+    """Return the first bytes of a file as they are stored.
+
+    Raises
+    ------
+    SourceError
+        If the file is missing or unreadable.
+
+    """
+    with urls.open_raw(urls.locate_url(file.url, base)) as raw:
+        return raw.read(_FIRST_BYTES)
+
+
+_FIRST_BYTES = 1024
+
+
 def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
     if scan.version != SCAN_VERSION or not stamp or scan.stamp != stamp:
         return False

@@ -352,7 +352,7 @@ def open_host_scratch(work: StageContext) -> Generator[HostScratch]:
     finally:
         gather.drop_scratch_maps()
         scratch.remove()
-        if local_folder is None:
+        if local_folder is None and work.pool.spans_hosts:
             # A host that cannot be reached any more has taken its files with it.
             with suppress(Exception):
                 work.pool.run_on_hosts(scratch.remove)

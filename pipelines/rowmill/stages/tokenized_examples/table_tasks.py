@@ -17,7 +17,8 @@ from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import PartTask, StageContext
 from rowmill.stages.table_plan import SplitTablePlan, TablePlan
-from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart, RecordSource
+from rowmill.stages.tokenized_examples.record_copies import RecordSource
+from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
+from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
 from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
@@ -278,25 +279,6 @@ def account_part(task: LedgerTask) -> Part:
 # ── A plan's slice to columns ──────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSource:
-    """A part of rows and the ids of its records."""
-
-    rows: File
-    tokens: File
-
-    @property
-    def copy_name(self) -> str:
-        """Name of the copy that a host makes of it, for taking records in any order."""
-        return f"{self.rows.digest}-{self.tokens.digest}.arrow"
-
-    def copy(self, root: str, target: str) -> None:
-        """Write ids and rows side by side as a scratch file."""
-        store = Store(root)
-        rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
-        gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildExamplesTask:
     """Some examples of one split.
@@ -371,9 +353,7 @@ def count_verified(table: pa.Table) -> int:
 def build_examples_table(task: BuildExamplesTask) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
     wanted, back = np.unique(task.rows, return_inverse=True)
-    task.scratch.require({one.copy_name: partial(one.copy, task.root) for one in task.sources})
-    copies = [task.scratch.locate(one.copy_name) for one in task.sources]
-    taken = gather.take_rows(copies, task.first_rows, wanted)
+    taken = gather.take_rows(require_copies(task.sources, task.root, task.scratch), task.first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
     layout = _lay_out_examples(task, lengths[back])
     out = np.empty(layout.total, np.int32)

@@ -1,0 +1,88 @@
+"""Builds over several hosts: no task needs another's temporary folder, and hosts that cannot take part are refused.
+
+What belongs here: what a build asks of hosts. What does not: real clusters (`executors/test_ray_cluster.py`).
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.core.errors import ConfigError
+from rowmill.executors import LocalExecutor
+from tests.support.hosts_apart import HostsApart
+from tests.support.recipes import CHAT, PAIR, Road, chat, pair
+
+ONE_HOST = ("rowmill.stages.packed_shards",)
+"""Stages whose tasks still read scratch files of the calling process."""
+
+PURCHASES: dict[str, Any] = {
+    "kind": "records",
+    "data": {"group_training_examples_by": "customer", "order_training_examples_by": "day"},
+}
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostsApart]:
+    found = HostsApart(tmp_path / "hosts", together=ONE_HOST)
+    monkeypatch.setattr(LocalExecutor, "open", lambda *_: found)
+    yield found
+    found.close()
+
+
+def with_data(folder: Path, root: str | None, workers: int) -> Road:
+    road = Road(folder, root)
+    road.write("chats.jsonl", [chat(i, words=40) for i in range(600)])
+    road.write("tasks.jsonl", [pair(i) for i in range(50)])
+    rows = [{"customer": f"c{i % 100}", "day": f"2024-01-{i % 28 + 1:02d}", "item": f"i{i % 7}"} for i in range(400)]
+    road.write("purchases.jsonl", rows)
+    return road.recipe(
+        {
+            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
+            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
+            "purchases": {"source": {"train_urls": ["data/purchases.jsonl"]}, "format": PURCHASES},
+        },
+        defaults={"splits": {"validation": 0.1}},
+        execution={"workers": workers},
+        exports=[
+            {"kind": "axolotl", "name": "ax"},
+            {"kind": "megatron_bridge", "name": "bridge"},
+            {"kind": "tinker", "name": "tk"},
+        ],
+    )
+
+
+def test_no_task_needs_the_temporary_folder_of_another(
+    tmp_path: Path, apart: HostsApart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = with_data(tmp_path / "apart", "memory://apart", workers=701).build()
+    monkeypatch.undo()
+    alone = with_data(tmp_path / "alone", None, workers=1).build()
+
+    assert built.versions() == alone.versions()
+    stages = {name.split(".")[2] for name in apart.ran if name.startswith("rowmill.stages.")}
+    assert stages >= {"canonical_rows", "tokenized_examples", "training_splits", "gpu_partitions", "exports"}
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        (
+            None,
+            r"1 of 1 hosts cannot take part: host does not see what this process wrote to .* and cannot read",
+        ),
+        ("memory://unseen", r"1 of 1 hosts cannot take part: host cannot read a source: .*chats\.jsonl.*; use an obj"),
+    ],
+)
+def test_a_path_of_the_calling_host_alone_is_refused_before_anything_is_written(
+    root: str | None, message: str, apart: HostsApart
+) -> None:
+    road = with_data(Path(tempfile.gettempdir()) / "project", root, workers=702 + (root is None))
+
+    with pytest.raises(ConfigError, match=message):
+        road.build()
+
+    assert not road.project.store.list("")
+    assert not list(road.store.glob("*"))

@@ -1,0 +1,274 @@
+"""Tasks on a Ray cluster of two nodes on this machine: order, shared values, retries, dead nodes, and refusals.
+
+What belongs here: the executor, and builds on it. What does not: other executors. Skipped where Ray is absent.
+"""
+
+import errno
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from rowmill.build import prepare
+from rowmill.core.errors import ConfigError, DamagedFileError, UnreachableError
+from rowmill.executors import RayExecutor
+from rowmill.executors.ray_cluster import RayTasks
+from rowmill.executors.ray_worker import is_transient_error
+from tests.executors import test_ray_cluster
+from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves sockets and processes to the interpreter's end.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Start a head that takes no tasks, and two nodes that take one at a time."""
+    pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines")))
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        small = {"object_store_memory": 80 << 20, "include_dashboard": False}
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        for _ in range(2):
+            found.add_node(num_cpus=1, object_store_memory=80 << 20)
+        yield found
+        prepare.close_workers()
+        found.shutdown()
+
+
+@pytest.fixture
+def tasks(cluster: Any) -> Iterator[RayTasks]:
+    executor = RayExecutor(kind="ray", address=cluster.address).open(workers=1)
+    yield executor
+    executor.close()
+
+
+# ── Functions that tasks run ───────────────────────────────────────────────────────────────────────
+
+
+def take_time(number: int) -> tuple[int, str]:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    time.sleep(0.3 if number == 0 else 0.02)
+    return number, str(ray.get_runtime_context().get_node_id())
+
+
+def wait_for_others(task: tuple[str, int]) -> bool:
+    folder, number = task
+    deadline = time.monotonic() + 60
+    while number == 0 and len(os.listdir(folder)) < 10:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    Path(folder, str(number)).touch()
+    return True
+
+
+def take_place(number: int, shared: "NDArray[np.int64]") -> tuple[int, bool]:
+    return int(shared[number]), bool(shared.flags.writeable)
+
+
+def fail_first_time(path: str) -> int:
+    """Fail as a network does, but not when called again."""
+    at = Path(path)
+    attempts = int(at.read_text()) if at.exists() else 0
+    at.write_text(str(attempts + 1))
+    if attempts < 2:
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+    return attempts
+
+
+def fail_for_good(path: str) -> None:
+    with Path(path).open("a") as log:
+        log.write("tried\n")
+    raise DamagedFileError("it is damaged", "a/b")
+
+
+def fill_disk(path: str) -> None:
+    with Path(path).open("a") as log:
+        log.write("tried\n")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_thread_limit(_: int) -> str:
+    return os.environ["POLARS_MAX_THREADS"]
+
+
+# ── The executor ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_come_in_task_order_from_all_nodes(tasks: RayTasks) -> None:
+    made = list(tasks.map(test_ray_cluster.take_time, range(60), size_bytes=1))
+
+    assert [number for number, _ in made] == list(range(60))
+    assert len({node for _, node in made}) == tasks.workers == 2
+
+
+def test_a_slow_task_holds_no_other_up(cluster: Any, tmp_path: Path) -> None:
+    """The first task ends when ten later ones have, though only two are in flight."""
+    executor = RayExecutor(kind="ray", address=cluster.address, max_in_flight=2).open(workers=1)
+
+    made = list(executor.map(test_ray_cluster.wait_for_others, [(str(tmp_path), i) for i in range(14)], size_bytes=1))
+
+    assert made == [True] * 14
+    executor.close()
+
+
+def test_tasks_read_one_shared_value(tasks: RayTasks) -> None:
+    shared = np.arange(0, 200_000, 10)
+
+    made = list(tasks.map(test_ray_cluster.take_place, range(20), size_bytes=1, shared=shared))
+
+    assert made == [(10 * number, False) for number in range(20)]
+
+
+def test_an_error_that_passes_is_tried_again(tasks: RayTasks, tmp_path: Path) -> None:
+    assert list(tasks.map(test_ray_cluster.fail_first_time, [str(tmp_path / "n")], size_bytes=1)) == [2]
+
+
+def test_an_error_that_stays_comes_back_as_it_was_after_one_attempt(tasks: RayTasks, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFileError, match="it is damaged") as damaged:
+        list(tasks.map(test_ray_cluster.fail_for_good, [str(tmp_path / "n")], size_bytes=1))
+    with pytest.raises(OSError, match="No space left") as full:
+        list(tasks.map(test_ray_cluster.fill_disk, [str(tmp_path / "full")], size_bytes=1))
+
+    assert damaged.value.path == "a/b"
+    assert full.value.errno == errno.ENOSPC
+    assert (tmp_path / "n").read_text() == (tmp_path / "full").read_text() == "tried\n"
+
+
+def test_workers_have_one_thread_per_library(tasks: RayTasks) -> None:
+    assert set(tasks.map(test_ray_cluster.read_thread_limit, range(4), size_bytes=1)) == {"1"}
+
+
+def test_a_task_that_no_node_can_take_is_refused(cluster: Any) -> None:
+    executor = RayExecutor(kind="ray", address=cluster.address, cpus_per_task=3).open(workers=1)
+
+    with pytest.raises(ConfigError, match=r"reserves 3 cores .* largest of 2 nodes has 1 cores .* lower cpus_per_task"):
+        list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
+    executor.close()
+
+
+def test_an_address_where_no_cluster_is_is_refused_within_ten_seconds() -> None:
+    pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        executor = RayExecutor(kind="ray", address=address).open(workers=1)
+
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=r"address: no Ray cluster answers at .* start the cluster"):
+            list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
+
+    assert time.monotonic() - began < 10
+
+
+# ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_data(folder: Path, executor: dict[str, Any]) -> Road:
+    road = Road(folder)
+    road.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
+    road.write("tasks.jsonl", [pair(i) for i in range(50)])
+    return road.recipe(
+        {
+            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
+            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
+        },
+        execution={"workers": 1, "executor": executor},
+        exports=[{"kind": "axolotl", "name": "ax"}],
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return with_data(tmp_path_factory.mktemp("local"), {"kind": "local"}).build()
+
+
+def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path, undisturbed: Built) -> None:
+    built = with_data(tmp_path, {"kind": "ray", "address": cluster.address}).build()
+
+    assert built.versions() == undisturbed.versions()
+    assert built.digests() == undisturbed.digests()
+
+
+@pytest.mark.parametrize("stage", ["canonical_rows", "tokenized_examples"])
+def test_a_node_that_dies_in_a_stage_changes_no_byte(
+    stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
+) -> None:
+    """The node dies when the first of the stage's fifteen parts is there."""
+    road, killed = with_data(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
+    victim = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+
+    def kill(where: str, *, done: int, **_: Any) -> None:
+        if where == f"chats/{stage}" and not killed:
+            killed.append(done)
+            cluster.remove_node(victim, allow_graceful=False)
+
+    built = road.build(progress=kill)
+
+    assert killed == [1]
+    assert built.report("chats", stage).parts == 15
+    assert built.digests() == undisturbed.digests()
+
+
+def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: Any, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "pipelines", tmp_path / "other", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "rowmill" / "__init__.py").open("a") as code:
+        code.write("# another version\n")
+    path = os.pathsep.join(map(str, (tmp_path / "other", ROOT, ROOT / "assets")))
+    other = cluster.add_node(num_cpus=1, object_store_memory=80 << 20, env_vars={"PYTHONPATH": path})
+    road = with_data(tmp_path / "road", {"kind": "ray", "address": cluster.address})
+
+    try:
+        with pytest.raises(ConfigError, match=r"1 of 3 hosts .* the code of rowmill \w+ instead of \w+; every host"):
+            road.build()
+    finally:
+        cluster.remove_node(other)
+
+    assert not any(path.is_file() for path in road.store.rglob("*"))
+
+
+# ── Without a cluster ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
+        (OSError(errno.ESTALE, "stale file handle"), True),
+        (OSError(errno.ENOSPC, "full"), False),
+        (PermissionError(errno.EACCES, "denied"), False),
+        (FileNotFoundError(errno.ENOENT, "absent"), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_only_errors_that_may_pass_are_tried_again(error: Exception, passes: bool) -> None:
+    assert is_transient_error(error) == passes
+
+
+@pytest.mark.parametrize(("cause", "passes"), [(ConnectionError("503"), True), (PermissionError("403"), False)])
+def test_a_storage_that_refuses_is_not_asked_again(cause: Exception, passes: bool) -> None:
+    error = UnreachableError("s3://bucket: cannot be read")
+    error.__cause__ = cause
+
+    assert is_transient_error(error) == passes

@@ -1,0 +1,62 @@
+"""An executor that stands for many hosts: what one task, or the calling process, leaves on its machine no other sees.
+
+What belongs here: hiding the temporary folders of others while a task runs. What does not: real hosts
+(`executors/test_ray_cluster.py`).
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rowmill.shards import gather
+
+
+class HostsApart:
+    """Runs each task in this process as if on another host: with an empty temporary folder and pickled arguments."""
+
+    spans_hosts = True
+    workers = 2
+
+    def __init__(self, folder: Path, *, together: tuple[str, ...] = ()) -> None:
+        """Use a folder for the hosts' own; functions of the packages `together` run on the calling host."""
+        self._folder, self._together, self._count = folder, together, 0
+        self._own = folder / "caller"
+        self._own.mkdir(parents=True)
+        tempfile.tempdir = str(self._own)
+        self.ran = list[str]()
+
+    def map(
+        self, function: Callable[..., Any], tasks: Iterable[object], *, size_bytes: int, shared: object = None
+    ) -> Iterator[Any]:
+        where = str(getattr(getattr(function, "args", (function,))[0], "__module__", ""))
+        for task in tasks:
+            if where.startswith(self._together):
+                yield function(task)
+                continue
+            call, argument, value = pickle.loads(pickle.dumps((function, task, shared)))
+            self.ran.append(where)
+            yield self._run_apart(lambda: call(argument) if value is None else call(argument, value))  # noqa: B023
+
+    def _run_apart(self, function: Callable[[], Any]) -> Any:
+        self._count += 1
+        host, hidden = self._folder / f"host-{self._count}", self._folder / "hidden"
+        host.mkdir()
+        os.rename(self._own, hidden)
+        gather.drop_scratch_maps()
+        tempfile.tempdir = str(host)
+        try:
+            return function()
+        finally:
+            gather.drop_scratch_maps()
+            tempfile.tempdir = str(self._own)
+            os.rename(hidden, self._own)
+
+    def run_on_hosts(self, function: Callable[[], Any]) -> dict[str, Any]:
+        return {"host": self._run_apart(function)}
+
+    def close(self) -> None:
+        """Put the temporary folder back."""
+        tempfile.tempdir = None

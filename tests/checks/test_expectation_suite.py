@@ -98,12 +98,12 @@ def test_verify_fails_where_the_library_denies_a_saved_result(
     built = road.build()
     assert main.main(["verify", str(road.config)]) == main.DONE
     store, folder = built.project.store, "road/rows/canonical_rows/check_results"
-    (path, saved), *_ = [
-        (f"{folder}/{name}", result)
-        for name in store.list(folder)
-        if (result := store.read_sealed(f"{folder}/{name}")) is not None and result["check"] == "nonempty"
-    ]
-    store.write_sealed(path, saved | {"passed": False})
+    (name,) = store.list(folder)
+    saved = store.read_sealed(f"{folder}/{name}")
+    assert saved is not None
+    (nonempty,) = [one for one in saved["results"].values() if one["check"] == "nonempty"]
+    nonempty["passed"] = False
+    store.write_sealed(f"{folder}/{name}", saved)
     capsys.readouterr()
 
     status = main.main(["verify", str(road.config)])

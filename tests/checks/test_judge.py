@@ -399,6 +399,6 @@ def test_rule_over_a_renamed_fact_may_have_its_older_name() -> None:
     rule = {"name": "few_mismatches", "column": "lane_differences", "max_value": 0}
     gates = validate_options(Gates, {"expectations": {"tokenized_examples": [rule]}}, "gates")
 
-    thresholds = list_thresholds(gates, "tokenized_examples", "chats", is_table=False)
+    thresholds = list_thresholds(gates, "tokenized_examples", "chats", row_kind="conversation")
 
     assert [one.fact for one in thresholds if one.check == "few_mismatches"] == ["fast_path_mismatches"]

@@ -157,8 +157,9 @@ def _edited(pattern: str, change: Callable[[dict[str, Any]], None]) -> Callable[
     return attempt
 
 
-def _believe(result: dict[str, Any]) -> None:
-    result |= {"passed": True, "blocking": False, "value": 0.0}
+def _believe(saved: dict[str, Any]) -> None:
+    for result in saved["results"].values():
+        result |= {"passed": True, "blocking": False, "value": 0.0}
 
 
 def _nothing_unknown(made: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
     for name in store.list(f"{at}/{judge.RESULTS_FOLDER}"):
-        if name.split("-", 1)[0] not in versions:
+        if name.removesuffix(".json") not in versions:
             yield "check result", f"{at}/{judge.RESULTS_FOLDER}/{name}"
     yield from (
         ("check result", f"{at}/{judge.OLD_RESULTS_FOLDER}/{name}")

@@ -102,19 +102,18 @@ class CheckResult:
 
 def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     """Return a result for each threshold; only checks without a saved result on this version are judged."""
-    saved = {one.check: _load_check_result(store, manifest, one) for one in thresholds}
-    unsaved = [one for one in thresholds if saved[one.check] is None]
-    fresh = {result.check: result for result in _evaluate_checks(store, manifest, unsaved)}
-    for one in unsaved:
-        saved_values = {name: value for name, value in asdict(fresh[one.check]).items() if name not in _SENTENCES}
-        store.write_sealed(_check_result_path(store, manifest, one), saved_values)
-    return [saved[one.check] or fresh[one.check] for one in thresholds]
+    saved = _SavedResults.load(store, manifest)
+    unsaved = [one for one in thresholds if saved.find(one) is None]
+    if unsaved:
+        saved.add(unsaved, _evaluate_checks(store, manifest, unsaved))
+    found = [saved.find(one) for one in thresholds]
+    return [one for one in found if one is not None]
 
 
 def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> list[CheckResult]:
     """Return the saved results on a version under these thresholds; checks without a result are omitted."""
-    saved = (_load_check_result(store, manifest, one) for one in thresholds)
-    return [result for result in saved if result is not None]
+    saved = _SavedResults.load(store, manifest)
+    return [result for one in thresholds if (result := saved.find(one)) is not None]
 
 
 def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> None:
@@ -127,12 +126,11 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
 
     """
     closed: list[str] = []
+    saved = _SavedResults.load(store, manifest)
     for one in thresholds:
         # A fact that compares outputs may change although this output did not.
         result = (
-            run_checks(store, manifest, [one])[0]
-            if one.check in cross_stage.CROSS_STAGE_FACTS
-            else _load_check_result(store, manifest, one)
+            run_checks(store, manifest, [one])[0] if one.check in cross_stage.CROSS_STAGE_FACTS else saved.find(one)
         )
         if one.severity == "error" and result is None:
             closed.append(
@@ -145,12 +143,38 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
         raise GateError("\n".join(closed))
 
 
-def _load_check_result(store: Store, manifest: Manifest, threshold: Threshold) -> CheckResult | None:
-    raw = store.read_sealed(_check_result_path(store, manifest, threshold))
-    if raw is None:
-        return None
-    values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
-    return CheckResult(**values, **_word_sentences(manifest, threshold, raw["explanation"], root=store.root))
+@dataclass(frozen=True, slots=True)
+class _SavedResults:
+    """The saved results of one version, in one file, by what was asked: a digest of the threshold and its basis."""
+
+    store: Store
+    manifest: Manifest
+    results: dict[str, dict[str, Any]]
+
+    @classmethod
+    def load(cls, store: Store, manifest: Manifest) -> "_SavedResults":
+        raw = store.read_sealed(_check_results_path(manifest)) or {}
+        return cls(store, manifest, dict(raw.get("results", {})))
+
+    def find(self, threshold: Threshold) -> CheckResult | None:
+        raw = self.results.get(self._identify(threshold))
+        if raw is None:
+            return None
+        values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
+        sentences = _word_sentences(self.manifest, threshold, raw["explanation"], root=self.store.root)
+        return CheckResult(**values, **sentences)
+
+    def add(self, thresholds: Sequence[Threshold], results: Sequence[CheckResult]) -> None:
+        for threshold, result in zip(thresholds, results, strict=True):
+            values = {name: value for name, value in asdict(result).items() if name not in _SENTENCES}
+            self.results[self._identify(threshold)] = values
+        self.store.write_sealed(_check_results_path(self.manifest), {"results": self.results})
+
+    def _identify(self, threshold: Threshold) -> str:
+        across = cross_stage.CROSS_STAGE_FACTS.get(threshold.check)
+        if across is None:
+            return threshold.digest
+        return digest_json(threshold.digest, across.basis(self.store, self.manifest))
 
 
 _SENTENCES = ("what", "wanted", "remedy", "applies_to")
@@ -166,10 +190,8 @@ def _word_sentences(manifest: Manifest, threshold: Threshold, explanation: str, 
     }
 
 
-def _check_result_path(store: Store, manifest: Manifest, threshold: Threshold) -> str:
-    across = cross_stage.CROSS_STAGE_FACTS.get(threshold.check)
-    asked = threshold.digest if across is None else digest_json(threshold.digest, across.basis(store, manifest))
-    return f"{get_stage_folder(manifest.key)}/{RESULTS_FOLDER}/{manifest.version}-{asked}.json"
+def _check_results_path(manifest: Manifest) -> str:
+    return f"{get_stage_folder(manifest.key)}/{RESULTS_FOLDER}/{manifest.version}.json"
 
 
 def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:

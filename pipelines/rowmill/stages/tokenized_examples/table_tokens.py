@@ -71,10 +71,6 @@ _TOKENS_SCHEMA = pa.schema(
 """The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
 
 
-_ROW_COLUMNS = ("row_id", "domain", "group_key")
-"""The columns of rows that examples have, too."""
-
-
 VERSION = 5
 """Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
 

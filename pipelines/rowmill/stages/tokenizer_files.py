@@ -1,20 +1,28 @@
-"""The recipe's tokenizer, opened once and stored as data.
+"""The recipe's tokenizer, opened once per process and stored as data.
 
 What belongs here: which tokenizer a build uses, and its stored form. What does not: opening its files
 (`tokenization/`).
 """
 
+from functools import lru_cache
 from typing import Any
 
 from rowmill.core.storage import Store, digest_json
 from rowmill.stages.base import StageContext
 from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
+from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 """Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
+
+_MAX_OPEN = 2
+"""Tokenizers that a process keeps open: each takes some 200 MB."""
+
+_ENCODERS: dict[tuple[str, str], Encoder] = {}
+"""Open tokenizers by root and path of their store, the oldest first."""
 
 
 def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
@@ -24,8 +32,35 @@ def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
     releases = {name: get_engine_version(name) for name in (*FAST_ENGINES, REFERENCE_ENGINE)}
     path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp, releases)}.json"
     if not work.store.exists(path):
-        work.store.write(path, tokenizer_card.serialize_tokenizer(tokenizer.load_tokenizer(found)))
-    return tokenizer_card.deserialize_tokenizer(work.store.read(path)), path
+        encoder = tokenizer.load_encoder(found)
+        work.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
+        _remember_encoder(work.store.root, path, encoder)
+        return encoder.loaded, path
+    return _read_stored_tokenizer(work.store.root, path), path
+
+
+@lru_cache(maxsize=_MAX_OPEN)
+def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
+    # The path names the content, so a stored tokenizer never changes.
+    return tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+
+
+def open_encoder(root: str, path: str) -> Encoder:
+    """Open a tokenizer of the store, once per process; the latest are kept."""
+    if (root, path) not in _ENCODERS:
+        _remember_encoder(root, path, Encoder(_read_stored_tokenizer(root, path)))
+    return _ENCODERS[root, path]
+
+
+def open_shared_encoder(root: str, path: str) -> None:
+    """Open a tokenizer of the store and its reference, in a process from which workers are forked."""
+    open_encoder(root, path).open_reference()
+
+
+def _remember_encoder(root: str, path: str, encoder: Encoder) -> None:
+    while len(_ENCODERS) >= _MAX_OPEN:
+        del _ENCODERS[next(iter(_ENCODERS))]
+    _ENCODERS[root, path] = encoder
 
 
 def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:

@@ -24,20 +24,23 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 class Encoder:
     """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
-    def __init__(self, loaded: LoadedTokenizer, *, fast_path: bool = True) -> None:
+    def __init__(self, loaded: LoadedTokenizer, *, fast_path: bool = True, reference: Any = None) -> None:
         """Open the card's engine if the fast path is wanted; the reference opens at its first use.
 
-        An engine of another release than the one that was compared with the reference is not used.
+        An engine of another release than the one that was compared with the reference is not used. `reference` is the
+        backend of another encoder with the same backend text, which need not be opened twice.
         """
+        self.loaded = loaded
         self.card = loaded.card
         self._backend = loaded.backend
+        self._reference = reference
         verified = loaded.card.fast and loaded.card.engine_version == get_engine_version(loaded.card.engine)
         self._fast = FastEngine(loaded.card.engine, loaded.backend) if fast_path and verified else None
 
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers` backend that `transformers` calls."""
-        return open_reference_backend(self._backend)
+        return open_reference_backend(self._backend) if self._reference is None else self._reference
 
     def open_reference(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
@@ -184,7 +187,7 @@ class Encoder:
 
     def without_fast_path(self) -> "Encoder":
         """Return an encoder that takes only the reference path, for a batch in which the paths differed."""
-        return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_path=False)
+        return Encoder(self.loaded, fast_path=False, reference=self.reference)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens included, as the reference does."""

@@ -19,6 +19,7 @@ its positions are unknown, and it takes the reference path.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -69,8 +70,12 @@ class LocatedTokens:
     unlocated: Ints
 
 
+@lru_cache(maxsize=2)
 def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
-    """Return the lengths of a vocabulary's ids, or the reason why they do not give positions."""
+    """Return the lengths of a vocabulary's ids, or the reason why they do not give positions.
+
+    The latest are cached: parsing the JSON text of 150,000 tokens takes 0.2 s.
+    """
     if byte_level:
         lengths = read_byte_lengths(backend)
         nowhere = np.zeros(len(lengths), bool)

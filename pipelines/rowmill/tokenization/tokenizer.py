@@ -54,13 +54,13 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
         If the hub does not answer.
 
     """
-    return load_tokenizer(find_tokenizer(TokenizerChoice(name=name), base))
+    return load_encoder(find_tokenizer(TokenizerChoice(name=name), base)).loaded
 
 
-def load_tokenizer(found: FoundTokenizer) -> LoadedTokenizer:
-    """Load a found tokenizer; raises like `open_tokenizer`."""
+def load_encoder(found: FoundTokenizer) -> Encoder:
+    """Load a found tokenizer and return its encoder, open; raises like `open_tokenizer`."""
     folder = found.fetch()
-    return _make_loaded_tokenizer(_load_from_folder(found.choice.name, folder), folder)
+    return _choose_engine(_make_loaded_tokenizer(_load_from_folder(found.choice.name, folder), folder))
 
 
 def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
@@ -77,10 +77,11 @@ def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
             f"tokenizer: {type(hf).__name__} has no Rust backend, which is needed to find the characters of a token; "
             "open it with use_fast=True"
         )
-    return _make_loaded_tokenizer(hf, None)
+    return _choose_engine(_make_loaded_tokenizer(hf, None)).loaded
 
 
 def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
+    """Convert an open tokenizer to plain data that names the reference as its engine."""
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     byte_level = _is_byte_level(parsed)
@@ -106,7 +107,7 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
         engine_version=None,
         refused={},
     )
-    return _choose_engine(LoadedTokenizer(card=card, backend=backend))
+    return LoadedTokenizer(card=card, backend=backend)
 
 
 def _load_from_folder(name: str, folder: Path) -> Any:
@@ -133,22 +134,29 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
     return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
 
 
-def _choose_engine(loaded: LoadedTokenizer) -> LoadedTokenizer:
-    """Compare the fast engines with the reference on the probe texts; the first without a difference is chosen."""
+def _choose_engine(loaded: LoadedTokenizer) -> Encoder:
+    """Compare the fast engines with the reference on the probe texts; open the first without a difference."""
+    reference = Encoder(loaded)
     lengths = read_token_lengths(loaded.backend, byte_level=loaded.card.byte_level)
     if isinstance(lengths, str):
-        return replace(loaded, card=replace(loaded.card, refused=dict.fromkeys(FAST_ENGINES, lengths)))
+        return _refuse_engines(reference, dict.fromkeys(FAST_ENGINES, lengths))
     texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in loaded.card.added)]
-    reference = Encoder(loaded)
     expected = _encode_both_ways(reference, texts)
     refused: dict[str, str] = {}
     for name in FAST_ENGINES:
         card = replace(loaded.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
-        candidate = LoadedTokenizer(card=card, backend=loaded.backend)
-        refused[name] = _find_difference(candidate, texts, expected)
-        if not refused[name]:
-            return candidate
-    return replace(loaded, card=replace(loaded.card, refused=refused))
+        candidate = replace(loaded, card=card)
+        found = _open_and_compare(candidate, reference, texts, expected)
+        if isinstance(found, Encoder):
+            return found
+        refused[name] = found
+    return _refuse_engines(reference, refused)
+
+
+def _refuse_engines(reference: Encoder, refused: dict[str, str]) -> Encoder:
+    """Return an encoder that takes the reference path and says why it takes no other."""
+    card = replace(reference.card, refused=refused)
+    return Encoder(replace(reference.loaded, card=card), reference=reference.usual)
 
 
 _PROBE_OF_ADDED = "aTb T c\nT\n TT é"
@@ -160,10 +168,13 @@ def _encode_both_ways(encoder: Encoder, texts: list[str]) -> list[EncodedTexts]:
     return [encoder.encode(texts), *([] if encoder.card.byte_level else [encoder.encode_continuation(texts)])]
 
 
-def _find_difference(candidate: LoadedTokenizer, texts: list[str], expected: list[EncodedTexts]) -> str:
-    """Return why an engine may not make a tokenizer's ids; empty if it may."""
+def _open_and_compare(
+    candidate: LoadedTokenizer, reference: Encoder, texts: list[str], expected: list[EncodedTexts]
+) -> Encoder | str:
+    """Return an encoder with a card's engine, or why that engine may not make the tokenizer's ids."""
     try:
-        found = _encode_both_ways(Encoder(candidate), texts)
+        encoder = Encoder(candidate, reference=reference.usual)
+        found = _encode_both_ways(encoder, texts)
     # Whatever an engine refuses, the reference still works.
     except BaseException as error:
         if not is_engine_failure(error):
@@ -177,4 +188,4 @@ def _find_difference(candidate: LoadedTokenizer, texts: list[str], expected: lis
             return "texts whose bytes add up do not decode to themselves"
         if one.reference_texts > len(texts) // 2:
             return "the bytes of its tokens rarely add up to those of the text"
-    return ""
+    return encoder

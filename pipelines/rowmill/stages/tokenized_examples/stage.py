@@ -43,7 +43,7 @@ from rowmill.stages.base import (
 )
 from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.tokenized_examples import table_examples, text_parts
-from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer
+from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer, open_shared_encoder
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
@@ -151,7 +151,7 @@ def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
 def prepare_tokenized_examples(work: StageContext) -> PreparedStage:
     """Open tokenizer and template, which are identified by content."""
     loaded, path = open_recipe_tokenizer(work)
-    open_in_workers(text_parts.open_shared_encoder, work.store.root, path)
+    open_in_workers(open_shared_encoder, work.store.root, path)
     spec = resolve_renderer_spec(work, loaded)
     return PreparedStage((loaded.card.digest, _spec_to_json(spec)), lambda: make_tokenized_examples(work))
 
@@ -414,7 +414,7 @@ def require_tokenizer_ready(work: StageContext) -> None:
 
     """
     loaded, path = open_recipe_tokenizer(work)
-    open_in_workers(text_parts.open_shared_encoder, work.store.root, path)
+    open_in_workers(open_shared_encoder, work.store.root, path)
     try:
         resolve_renderer_spec(work, loaded)
     except ConfigError as error:

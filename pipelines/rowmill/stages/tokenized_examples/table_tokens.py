@@ -34,6 +34,7 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
+from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
@@ -43,7 +44,6 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.roundtrip import RoundTripDecoder
 from rowmill.tokenization.token_bytes import read_token_bytes
-from rowmill.tokenization.tokenizer_card import deserialize_tokenizer
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 
@@ -136,10 +136,10 @@ def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[s
 
 @lru_cache(maxsize=2)
 def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
-    loaded = deserialize_tokenizer(Store(root).read(path))
-    encoder = Encoder(loaded)
-    table = read_token_bytes(loaded.backend) if loaded.card.byte_level else None
-    return encoder, RoundTripDecoder(loaded.backend, table, encoder.decode)
+    encoder = open_encoder(root, path)
+    backend = encoder.loaded.backend
+    table = read_token_bytes(backend) if encoder.card.byte_level else None
+    return encoder, RoundTripDecoder(backend, table, encoder.decode)
 
 
 def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:

@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,9 @@ from rowmill.schema.rows import ROW_KIND_COLUMNS
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
+from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tokenization import example_columns
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
-from rowmill.tokenization.tokenizer_card import deserialize_tokenizer
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
@@ -56,17 +54,6 @@ READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages",
                 "output",
         "record")  # fmt: skip
 """The columns of canonical rows that decide examples, beside those of one kind of rows."""
-
-
-@lru_cache(maxsize=2)
-def open_encoder(root: str, path: str) -> Encoder:
-    """Open a tokenizer of the store, once per process."""
-    return Encoder(deserialize_tokenizer(Store(root).read(path)))
-
-
-def open_shared_encoder(root: str, path: str) -> None:
-    """Open a tokenizer of the store and its reference, in a process from which workers are forked."""
-    open_encoder(root, path).open_reference()
 
 
 _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}

@@ -36,7 +36,7 @@ def test_bundled_templates_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", list_bundled_templates())
-def test_bundled_template_takes_the_fast_lane_and_its_blocks_train_what_marks_would(name: str) -> None:
+def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_marks_would(name: str) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     contract = renderer.contract
 

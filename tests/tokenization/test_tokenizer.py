@@ -57,7 +57,7 @@ def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: 
 
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
-def test_encode_usual_way_equals_fast_lane(encoder: Encoder, texts: list[str]) -> None:
+def test_encode_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> None:
     fast, slow = encoder.encode(texts), encoder.without_fast_path().encode(texts)
 
     for name in ("ids", "offsets", "starts", "ends"):

@@ -28,7 +28,7 @@ from rowmill.cli.generation_commands import add_generation_commands
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.project_commands import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands
-from rowmill.core import code_permission
+from rowmill.core import code_permission, garbage_collection
 
 if TYPE_CHECKING:
     from rowmill.cli.arguments import Command
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A pipe may be ASCII; a character that it cannot encode must not end a build.
             stream.reconfigure(errors="replace")
     _write_byte_code()
+    garbage_collection.collect_rarely()
     parser = _make_parser()
     args, unknown = parser.parse_known_args(arguments)
     command: Command | None = getattr(args, "command", None)

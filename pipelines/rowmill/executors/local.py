@@ -19,7 +19,6 @@ Until the server is ready the calling process works through the first tasks itse
 """
 
 import atexit
-import gc
 import json
 import mmap
 import multiprocessing
@@ -40,7 +39,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rowmill.core import arrow_import
+from rowmill.core import arrow_import, garbage_collection
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import worker_setup
@@ -271,8 +270,7 @@ def _hold_interrupts() -> Generator[None]:
 
 def _start_worker(leash: Any) -> None:
     worker_setup.limit_to_one_thread()
-    # A part makes some hundred thousand small objects, hardly any in cycles; looking for them took two per cent.
-    gc.set_threshold(100_000, 20, 20)
+    garbage_collection.collect_rarely()
     threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
 
 

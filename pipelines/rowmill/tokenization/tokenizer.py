@@ -156,7 +156,7 @@ def _choose_engine(loaded: LoadedTokenizer) -> Encoder:
 def _refuse_engines(reference: Encoder, refused: dict[str, str]) -> Encoder:
     """Return an encoder that takes the reference path and says why it takes no other."""
     card = replace(reference.card, refused=refused)
-    return Encoder(replace(reference.loaded, card=card), reference=reference.usual)
+    return Encoder(replace(reference.loaded, card=card), reference=reference.reference)
 
 
 _PROBE_OF_ADDED = "aTb T c\nT\n TT é"
@@ -173,7 +173,7 @@ def _open_and_compare(
 ) -> Encoder | str:
     """Return an encoder with a card's engine, or why that engine may not make the tokenizer's ids."""
     try:
-        encoder = Encoder(candidate, reference=reference.usual)
+        encoder = Encoder(candidate, reference=reference.reference)
         found = _encode_both_ways(encoder, texts)
     # Whatever an engine refuses, the reference still works.
     except BaseException as error:

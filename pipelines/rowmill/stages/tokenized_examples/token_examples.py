@@ -60,7 +60,7 @@ class TokenExampleBuilder:
     @cached_property
     def _token_ids(self) -> Tokens:
         """The ids that the tokenizer has a token for."""
-        vocabulary: dict[str, int] = self._encoder.usual.get_vocab(with_added_tokens=True)
+        vocabulary: dict[str, int] = self._encoder.reference.get_vocab(with_added_tokens=True)
         return np.fromiter(vocabulary.values(), np.int32, len(vocabulary))
 
 

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import orjson
 import pyarrow as pa
@@ -38,6 +38,9 @@ from rowmill.core import remote
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ResultT = TypeVar("ResultT")
 
@@ -218,8 +221,11 @@ class Store:
                 os.unlink(temporary)
             raise
 
-    def write_sealed(self, relative: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON object with a digest of itself, by which `read_sealed` detects changes."""
+    def write_sealed(self, relative: str, value: "Mapping[str, Any] | DataclassInstance") -> None:
+        """Write a JSON object with a digest of itself, by which `read_sealed` detects changes.
+
+        `orjson` writes a dataclass itself; `dataclasses.asdict` took a millisecond for the facts of a part.
+        """
         plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
         self.write(relative, orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2))
 

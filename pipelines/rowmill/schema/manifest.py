@@ -9,7 +9,7 @@ may lead to one version; that is how an upstream rebuild that changed nothing st
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.errors import IntegrityError
@@ -119,10 +119,9 @@ def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     """
     complete = replace(manifest, version=manifest.content_digest())
     store.sync(file.path for part in complete.parts for file in part.files.values())
-    content = asdict(complete)
     written = [f"versions/{complete.version}.json", f"manifests/{complete.fingerprint}.json"]
     for name in written:
-        store.write_sealed(f"{get_stage_folder(complete.key)}/{name}", content)
+        store.write_sealed(f"{get_stage_folder(complete.key)}/{name}", complete)
     store.sync(f"{get_stage_folder(complete.key)}/{name}" for name in written)
     _write_pointer(store, complete)
     return complete
@@ -133,7 +132,7 @@ def make_current(store: Store, manifest: Manifest) -> None:
     path = f"{get_stage_folder(manifest.key)}/versions/{manifest.version}.json"
     if store.read_sealed(path) is None:
         # It was damaged, but the copy under its fingerprint is intact.
-        store.write_sealed(path, asdict(manifest))
+        store.write_sealed(path, manifest)
     _write_pointer(store, manifest)
 
 

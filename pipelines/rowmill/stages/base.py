@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
@@ -274,7 +274,7 @@ def load_kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | 
 
 def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
     """Record that a part is complete; written after its files."""
-    store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", asdict(part))
+    store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: 
     ("changes", "said"),
     [
         ({"bos": "no such token"}, "not one special token"),
-        ({"bos": 10**9}, "no special token of the vocabulary"),
+        ({"bos": 10**9}, "not the id of a special token"),
         ({"add_bos": True}, "the tokenizer has no such token"),
     ],
 )

@@ -241,7 +241,7 @@ def test_text_that_orders_nothing_is_refused_in_csv_as_in_json(tmp_path: Path, n
     content = as_csv(rows) if name.endswith(".csv") else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
 
-    with pytest.raises(ConfigError, match="column 't' is text that no known format of times reads, such as 'early'"):
+    with pytest.raises(ConfigError, match="column 't' is text that no known time format reads, such as 'early'"):
         project(tmp_path, content, form, name=name).build(only=TO_ROWS)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import Ints
 from rowmill.core.permutation import make_feistel
 from rowmill.tabular.assembly import (
-    EDGES,
+    DELIMITERS_PER_UNIT,
     FLUSHES,
     AssembledExamples,
     BudgetSampler,
@@ -98,7 +98,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 
 @pytest.mark.parametrize(
     ("limit", "cap", "sizes"),
-    [(4096, 4, [367, 122, 283]), (35 + EDGES + 330, None, [367, 122, 283]), (4096, None, [452, 283])],
+    [(4096, 4, [367, 122, 283]), (35 + DELIMITERS_PER_UNIT + 330, None, [367, 122, 283]), (4096, None, [452, 283])],
 )
 def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
     limit: int, cap: int | None, sizes: list[int]
@@ -122,7 +122,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 def test_budget_of_a_thousand_flushes_as_specified(
     tokens: tuple[int, ...], draw: int | None, wanted: list[list[int]], reasons: list[str]
 ) -> None:
-    of, room = records(tokens), ExampleLimits(1000 + 10 + EDGES, 10, None)
+    of, room = records(tokens), ExampleLimits(1000 + 10 + DELIMITERS_PER_UNIT, 10, None)
 
     made = sequential.assemble_series(
         of, resampling.resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw)
@@ -227,7 +227,7 @@ WANTED = st.one_of(st.none(), st.integers(1, 60))
 def test_tabular_examples_hold_every_record_of_a_pass_once_and_never_too_much(
     lengths: list[int], cap: int | None, room: int, wanted: int | None
 ) -> None:
-    of, limits = alone(lengths), ExampleLimits(room + 5 + EDGES, 5, cap)
+    of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     passes = resampling.resample_records(of, wanted, SHUFFLED)
 
     made = tabular.assemble_records(of, passes, limits)
@@ -241,7 +241,7 @@ def test_tabular_examples_hold_every_record_of_a_pass_once_and_never_too_much(
 def test_grouped_examples_never_cut_a_group(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None
 ) -> None:
-    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, cap)
+    of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     passes = resampling.resample_groups(of, wanted, SHUFFLED)
 
     made = grouped.assemble_groups(of, passes, limits)
@@ -255,7 +255,7 @@ def test_grouped_examples_never_cut_a_group(
 
 @given(groups=GROUPS, room=st.integers(40, 90))
 def test_groups_too_large_are_cut_between_records_and_nothing_is_lost(groups: list[list[int]], room: int) -> None:
-    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, None)
+    of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
     firsts, lasts = grouped.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
 
@@ -269,7 +269,7 @@ def test_groups_too_large_are_cut_between_records_and_nothing_is_lost(groups: li
 def test_sequential_examples_hold_one_group_in_order_within_their_budgets(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None, seed: int
 ) -> None:
-    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, cap)
+    of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     draws = drawing(limits, seed)
     passes = resampling.resample_series(of, wanted, SHUFFLED)
 

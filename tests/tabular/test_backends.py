@@ -136,7 +136,7 @@ def test_prompt_that_fails_takes_no_other_with_it() -> None:
 def test_trouble_that_stays_is_an_error_after_all_retries() -> None:
     server, answers = asked(lambda _: Reply(status=500), retries=2)
 
-    assert all("HTTP 500 after 2 retries; see that the server runs" in str(answer) for answer in answers)
+    assert all("HTTP 500 after 2 retries; check that the server runs" in str(answer) for answer in answers)
     assert len(server.requests) == 6
 
 
@@ -158,7 +158,7 @@ def test_server_that_is_not_there_is_an_error_in_place_of_the_answer() -> None:
         gone = server.base_url
     answers = complete(OpenAIBackend(base_url=gone, model="m", retries=0).open())
 
-    assert all("see that the server runs" in str(answer) for answer in answers)
+    assert all("check that the server runs" in str(answer) for answer in answers)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_key_that_the_environment_lacks_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
 
-    with pytest.raises(ConfigError, match="the environment has no A_KEY"):
+    with pytest.raises(ConfigError, match="the environment variable A_KEY is not set"):
         OpenAIBackend(base_url="http://127.0.0.1:1/v1", model="m", api_key_env="A_KEY").open()
 
 

@@ -119,7 +119,7 @@ def test_completion_beyond_the_stop_is_cut_there() -> None:
 
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.counts == {"invalid:past_stop": 13, "record": 7}
-    assert [one.reason for one in result.refused] == ["past_stop"] * 13
+    assert [one.reason for one in result.rejected] == ["past_stop"] * 13
 
 
 def test_series_that_gets_garbage_fails_alone() -> None:
@@ -219,7 +219,7 @@ def test_failed_series_goes_to_the_rejects_or_is_kept() -> None:
     dropped, kept = run(model), run(model, on_failed_group="keep")
 
     assert dropped.records == []
-    assert [(one.reason, one.text) for one in dropped.refused] == [("series_incomplete", line("A", "03:00"))]
+    assert [(one.reason, one.text) for one in dropped.rejected] == [("series_incomplete", line("A", "03:00"))]
     assert times(kept) == ["03:00"]
 
 

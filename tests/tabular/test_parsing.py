@@ -220,7 +220,7 @@ def test_delimiters_that_prompt_or_server_kept_are_counted_in(text: str, flags: 
 
 
 def test_group_whose_bos_is_its_eos_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="a group needs two that differ"):
+    with pytest.raises(ConfigError, match="with groups they must differ"):
         Parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
 
 

@@ -88,5 +88,5 @@ def test_named_tokens_go_before_those_of_the_family() -> None:
 
 
 def test_tokenizer_of_no_family_is_told_which_there_are() -> None:
-    with pytest.raises(ConfigError, match="no template for the tokenizer 'gpt2'; there are some for tinyllama, qwen"):
+    with pytest.raises(ConfigError, match="no template for the tokenizer 'gpt2', only for tinyllama, qwen"):
         framed("gpt2", SENTENCEPIECE)

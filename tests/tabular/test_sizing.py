@@ -13,7 +13,7 @@ def sized(**changes: Any) -> Any:
     return estimate_example("grouped", **values | changes)
 
 
-def test_estimate_of_the_specification_s_groups_fits_with_room_for_thirty_five() -> None:
+def test_estimate_of_the_specification_s_groups_leaves_thirty_five_per_example() -> None:
     found = sized()
 
     assert (found.unit_tokens, found.example_tokens, found.fits) == (340, 1800, True)
@@ -29,7 +29,7 @@ def test_estimate_of_the_worst_group_says_that_the_cap_is_out_of_reach() -> None
 
 
 @pytest.mark.parametrize(("tokens", "advice"), [(12_186, ()), (12_187, ("overflow",))])
-def test_estimate_of_a_lone_group_overflows_beyond_the_room(tokens: int, advice: tuple[str, ...]) -> None:
+def test_estimate_of_a_lone_group_above_the_budget_overflows(tokens: int, advice: tuple[str, ...]) -> None:
     assert sized(record_tokens=tokens, records_per_group=1, cap=1).advice == advice
 
 
@@ -43,7 +43,7 @@ def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
 
 def judged(sizes: list[int], **changes: Any) -> Any:
     counts = np.array(sizes, np.int64)
-    values: dict[str, Any] = {"room": 12_000, "cap": 10}
+    values: dict[str, Any] = {"record_budget": 12_000, "cap": 10}
     return advise_group_column("column", counts, counts * 20, **values | changes)
 
 

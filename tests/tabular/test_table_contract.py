@@ -285,7 +285,7 @@ def test_order_is_the_type_or_the_one_format_that_reads_every_value(
     order = order_of(values)
 
     assert order.name == name
-    assert positions is None or order.series(values) == positions
+    assert positions is None or order.read_series(values) == positions
 
 
 def test_two_formats_that_disagree_are_named_with_a_value() -> None:
@@ -294,19 +294,19 @@ def test_two_formats_that_disagree_are_named_with_a_value() -> None:
 
 
 def test_two_formats_that_agree_on_every_value_are_one() -> None:
-    assert order_of(["01/01/2024", "02/02/2024"]).series(["02/02/2024"]) == [1706832000]
+    assert order_of(["01/01/2024", "02/02/2024"]).read_series(["02/02/2024"]) == [1706832000]
 
 
 @pytest.mark.parametrize("must_be_time", [True, False])
 def test_text_is_no_order_unless_the_recipe_says_so(must_be_time: bool) -> None:
-    with pytest.raises(ConfigError, match=r"'alpha'.*or `text` for the order of code points"):
+    with pytest.raises(ConfigError, match=r"'alpha'.*or `text` to sort by code points"):
         order_of(["alpha", "beta"], must_be_time=must_be_time)
     assert order_of(["alpha"], pinned={"type": "text"}).name == "text"
     assert order_of(["alpha"], timestamp_format="text").name == "text"
 
 
 def test_nearest_format_is_named_with_what_it_cannot_read() -> None:
-    with pytest.raises(ConfigError, match=r"iso8601 comes nearest and does not read 'soon'.*write the format"):
+    with pytest.raises(ConfigError, match=r"iso8601 comes closest and does not read 'soon'.*as a strptime format"):
         order_of(["2024-01-01", "soon"], must_be_time=True)
 
 
@@ -376,10 +376,10 @@ def test_mismatch_that_was_there_before_is_no_change() -> None:
     ("options", "said"),
     [
         ({"type": "date"}, "a column of type date needs a format"),
-        ({"type": "text", "format": "iso8601"}, "a column of type text has no format"),
-        ({"type": "date", "format": "yyyy"}, "'yyyy' is no format"),
-        ({"type": "number", "decimal": ",", "thousands": ","}, "do not go together"),
-        ({"type": "text", "decimal": ","}, "a column of type text has no such signs"),
+        ({"type": "text", "format": "iso8601"}, "a column of type text takes no format"),
+        ({"type": "date", "format": "yyyy"}, "'yyyy' is not a format"),
+        ({"type": "number", "decimal": ",", "thousands": ","}, "cannot be combined"),
+        ({"type": "text", "decimal": ","}, "a column of type text has no separators"),
         ({"type": "string"}, "must be integer, number, boolean"),
     ],
 )

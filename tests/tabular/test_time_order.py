@@ -33,8 +33,8 @@ def test_set_format_reads_by_strptime_and_a_word_is_refused() -> None:
     order = resolve_sort_key("%Y%m%d %H", TEXT)
 
     assert order.read("20240101 01") == 1704070800
-    assert resolve_sort_key("%H.%M", TEXT).series(["23.30", "00.30"]) == [84600, 88200]
-    with pytest.raises(ConfigError, match="'iso' is no format"):
+    assert resolve_sort_key("%H.%M", TEXT).read_series(["23.30", "00.30"]) == [84600, 88200]
+    with pytest.raises(ConfigError, match="unknown format 'iso'"):
         resolve_sort_key("iso", TEXT)
 
 
@@ -61,7 +61,7 @@ def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, o
 def test_times_of_day_never_decrease_and_keep_their_clock(times: list[Any]) -> None:
     texts = [one.isoformat() for one in times]
     order = TIME_OF_DAY
-    positions: list[Any] = [*order.series(texts)]
+    positions: list[Any] = [*order.read_series(texts)]
 
     assert positions == sorted(positions)
     assert [position % 86400 for position in positions] == [order.read(text) for text in texts]

@@ -144,16 +144,16 @@ def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Man
 
 
 def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvice:
-    room, form = measured.room, measured.form
+    limits, form = measured.limits, measured.form
     lengths = np.maximum(measured.lengths, 0)
     columns = [
         sizing.advise_group_column(
             column,
             np.bincount(codes[codes >= 0]).astype(np.int64),
             np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
-            room=room.records,
+            record_budget=limits.records,
             mode="sequential" if form.mode == "sequential" else "grouped",
-            cap=room.cap,
+            cap=limits.cap,
             is_ordered=form.order_column is not None,
         )
         for column, codes in _iterate_group_columns(work)
@@ -163,9 +163,9 @@ def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvic
     groups = max(len(measured.index.keys), 1)
     estimate = sizing.estimate_example(
         form.mode,
-        limit=room.limit,
-        prompt=room.prompt,
-        cap=room.cap,
+        limit=limits.limit,
+        prompt=limits.prompt,
+        cap=limits.cap,
         record_tokens=float(lengths.sum()) / rows,
         records_per_group=rows / groups,
     )

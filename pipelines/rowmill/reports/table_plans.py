@@ -50,10 +50,10 @@ def _render_table_plan(one: DatasetTablePlan) -> RenderableType:
 
 
 def _format_plan_options(plan: TablePlan) -> str:
-    options, room = plan.options, plan.room
-    cap = "no cap" if room.cap is None else f"cap {room.cap}"
+    options, limits = plan.options, plan.limits
+    cap = "no cap" if limits.cap is None else f"cap {limits.cap}"
     terms = [
-        f"L {room.limit:,}", f"P {room.prompt:,}", f"M {room.records:,}", cap,
+        f"L {limits.limit:,}", f"P {limits.prompt:,}", f"M {limits.records:,}", cap,
         f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
         *([f"order {options['order']}"] if options["order"] is not None else []),
         *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),

@@ -202,7 +202,7 @@ def _count_train_groups(work: StageContext) -> int:
 def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
     made, log = AcceptedRecords(), RejectLog(work.stage)
     made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
-    for number, one in enumerate(result.refused):
+    for number, one in enumerate(result.rejected):
         raw = one.text.encode("utf-8", "surrogatepass")
         log.add(f"{one.source}#{number}", Rejected(one.reason, one.column), raw)
     statuses = Counter(one.status for one in result.series)

@@ -22,7 +22,7 @@ from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.formats import Records as RecordsFormat
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.assembly import (
-    EDGES,
+    DELIMITERS_PER_UNIT,
     FLUSHES,
     AssembledExamples,
     BudgetSampler,
@@ -65,7 +65,7 @@ class TableOverflow:
         """Say what it needs and why."""
         records = f"{len(self.rows)} {'record' if len(self.rows) == 1 else 'records'} {self.record_tokens}"
         widest = f", widest column {self.widest}" if self.widest else ""
-        parts = f"prompt {self.prompt}, BOS/EOS {EDGES}, {records}"
+        parts = f"prompt {self.prompt}, BOS/EOS {DELIMITERS_PER_UNIT}, {records}"
         return f"{self.name} needs {self.tokens} tokens ({parts}), limit {self.limit}{widest}"
 
 
@@ -86,7 +86,7 @@ class TablePlan:
     """What a build of a records dataset would make."""
 
     mode: Mode
-    room: ExampleLimits
+    limits: ExampleLimits
     options: dict[str, Any]
     splits: tuple[SplitTablePlan, ...]
     overflows: tuple[TableOverflow, ...]
@@ -112,7 +112,7 @@ class TablePlanRequest:
     dataset: str
     seed: int
     form: RecordsFormat
-    room: ExampleLimits
+    limits: ExampleLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +146,18 @@ def plan_table(
         If privacy forbids what is asked for.
 
     """
-    room, form = asked.room, asked.form
-    if room.records < 1:
+    limits, form = asked.limits, asked.form
+    if limits.records < 1:
         raise ContextOverflowError(
-            f"datasets.{asked.dataset}: the prompt has {room.prompt} tokens and with BOS/EOS {EDGES} leaves "
-            f"{room.records} of {room.limit} for records; one token at least is needed; its widest columns are "
+            f"datasets.{asked.dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
+            "leaves "
+            f"{limits.records} of {limits.limit} for records; one token at least is needed; its widest columns are "
             f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set prompt.style: "
             "names"
         )
-    excess = _find_oversized(form, room, index, lengths)
+    excess = _find_oversized(form, limits, index, lengths)
     overflows = _name_overflows(asked, naming, index, excess)
-    # Under `split` only a record above the room is left, which cutting cannot help.
+    # Under `split` only a record above the limits is left, which cutting cannot help.
     if overflows and form.assembly.on_overflow != "reject":
         raise _make_overflow_error(asked, overflows)
     states = np.zeros(len(lengths), np.int8)
@@ -169,7 +170,7 @@ def plan_table(
     states[fitting & ~shown] = NOT_SAMPLED
     made = tuple(one for one in splits if len(one.rows))
     facts = {"splits": {one.split: _summarize_split(one) for one in made}}
-    return TablePlan(form.mode, room, options, made, tuple(overflows), states, changed, facts)
+    return TablePlan(form.mode, limits, options, made, tuple(overflows), states, changed, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +189,11 @@ class ReplannedTable:
 
 def replan_table(asked: TablePlanRequest, index: RowIndex, lengths: Ints, limit: int) -> ReplannedTable:
     """Plan all splits at another length; what does not fit is counted, whatever the recipe says of it."""
-    asked = replace(asked, room=ExampleLimits(limit, asked.room.prompt, asked.room.cap))
+    asked = replace(asked, limits=ExampleLimits(limit, asked.limits.prompt, asked.limits.cap))
     fitting = lengths >= 0
-    if asked.room.records < 1:
+    if asked.limits.records < 1:
         return ReplannedTable(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
-    over = _find_oversized(asked.form, asked.room, index, lengths).rows
+    over = _find_oversized(asked.form, asked.limits, index, lengths).rows
     fitting[over] = False
     splits = tuple(_plan_table_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
     return ReplannedTable(limit, splits, len(over), int(lengths[over].sum()))
@@ -212,13 +213,13 @@ class _OversizedUnits:
     starts: Ints
 
 
-def _find_oversized(form: RecordsFormat, room: ExampleLimits, index: RowIndex, lengths: Ints) -> _OversizedUnits:
+def _find_oversized(form: RecordsFormat, limits: ExampleLimits, index: RowIndex, lengths: Ints) -> _OversizedUnits:
     if form.mode != "grouped" or form.assembly.on_overflow == "split":
-        rows = np.flatnonzero(lengths > room.records)
+        rows = np.flatnonzero(lengths > limits.records)
         return _OversizedUnits("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
     assert index.groups is not None
     tokens = np.bincount(index.groups, weights=np.maximum(lengths, 0), minlength=len(index.keys)).astype(np.int64)
-    is_large = tokens > room.records
+    is_large = tokens > limits.records
     groups = np.flatnonzero(is_large)
     rows = np.flatnonzero(is_large[index.groups] & (lengths >= 0))
     rows = rows[np.argsort(index.groups[rows], kind="stable")]
@@ -232,7 +233,7 @@ def _name_overflows(
     """Say of all that does not fit what it is called and which column makes it wide, reading each part once."""
     if not len(excess.units):
         return []
-    room, columns = asked.room, asked.form.group_columns
+    limits, columns = asked.limits, asked.form.group_columns
     rows = np.split(excess.rows, excess.starts[1:-1])
     if excess.kind == "record":
         names = [f"record {name}" for name in naming.names_of(excess.units)]
@@ -240,7 +241,14 @@ def _name_overflows(
         names = [format_group_name(columns, index.keys[group]) for group in excess.units.tolist()]
     return [
         TableOverflow(
-            excess.kind, name, own + room.prompt + EDGES, room.prompt, own, room.limit, tuple(of.tolist()), widest
+            excess.kind,
+            name,
+            own + limits.prompt + DELIMITERS_PER_UNIT,
+            limits.prompt,
+            own,
+            limits.limit,
+            tuple(of.tolist()),
+            widest,
         )
         for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
     ]
@@ -284,7 +292,7 @@ def _list_remedies(form: RecordsFormat, kind: str) -> str:
 def _plan_table_split(
     asked: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
 ) -> SplitTablePlan:
-    rows, begins = index.sorted(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
+    rows, begins = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
     records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
     is_train = split == "train"
@@ -298,7 +306,7 @@ def _plan_table_split(
     permute = partial(_permute_pass, asked.seed, asked.dataset, split)
     draw = _make_budget_sampler(asked, index, split, groups) if is_train else None
     assembled = _assemble_split(asked, records, wanted, permute, draw)
-    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.room))
+    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.limits))
 
 
 def _assemble_split(
@@ -308,20 +316,22 @@ def _assemble_split(
     permute: resampling.Permute,
     draw: BudgetSampler | None,
 ) -> AssembledExamples:
-    room = asked.room
+    limits = asked.limits
     match asked.form.mode:
         case "tabular":
-            return tabular.assemble_records(records, resampling.resample_records(records, wanted, permute), room)
+            return tabular.assemble_records(records, resampling.resample_records(records, wanted, permute), limits)
         case "grouped":
             passes = resampling.resample_groups(records, wanted, permute)
             if asked.form.assembly.on_overflow == "split":
                 passes = [
-                    RecordPass(one.number, *grouped.split_large_runs(records, one.firsts, one.lasts, room))
+                    RecordPass(one.number, *grouped.split_large_runs(records, one.firsts, one.lasts, limits))
                     for one in passes
                 ]
-            return grouped.assemble_groups(records, passes, room)
+            return grouped.assemble_groups(records, passes, limits)
         case "sequential":
-            return sequential.assemble_series(records, resampling.resample_series(records, wanted, permute), room, draw)
+            return sequential.assemble_series(
+                records, resampling.resample_series(records, wanted, permute), limits, draw
+            )
 
 
 def _permute_pass(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
@@ -331,9 +341,9 @@ def _permute_pass(seed: int, dataset: str, split: str, number: int, count: int) 
 
 
 def _make_budget_sampler(asked: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
-    """Return the budgets of train examples, uniform from seven tenths of the room to all of it."""
-    low = asked.room.min_budget
-    span = asked.room.records - low + 1
+    """Return the budgets of train examples, uniform from seven tenths of the limits to all of it."""
+    low = asked.limits.min_budget
+    span = asked.limits.records - low + 1
 
     def of_group(number: int, group: int) -> Callable[[int], int]:
         key = index.keys[int(groups[group])]

@@ -1,13 +1,13 @@
-"""Tables: typed records, their text, and how many records become one training example.
+"""Records of tables: their types, their text, and the examples assembled from them.
 
 What belongs here: the table contract, serialization, assembly, parsing, generation and its backends. What does not:
 which rows a dataset has and where they are stored (`stages/`).
 
-    table_contract/   what the columns of a table are
+    table_contract/   types and properties of a table's columns
     schema.py         the types of a record's columns
-    serialization/    a record to text and back
+    serialization/    record to text and back
     time_order.py     the position of a record in its group or series
-    assembly/         records to examples, planned with integers
+    assembly/         records to examples, planned on integers
     parsing/          generated text to records
-    generation/       asking a model for records or series, through a backend of backends/
+    generation/       sampling records or series from a model, through backends/
 """

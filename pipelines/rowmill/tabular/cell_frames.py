@@ -1,10 +1,10 @@
-"""The cells of records as text, column by column, and numbers that stand for them: so that tables are compared fast.
+"""The cells of records as columns of text, and hashes of them, so that tables are compared fast.
 
-What belongs here: reading many records' JSON texts into columns, hashing cells. What does not: typed values
-(`serialization/`), what is compared with what (`table_leakage.py`, `table_comparison.py`).
+What belongs here: reading records' JSON texts into columns, hashing cells. What does not: typed values
+(`serialization/`), the comparisons (`stages/training_splits/table_leakage.py`, `table_comparison.py`).
 
-A cell is the text of its JSON value, of a string the string itself; null and an absent key are null. Polars reads all
-columns of a batch at once; the few texts that it cannot read are read one by one.
+A cell is the text of its JSON value, for a string the string itself; null and an absent key are null. Polars reads all
+columns of a batch at once; a batch that it cannot read is read record by record.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from rowmill.tabular.serialization import read_json
 
 
 def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
-    """Return the cells of some columns, text[N] each."""
+    """Return the cells of the named columns, String[N] each."""
     texts: list[str] = records.to_pylist()
     schema = dict.fromkeys(names, pl.String())
     if not texts:
@@ -28,7 +28,7 @@ def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
     try:
         return pl.read_ndjson("\n".join(texts).encode(), schema=schema)
     except (pl.exceptions.PolarsError, UnicodeEncodeError):
-        # A lone surrogate, which JSON can escape and UTF-8 cannot hold.
+        # A lone surrogate, which JSON can escape but UTF-8 cannot encode.
         read = [read_json(text) for text in texts]
         return pl.DataFrame({name: [_format_cell(one.get(name)) for one in read] for name in names}, schema=schema)
 
@@ -41,6 +41,6 @@ def _format_cell(value: Any) -> str | None:
 
 
 def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:
-    """Return uint64[N, K]: a number for each cell; equal texts in two columns have different ones."""
+    """Return the hash of each cell, uint64[N, K]; seeded by column, so equal texts in two columns differ."""
     columns = [column.hash(seed=number).to_numpy() for number, column in enumerate(cells.iter_columns())]
     return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)

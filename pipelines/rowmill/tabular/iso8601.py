@@ -1,7 +1,7 @@
-"""Times as text: the one canonical ISO 8601 text of a moment, a day, a time of day or a duration.
+"""Canonical ISO 8601 text of datetimes, dates, times and durations.
 
-What belongs here: recognising such a text and bringing it into the form in which records keep it. What does not:
-other ways to write dates, and what comes before what (`time_order.py`).
+What belongs here: recognizing such text and normalizing it to the form that records keep. What does not: other date
+formats, and ordering (`time_order.py`).
 """
 
 import re
@@ -15,9 +15,9 @@ _TIME = re.compile(r"(\d\d:\d\d(?::\d\d)?)(?:[.,](\d{1,9}))?", re.ASCII)
 
 
 def canonical_datetime(text: str) -> str | None:
-    """Return a date and time in ISO 8601 as they are stored, or nothing if it is none.
+    """Return the canonical form of an ISO 8601 datetime, or None if the text is not one.
 
-    Seconds always, the fraction as short as it can be, the offset as it is, but `Z` as `+00:00`.
+    Seconds are always written, the fraction without trailing zeros, the offset unchanged except `Z` as `+00:00`.
     """
     found = _DATETIME.fullmatch(text)
     if found is None:
@@ -31,7 +31,7 @@ def canonical_datetime(text: str) -> str | None:
 
 
 def canonical_date(text: str) -> str | None:
-    """Return a calendar date, `2024-01-15`, or nothing if it is none."""
+    """Return a calendar date such as `2024-01-15`, or None if the text is not one."""
     try:
         return text if len(text) == 10 and text.isascii() and date.fromisoformat(text).isoformat() == text else None
     except ValueError:
@@ -39,7 +39,7 @@ def canonical_date(text: str) -> str | None:
 
 
 def canonical_time(text: str) -> str | None:
-    """Return a time of day as it is stored (`01:02` is `01:02:00`), or nothing if it is none."""
+    """Return the canonical form of a time of day (`01:02` is `01:02:00`), or None if the text is not one."""
     found = _TIME.fullmatch(text)
     if found is None:
         return None
@@ -80,4 +80,4 @@ CANONICAL: dict[str, Callable[[str], str | None]] = {
     "date": canonical_date,
     "time": canonical_time,
 }
-"""The canonical text of a value by the type of its column."""
+"""Normalizer of each temporal column type."""

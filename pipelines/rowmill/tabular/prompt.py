@@ -1,12 +1,12 @@
-r"""The prompt of records and the tokens around them: what is the same for every example of a dataset.
+r"""The prompt of records and the delimiter tokens, which are the same in every example of a dataset.
 
 What belongs here: the three styles of prompt, which tokens delimit units, the generation prompt. What does not: the
-records behind it (`serialization/`), encoding itself, which is handed in.
+records after it (`serialization/`), the encoder, which is passed in.
 
     Generate JSON Lines records with these keys: "date","amount"\n BOS {"date":…}\n{"date":…}\n EOS
-    └────────────────────────── prompt ───────────────────────────┘└─ generation starts behind here
+    └────────────────────────── prompt ───────────────────────────┘└─ generation starts after this BOS
 
-The generation prompt is the start of every example, token for token: prompt and first BOS.
+The generation prompt, prompt and first BOS, is token for token the start of every example.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,15 @@ from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.serialization import serialise_record
 
 INSTRUCTION = "Generate a JSONL dataset with the following columns: "
-"""What Safe Synthesizer asks; it ends with one space."""
+"""Safe Synthesizer's instruction; it ends with one space."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How Safe Synthesizer prompts a family of models, which a tokenizer's name tells.
+    """How Safe Synthesizer prompts a family of models, recognized by the tokenizer's name.
 
-    `adds_bos` and `adds_eos`: whether the sequence's BOS and EOS stand around the prompt, too. `begins_turn`: sequences
-    begin with `<|im_start|>`; those of the others with the tokenizer's own BOS. All end with its own EOS.
+    `adds_bos` and `adds_eos`: whether the prompt, too, has the sequence's BOS and EOS around it. `begins_turn`:
+    sequences begin with `<|im_start|>` instead of the tokenizer's BOS. All end with the tokenizer's EOS.
     """
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ _TURN_TEMPLATE = "user\n {i} {s} \n assistant\n"
 FAMILIES = (
     ModelFamily(("tinyllama",), "[INST] {i} {s} [/INST]", adds_bos=True, adds_eos=True),
     ModelFamily(("qwen",), _TURN_TEMPLATE, adds_bos=True, adds_eos=False),
-    # It begins sequences with id 151644, which is Qwen's <|im_start|>; Llama has no such token, and gets its own BOS.
+    # It begins sequences with id 151644, Qwen's <|im_start|>, which Llama lacks; here Llama's BOS is used.
     ModelFamily(("llama32", "llama-3.2", "llama3.2"), _TURN_TEMPLATE, adds_bos=False, adds_eos=False),
     ModelFamily(("smollm2",), _TURN_TEMPLATE, adds_bos=False, adds_eos=False, begins_turn=True),
     ModelFamily(
@@ -50,17 +50,17 @@ FAMILIES = (
     ModelFamily(("nemotron",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
     ModelFamily(("granite",), _TURN_TEMPLATE, adds_bos=False, adds_eos=True),
 )
-"""In the order in which names are compared: the first that stands in a tokenizer's name is its family."""
+"""In the order of comparison: the first whose name is contained in the tokenizer's name applies."""
 TURN_TOKENS = ("<|im_start|>", "<|im_end|>")
-"""The delimiters of a tokenizer that has both, whatever its own BOS and EOS are."""
+"""Delimiters of a tokenizer that has both tokens, instead of its BOS and EOS."""
 
 Encode = Callable[[str], Sequence[int]]
-"""Encodes a text as the tokenizer does by itself, special tokens in it read as such, none added."""
+"""Encodes a text: special tokens in it are recognized, none are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What must be known of a tokenizer: its name, special tokens by id and by text, how large it is."""
+    """The properties of a tokenizer that the prompt depends on."""
 
     name: str
     size: int
@@ -76,9 +76,9 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class PromptFrame:
-    """What stands around the records of every example, as ids and as text.
+    """Prompt and delimiters of every example, as ids and as text.
 
-    `special_tokens` are the texts that a record must not hold unescaped.
+    `special_tokens` are the texts that a record must not contain unescaped.
     """
 
     prompt_text: str
@@ -91,7 +91,7 @@ class PromptFrame:
     is_parity: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON value, for the manifest: whoever generates needs it."""
+        """Return it as a JSON value for the manifest, where generation reads it."""
         return {
             "prompt_text": self.prompt_text, "prompt_ids": list(self.prompt_ids), "bos_id": self.bos_id,
             "eos_id": self.eos_id, "bos_text": self.bos_text, "eos_text": self.eos_text,
@@ -99,9 +99,9 @@ class PromptFrame:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "PromptFrame":
+    def from_json(cls, stored: Mapping[str, Any]) -> "PromptFrame":
         """Read what `to_json` returned."""
-        values: dict[str, Any] = {**told}
+        values: dict[str, Any] = {**stored}
         for name in ("prompt_ids", "special_tokens"):
             values[name] = tuple(values[name])
         return cls(**values)
@@ -121,12 +121,12 @@ def build_prompt_frame(
     is_grouped: bool,
     where: str,
 ) -> PromptFrame:
-    """Return what stands around the records.
+    """Build the prompt and choose the delimiters.
 
     Raises
     ------
     ConfigError
-        If a delimiter is no single token of the tokenizer, or the prompt cannot be written.
+        If a delimiter is not a single token of the tokenizer, or the prompt cannot be written.
 
     """
     family = _find_model_family(vocabulary, where) if style == "reference" and template is None else None
@@ -134,14 +134,17 @@ def build_prompt_frame(
     eos_id, eos_text = _resolve_delimiter("eos", eos, vocabulary, encode, where, family)
     if is_grouped and bos_id == eos_id:
         raise ConfigError(
-            f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); groups need two different tokens to be "
-            "told "
-            "apart; set tokens.bos or tokens.eos"
+            f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); with groups they must "
+            "differ; set tokens.bos or tokens.eos"
         )
     special = tuple(dict.fromkeys([bos_text, eos_text, *vocabulary.special]))
     body, leads, trails = _format_prompt_body(schema, vocabulary, style, template, special, where, family)
-    first = _resolve_edge("add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where)
-    last = _resolve_edge("add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where)
+    first = _resolve_prompt_delimiter(
+        "add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where
+    )
+    last = _resolve_prompt_delimiter(
+        "add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where
+    )
     prompt_ids = (*first, *encode(body), *last)
     texts = {bos_id: bos_text, eos_id: eos_text}
     around = [texts.get(one) or vocabulary.text_of(one) or "" for one in (*first, *last)]
@@ -155,14 +158,14 @@ def _find_model_family(vocabulary: Vocabulary, where: str) -> ModelFamily:
     found = next((one for one in FAMILIES if any(part in name for part in one.names)), None)
     if found is None:
         raise ConfigError(
-            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}; there are some "
-            f"for {', '.join(one.names[0] for one in FAMILIES)}; set prompt.template, or another style"
+            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}, only for "
+            f"{', '.join(one.names[0] for one in FAMILIES)}; set prompt.template, or another style"
         )
     return found
 
 
 def _uses_turn_tokens(name: str, vocabulary: Vocabulary, family: ModelFamily | None) -> bool:
-    """Tell whether a sequence begins or ends with the turn's token rather than with the tokenizer's own."""
+    """Tell whether `<|im_start|>` or `<|im_end|>` replaces the tokenizer's BOS or EOS."""
     if not all(text in vocabulary.special for text in TURN_TOKENS):
         return False
     own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
@@ -182,38 +185,33 @@ def _resolve_delimiter(
         if own is None or text is None:
             raise ConfigError(
                 f"{at}: auto, but the tokenizer has neither {TURN_TOKENS[0]} and {TURN_TOKENS[1]} nor a "
-                f"{name.upper()} of its own; a "
-                "single token is needed; name one by its text or id"
+                f"{name.upper()} token; set {at} to the text or id of a special token"
             )
         return own, text
     if isinstance(wanted, int):
         text = vocabulary.text_of(wanted)
         if wanted >= vocabulary.size or text is None:
             raise ConfigError(
-                f"{at}: {wanted} is no special token of the vocabulary of {vocabulary.size}; the id of one is needed, "
-                "so "
-                "that no data looks like it; choose one"
+                f"{at}: {wanted} is not the id of a special token (the vocabulary has {vocabulary.size} tokens); data "
+                "could contain it; choose a special token"
             )
         return wanted, text
     ids = encode(wanted)
     if len(ids) != 1 or wanted not in vocabulary.special:
         raise ConfigError(
-            f"{at}: {wanted!r} is {len(ids)} tokens, not one special token; a text that the tokenizer reads as one "
-            "special "
-            "token is needed; choose one, or add it to the tokenizer"
+            f"{at}: {wanted!r} is {len(ids)} tokens, not one special token; choose a special token of the "
+            "tokenizer, or add this one to it"
         )
     return ids[0], wanted
 
 
-def _resolve_edge(
+def _resolve_prompt_delimiter(
     option: str, wanted: Literal["auto"] | bool, token_id: int | None, by_itself: bool, where: str
 ) -> tuple[int, ...]:
     if wanted is False or (wanted == "auto" and not by_itself):
         return ()
     if token_id is None:
-        raise ConfigError(
-            f"{where}.prompt.{option}: true, but the tokenizer has no such token; auto or false can stand; set auto"
-        )
+        raise ConfigError(f"{where}.prompt.{option}: true, but the tokenizer has no such token; set auto or false")
     return (token_id,)
 
 
@@ -226,7 +224,7 @@ def _format_prompt_body(
     where: str,
     family: ModelFamily | None,
 ) -> tuple[str, bool, bool]:
-    """Return the prompt's text, and whether a BOS leads it and an EOS ends it where the options say `auto`."""
+    """Return the prompt's text, and whether `auto` puts a BOS before and an EOS after it."""
     if style == "keys":
         names = ",".join(_quote_column_name(name, special) for name in schema.names)
         text = f"Generate JSON Lines records with these keys: {names}\n"
@@ -234,9 +232,8 @@ def _format_prompt_body(
     for name in schema.names:
         if any(token in name for token in special):
             raise ConfigError(
-                f"{where}.prompt.style: {style} writes the column {name!r} as it is, and it holds a special token; "
-                "only keys "
-                "can escape it; set style: keys, or rename the column"
+                f"{where}.prompt.style: {style} writes the column name {name!r} as it is, and it contains a special "
+                "token; set style: keys, which escapes it, or rename the column"
             )
     if style == "names":
         names = ", ".join(schema.names)
@@ -244,12 +241,12 @@ def _format_prompt_body(
     columns = ",".join(f'"{name}":<unk>' for name in schema.names)
     if template is not None:
         return template.replace("{schema}", columns), vocabulary.adds_bos, False
-    assert family is not None, "a prompt of the reference without a template of its own has a family"
+    assert family is not None, "without a template the reference style has a family"
     return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
 
 
 def _quote_column_name(name: str, special: tuple[str, ...]) -> str:
-    """Return a column's name as its key stands in every record."""
+    """Return a column's name as the serialized key of a record."""
     line = serialise_record(
         {name: None}, RecordSchema((Column(name, "string", nullable=True),)), special_tokens=special
     )

@@ -1,9 +1,9 @@
-"""All rows of a records dataset as integers: split, group and position of each, so that planning sees no text.
+"""Index of a records dataset: split, group and position of each row as integers, so that planning sees no text.
 
-What belongs here: numbering groups in the order of their keys, positions as whole numbers, sorting. What does not:
-what a key or a position is (`table_rows.py` wrote both), lengths in tokens, plans (`assembly/`).
+What belongs here: numbering groups in the order of their keys, positions as integers, sorting. What does not: computing
+keys and positions (`stages/canonical_rows/table_rows.py`), lengths in tokens, plans (`assembly/`).
 
-    row         0    1    2    3         rows are numbered in source order, over all parts
+    row         0    1    2    3         numbered in source order, across all parts
     group_key  "B"  "A"  "B"  "A"   ──►  groups 1 0 1 0, keys "A" "B"
     order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 1 3 | 2 0
 """
@@ -25,7 +25,7 @@ from rowmill.tabular.time_order import DAY, SortKey
 
 SPLITS = ("train", "validation", "test")
 NO_KEY = "null"
-"""The key of the one series of a dataset without a group column."""
+"""Key of the only series in a dataset without a group column."""
 _LARGEST = 2**62
 
 
@@ -33,9 +33,9 @@ _LARGEST = 2**62
 class RowIndex:
     """The rows of a dataset.
 
-    `splits` int8[N] index `SPLITS`; `groups` int64[N] number `keys`, which ascend (None without groups);
-    `positions` int64[N] order a group's rows (None: the source's order does), as multiples of `unit` seconds where
-    they are times (None where only their order is known). `first_rows` int64[P + 1] are where parts begin.
+    `splits` int8[N] index `SPLITS`; `groups` int64[N] index `keys`, which ascend (None without groups); `positions`
+    int64[N] order a group's rows (None: source order), in multiples of `unit` seconds if they are times (None if only
+    their order is known). `first_rows` int64[P + 1] are the offsets of the parts.
     """
 
     splits: NDArray[np.int8]
@@ -50,10 +50,10 @@ class RowIndex:
         """Rows of each group."""
         return np.empty(0, np.int64) if self.groups is None else np.bincount(self.groups, minlength=len(self.keys))
 
-    def sorted(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return some rows by group and position, ties in source order, and where each group begins (end included).
+    def sort_rows(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Sort rows by group and position, ties in source order; return them and the groups' offsets (end included).
 
-        Groups without a row among them are left out; without groups every row stands alone, in source order.
+        Groups without any of these rows are left out; without groups each row is its own group, in source order.
         """
         if self.groups is None:
             return rows, np.arange(len(rows) + 1, dtype=np.int64)
@@ -66,7 +66,7 @@ class RowIndex:
 def load_row_index(
     store: Store, files: Sequence[File], order: SortKey | None, *, is_grouped: bool, is_series: bool
 ) -> RowIndex:
-    """Read the rows' keys of all parts; a time of day becomes seconds since its series' first midnight."""
+    """Read the keys of all parts; a time of day becomes seconds since its series' first midnight."""
     tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
     first_rows = compute_offsets([one.num_rows for one in tables])
     splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
@@ -105,7 +105,7 @@ def _number_groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str,
 
 
 def group_sort_key(key: str) -> tuple[object, ...]:
-    """Return what sorts a group's key among others: nulls, numbers by size, texts by code points, then the rest."""
+    """Return a sort key for a group key: nulls first, then numbers by value, strings by code points, then the rest."""
     return _rank_json_value(read_json(key))
 
 
@@ -141,7 +141,7 @@ def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tup
 
 
 def _parse_whole_numbers(column: pa.ChunkedArray) -> Ints | None:
-    """Return a column of whole numbers, or None if there is any other."""
+    """Return a column as integers, or None if any value is not one."""
     try:
         return pc.cast(column, pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -155,7 +155,7 @@ def _count_decimals(number: Decimal) -> int:
 
 
 def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:
-    """Replace values by their places among the distinct ones."""
+    """Replace each value by its rank among the distinct values."""
     held = [list(part) for part in parts]
     distinct: list[object] = sorted({one for part in held for one in part})  # pyright: ignore[reportArgumentType]
     place = {one: at for at, one in enumerate(distinct)}
@@ -163,7 +163,7 @@ def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:
 
 
 def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
-    """Add a day to a series' times of day from every decrease on; series keep the order of the source."""
+    """Add a day to a series' times of day after every decrease; the order within a series is the source's."""
     order = np.argsort(groups, kind="stable")
     times, own = positions[order], groups[order]
     next_day = np.diff(times, prepend=times[:1]) < 0
@@ -177,10 +177,10 @@ def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
 
 
 def measure_series_steps(index: RowIndex) -> Ints:
-    """Return the distances between neighbours of the same series, in the index's unit, over all series."""
+    """Return the differences of consecutive positions within each series, in the index's unit."""
     if index.groups is None or index.positions is None or index.unit is None:
         return np.empty(0, np.int64)
-    rows, begins = index.sorted(np.arange(len(index.groups), dtype=np.int64))
+    rows, begins = index.sort_rows(np.arange(len(index.groups), dtype=np.int64))
     distances = np.diff(index.positions[rows])
     within = np.ones(len(distances), bool)
     within[begins[1:-1] - 1] = False

@@ -1,8 +1,8 @@
-r"""A record and its schema: what the columns of a table are, in the order in which they are written.
+r"""A record and its schema: the columns of a table, in the order in which they are written.
 
-What belongs here: the columns' types, the Python value of each, the schema and its JSON form, which is saved
-with the manifest. What does not: a record's text (`serialization/`), the order of records (`time_order.py`), how the
-types of a dataset are found (`formats/`).
+What belongs here: the columns' types, the Python value of each, the schema and its JSON form, which is saved in the
+manifest. What does not: a record's text (`serialization/`), the order of records (`time_order.py`), how the types of a
+dataset are inferred (`table_contract/`).
 
 | type | value in a record | in JSON |
 |---|---|---|
@@ -16,7 +16,7 @@ types of a dataset are found (`formats/`).
 | duration | `Decimal` of seconds, no trailing zeros: `90`, `0.000000001` | a number |
 | bytes | `bytes` | base64: `"AAE="` |
 | list, struct | `list`, `dict` of the above | nested |
-| json | null, `bool`, `int`, `Decimal`, `str`, `list`, `dict` with string keys | nested |
+| json | `None`, `bool`, `int`, `Decimal`, `str`, `list`, `dict` with string keys | nested |
 
 A null is `None`; an absent key is absent from the `dict`. Times are text because `datetime` has no nanoseconds
 and sources have them; the canonical text of an instant with its offset is unique, so equal text is equal value.
@@ -35,20 +35,20 @@ ColumnType = Literal[
 ]  # fmt: skip
 TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
 Value: TypeAlias = Any
-"""A value as the table above says; which type it has is the schema's to know."""
+"""A value of the types in the table above."""
 Record: TypeAlias = dict[str, Value]
 MAX_DIGITS = 4300
-"""Digits that an integer may have, Python's own limit: reading more takes time that grows with their square."""
+"""Maximum digits of an integer, Python's own limit: parsing takes time quadratic in them."""
 MAX_DEPTH = 64
-"""Objects and lists that may lie in one another, the record itself counted."""
+"""Maximum nesting of objects and lists, counting the record itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table, or a field or item inside one.
 
-    `nullable`: null is a value of it. `required`: its key is in every record. `item` is what a list holds (its
-    name is not written), `fields` are a struct's.
+    `nullable`: its value may be `None`. `required`: every record has its key. `item` is the column of a list's items
+    (its name is not written), `fields` are the columns of a struct.
     """
 
     name: str
@@ -59,31 +59,33 @@ class Column:
     fields: tuple["Column", ...] = ()
 
     def __post_init__(self) -> None:
-        """Hold the inner columns to the type."""
-        assert (self.item is not None) == (self.type == "list"), f"{self.name}: a list, and only a list, has an item"
+        """Check that the inner columns fit the type."""
+        assert (self.item is not None) == (self.type == "list"), (
+            f"{self.name}: an item belongs to a list, and only to a list"
+        )
         assert not self.fields or self.type == "struct", f"{self.name}: only a struct has fields"
 
     def to_json(self) -> dict[str, Json]:
         """Return the column as a JSON value."""
-        told: dict[str, Json] = {
+        result: dict[str, Json] = {
             "name": self.name, "type": self.type, "nullable": self.nullable, "required": self.required,
         }  # fmt: skip
         if self.item is not None:
-            told["item"] = self.item.to_json()
+            result["item"] = self.item.to_json()
         if self.type == "struct":
-            told["fields"] = [one.to_json() for one in self.fields]
-        return told
+            result["fields"] = [one.to_json() for one in self.fields]
+        return result
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Json]) -> "Column":
+    def from_json(cls, stored: Mapping[str, Json]) -> "Column":
         """Read what `to_json` returned."""
         return cls(
-            name=told["name"],
-            type=told["type"],
-            nullable=told["nullable"],
-            required=told["required"],
-            item=cls.from_json(told["item"]) if "item" in told else None,
-            fields=tuple(cls.from_json(one) for one in cast("list[dict[str, Json]]", told.get("fields", []))),
+            name=stored["name"],
+            type=stored["type"],
+            nullable=stored["nullable"],
+            required=stored["required"],
+            item=cls.from_json(stored["item"]) if "item" in stored else None,
+            fields=tuple(cls.from_json(one) for one in cast("list[dict[str, Json]]", stored.get("fields", []))),
         )
 
 
@@ -94,8 +96,8 @@ class RecordSchema:
     columns: tuple[Column, ...]
 
     def __post_init__(self) -> None:
-        """Refuse two columns of one name."""
-        assert len({one.name for one in self.columns}) == len(self.columns), "each column has a name of its own"
+        """Check that names are unique."""
+        assert len({one.name for one in self.columns}) == len(self.columns), "two columns have the same name"
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
@@ -108,7 +110,7 @@ class RecordSchema:
         return tuple(one.name for one in self.columns)
 
     def with_leading(self, names: Iterable[str]) -> "RecordSchema":
-        """Return the schema with these columns first, in the order given, and the others after them as they are."""
+        """Return the schema with these columns first, in the given order, then the others in theirs."""
         first = list(dict.fromkeys(names))
         rest = [one for one in self.columns if one.name not in first]
         return RecordSchema((*(self.by_name[name] for name in first), *rest))
@@ -118,16 +120,16 @@ class RecordSchema:
         return {"columns": [one.to_json() for one in self.columns]}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Json]) -> "RecordSchema":
+    def from_json(cls, stored: Mapping[str, Json]) -> "RecordSchema":
         """Read what `to_json` returned."""
-        return cls(tuple(Column.from_json(one) for one in cast("list[dict[str, Json]]", told["columns"])))
+        return cls(tuple(Column.from_json(one) for one in cast("list[dict[str, Json]]", stored["columns"])))
 
 
 Mode = Literal["tabular", "grouped", "sequential"]
 
 
 def choose_mode(*, is_timeseries: bool, is_grouped: bool) -> Mode:
-    """Return how records stand together: the one place where this is decided, for assembly, parsing and generation."""
+    """Return how records are grouped into examples, for assembly, parsing and generation alike."""
     if is_timeseries:
         return "sequential"
     return "grouped" if is_grouped else "tabular"

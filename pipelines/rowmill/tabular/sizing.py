@@ -1,11 +1,11 @@
-"""How large examples of records become, and which column makes good groups: estimates and advice, from counts.
+"""Estimated sizes of examples of records, and advice on group columns, from counts alone.
 
-What belongs here: arithmetic on sizes of groups and tokens of records, before anything is built. What does not:
-the plan, which is exact (`assembly/`), and counting tokens; who has a tokenizer hands its counts in.
+What belongs here: arithmetic on sizes of groups and tokens of records, before anything is built. What does not: the
+plan, which is exact (`assembly/`), and counting tokens; callers with a tokenizer pass its counts.
 
     tabular      prompt + record · cap
-    grouped      prompt + group · cap        a lone group must fit beside the prompt and one BOS and EOS
-    sequential   prompt + one group          at most the limit: series are continued in the next example
+    grouped      prompt + group · cap        each group must fit with the prompt, one BOS and one EOS
+    sequential   prompt + one group          at most the limit: a series continues in the next example
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
 
 CHARACTERS_PER_TOKEN = 4
-"""What is assumed without a tokenizer; records of many numbers have two to three, so it is called approximate."""
-EDGES = 2
+"""Assumed without a tokenizer; records of many numbers have two to three, so such estimates are marked approximate."""
+DELIMITERS_PER_UNIT = 2
 DOMINANT_SHARE = 0.5
 UNBOUNDED_P95 = 200
 SKEWED_TIMES = 20
@@ -28,10 +28,10 @@ FEW_EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class ExampleEstimate:
-    """What an example comes to.
+    """Estimated size of an example.
 
-    `unit_tokens` are a record's or a group's, `example_tokens` those of an example filled to the cap, `units` how
-    many units an example holds at most, `largest_unit` the tokens above which a lone unit has no room.
+    `unit_tokens` are those of a record or a group, `example_tokens` those of an example filled to the cap, `units` the
+    most units of an example, `largest_unit` the most tokens of a unit that still fits.
     """
 
     unit_tokens: int
@@ -53,11 +53,11 @@ def estimate_example(
     records_per_group: float = 1,
     is_approximate: bool = False,
 ) -> ExampleEstimate:
-    """Estimate an example of records of so many tokens each, groups of so many records; a cap of None is none."""
+    """Estimate an example from the average tokens per record and records per group; `cap` None means no cap."""
     unit = round(record_tokens if mode == "tabular" else record_tokens * records_per_group)
-    largest = limit - prompt - EDGES
+    largest = limit - prompt - DELIMITERS_PER_UNIT
     if mode == "grouped":
-        most = max((limit - prompt) // (unit + EDGES), 0)
+        most = max((limit - prompt) // (unit + DELIMITERS_PER_UNIT), 0)
     else:
         most = max(largest // max(round(record_tokens), 1), 0)
     wanted = most if cap is None else cap
@@ -80,10 +80,10 @@ def estimate_example(
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvice:
-    """What is to be said for and against a column that makes groups.
+    """Assessment of a column as the group column.
 
-    `sizes` are count, mean, std, min, p25, p50, p75, p95 and max of records per group; `unsuitable` and `warnings`
-    are words of closed lists, each with its reason.
+    `sizes` are count, mean, std, min, p25, p50, p75, p95 and max of records per group; `unsuitable` and `warnings` map
+    keywords of closed lists to explanations.
     """
 
     column: str
@@ -93,7 +93,7 @@ class GroupAdvice:
     warnings: dict[str, str]
 
     def table(self) -> DisplayTable:
-        """Return it for a page: one line per fact and per piece of advice."""
+        """Return a table with one line per fact and per piece of advice."""
         rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]
         rows += [(name, f"{value:g}") for name, value in self.sizes.items()]
         rows += [(name, why) for name, why in (self.unsuitable | self.warnings).items()]
@@ -105,15 +105,15 @@ def advise_group_column(
     sizes: Ints,
     tokens: Ints,
     *,
-    room: int,
+    record_budget: int,
     mode: Mode = "grouped",
     cap: int | None = 10,
     is_ordered: bool = True,
     is_approximate: bool = False,
 ) -> GroupAdvice:
-    """Judge a column by the sizes of its groups: `sizes[g]` records and `tokens[g]` tokens each.
+    """Assess a column by the sizes of its groups: `sizes[g]` records and `tokens[g]` tokens each.
 
-    `room` are the tokens that an example has for records.
+    `record_budget` are the tokens that an example has for records.
     """
     total = int(sizes.sum())
     facts = describe_sizes(sizes)
@@ -122,10 +122,11 @@ def advise_group_column(
     largest = int(np.argmax(sizes)) if len(sizes) else 0
     most = int(sizes[largest]) if len(sizes) else 0
     about = "about " if is_approximate else ""
-    if mode != "sequential" and len(sizes) and int(tokens.max()) > room:
-        over = int((tokens > room).sum())
+    if mode != "sequential" and len(sizes) and int(tokens.max()) > record_budget:
+        over = int((tokens > record_budget).sum())
         unsuitable["overflow"] = (
-            f"{over} of {len(sizes)} groups have more than {room} tokens, the largest {about}{int(tokens.max())}"
+            f"{over} of {len(sizes)} groups have more than {record_budget} tokens, the largest "
+            f"{about}{int(tokens.max())}"
         )
     if mode != "sequential" and len(sizes) > 1 and most > DOMINANT_SHARE * total:
         unsuitable["dominant"] = f"one group has {most} of {total} records; none should have more than half"
@@ -137,7 +138,7 @@ def advise_group_column(
         warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
     if not is_ordered:
         warnings["no_order"] = "no order column: records of a group keep the order of the source"
-    examples = estimate_example_count(sizes, tokens, room=room, cap=cap, mode=mode)
+    examples = estimate_example_count(sizes, tokens, record_budget=record_budget, cap=cap, mode=mode)
     if examples < FEW_EXAMPLES:
         warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
     return GroupAdvice(
@@ -149,13 +150,13 @@ def advise_group_column(
     )
 
 
-def estimate_example_count(sizes: Ints, tokens: Ints, *, room: int, cap: int | None, mode: Mode) -> int:
-    """Return about how many examples groups make, bounded by the cap and by the room."""
-    by_room = -(-int(tokens.sum()) // max(room, 1))
+def estimate_example_count(sizes: Ints, tokens: Ints, *, record_budget: int, cap: int | None, mode: Mode) -> int:
+    """Estimate how many examples the groups make, given the cap and the token budget."""
+    by_tokens = -(-int(tokens.sum()) // max(record_budget, 1))
     if mode == "sequential":
         by_cap = 0 if cap is None else int((-(-sizes // cap)).sum())
-        return max(by_room, by_cap, len(sizes))
-    return max(by_room, 0 if cap is None else -(-len(sizes) // cap))
+        return max(by_tokens, by_cap, len(sizes))
+    return max(by_tokens, 0 if cap is None else -(-len(sizes) // cap))
 
 
 def describe_sizes(values: Ints) -> dict[str, float]:
@@ -170,7 +171,7 @@ def describe_sizes(values: Ints) -> dict[str, float]:
 
 
 def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
-    """Count groups by their records, in bins that widen; `limit` is how many records an example has room for."""
+    """Histogram of records per group, in geometric bins; `limit` is the most records that fit into an example."""
     top = max(int(sizes.max(initial=1)) + 1, 2)
     edges = np.unique(np.geomspace(1, top, 24).round().astype(np.int64))
     counts, _ = np.histogram(sizes, bins=edges)

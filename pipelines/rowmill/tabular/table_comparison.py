@@ -1,15 +1,16 @@
-"""A table of generated records beside the table that the model was trained on: columns, associations, copies.
+"""Comparison of generated records with the training records: columns and associations.
 
-What belongs here: numbers from two frames of cells (`cell_frames.py`). What does not: reading rows, laws, pages.
+What belongs here: statistics of two frames of cells (`cell_frames.py`). What does not: reading rows, checks, reports.
 
-| asked of | measure |
+| compared | measure |
 |---|---|
-| a column of numbers | Kolmogorov–Smirnov distance: the largest gap between the two cumulative shares |
-| a column of other values | total variation: half of what the values' shares differ by, summed |
-| a column of names and texts, which hardly repeat | Kolmogorov–Smirnov distance of their lengths |
-| two columns | Cramér's V in each table, over at most 20 classes of each; numbers in classes of equal size in train |
+| a column of numbers | Kolmogorov–Smirnov distance: the largest gap between the cumulative distributions |
+| a column of other values | total variation: half the sum of the differences of the values' shares |
+| a column of names or texts, which rarely repeat | Kolmogorov–Smirnov distance of their lengths |
+| two columns | Cramér's V in each table, over at most 20 classes each; numbers by quantiles of train |
 
-All lie between 0 (alike) and 1. Rejected: Pearson's coefficient, which sees numbers alone, and lines alone.
+All are between 0 (alike) and 1. Rejected: Pearson's coefficient, which takes only numbers and sees only linear
+relations.
 """
 
 from collections.abc import Mapping
@@ -27,11 +28,11 @@ from rowmill.tabular.schema import RecordSchema
 NUMBER_TYPES = frozenset({"integer", "float", "decimal", "duration"})
 MAX_CLASSES = 20
 DISTINCT_TEXT_SHARE = 0.5
-"""Share of distinct values from which on a column holds names and texts, whose own values say little."""
+"""A column with a larger share of distinct values is taken for names or texts, and compared by lengths."""
 DISTINCT_TEXT_COUNT = 50
-"""Values that may all be distinct in a small table and still be compared by themselves."""
+"""A column with at most this many distinct values is compared by values, however small the table."""
 MAX_PAIRED_COLUMNS = 40
-"""Columns whose associations are measured: the number of pairs grows with the square."""
+"""Columns whose associations are measured: the number of pairs is quadratic."""
 MAX_TABLE_LINES = 60
 
 Numbers = NDArray[np.float64]
@@ -39,7 +40,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """Two tables side by side: what a page shows, and the largest distances."""
+    """Comparison of two tables: tables for the report, and the largest distances."""
 
     columns: DisplayTable
     associations: DisplayTable
@@ -48,7 +49,7 @@ class TableComparison:
 
 
 def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> TableComparison:
-    """Set the columns and the associations of two tables side by side; both have rows."""
+    """Compare the columns and the associations of two tables; both have rows."""
     lines = [_compare_column(schema, name, train[name], generated[name]) for name in schema.names]
     pairs = _compare_associations(schema, train, generated)
     return TableComparison(
@@ -70,26 +71,26 @@ def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated
     if kind in NUMBER_TYPES:
         measure, distance = "values", _ks_distance(_parse_finite_numbers(train), _parse_finite_numbers(generated))
     elif train.n_unique() > max(DISTINCT_TEXT_COUNT, DISTINCT_TEXT_SHARE * len(train)):
-        measure, distance = "lengths", _ks_distance(_measure_texts(train), _measure_texts(generated))
+        measure, distance = "lengths", _ks_distance(_measure_text_lengths(train), _measure_text_lengths(generated))
     else:
         measure, distance = "shares", _total_variation(train, generated)
     both = {"train": _describe_column(train, kind), "generated": _describe_column(generated, kind)}
     facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
     known = train.drop_nulls().unique()
-    told = generated.drop_nulls()
-    fresh = 0.0 if not len(told) else float((~told.is_in(known.implode())).mean() or 0.0)  # pyright: ignore[reportArgumentType]
+    present = generated.drop_nulls()
+    fresh = 0.0 if not len(present) else float((~present.is_in(known.implode())).mean() or 0.0)  # pyright: ignore[reportArgumentType]
     return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
 
 
 def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
-    told: dict[str, float | int | None] = {
+    facts: dict[str, float | int | None] = {
         "null": round(column.null_count() / max(len(column), 1), 4),
         "distinct": column.drop_nulls().n_unique(),
     }
     values = _parse_finite_numbers(column) if kind in NUMBER_TYPES else np.empty(0, np.float64)
     for fact, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
-        told[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
-    return told
+        facts[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
+    return facts
 
 
 def _parse_finite_numbers(column: pl.Series) -> Numbers:
@@ -97,12 +98,12 @@ def _parse_finite_numbers(column: pl.Series) -> Numbers:
     return values[np.isfinite(values)]
 
 
-def _measure_texts(column: pl.Series) -> Numbers:
+def _measure_text_lengths(column: pl.Series) -> Numbers:
     return column.drop_nulls().str.len_chars().to_numpy().astype(np.float64)
 
 
 def _ks_distance(train: Numbers, generated: Numbers) -> float:
-    """Return the Kolmogorov–Smirnov distance; 1 where only one of the two has values."""
+    """Return the Kolmogorov–Smirnov distance; 1 if only one of the two has values."""
     if not len(train) or not len(generated):
         return float(len(train) != len(generated))
     places = np.concatenate((train, generated))
@@ -111,7 +112,7 @@ def _ks_distance(train: Numbers, generated: Numbers) -> float:
 
 
 def _total_variation(train: pl.Series, generated: pl.Series) -> float:
-    """Return the total variation of two columns' shares of values, null being one."""
+    """Return the total variation between the value distributions of two columns; null counts as a value."""
     shares = [
         pl.DataFrame({"value": column}).group_by("value").agg((pl.len() / max(len(column), 1)).alias("share"))
         for column in (train, generated)
@@ -124,7 +125,7 @@ def _total_variation(train: pl.Series, generated: pl.Series) -> float:
 
 
 def _compare_associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> list[tuple[Any, ...]]:
-    """Return every pair of columns with its Cramér's V in both tables, those that differ most first."""
+    """Return every pair of columns with its Cramér's V in both tables, largest difference first."""
     names = [name for name in schema.names if train[name].n_unique() > 1][:MAX_PAIRED_COLUMNS]
     classes = {name: _assign_classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
     pairs: list[tuple[Any, ...]] = []
@@ -135,7 +136,7 @@ def _compare_associations(schema: RecordSchema, train: pl.DataFrame, generated: 
 
 
 def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the class of each value: of numbers the twentieth of train that it lies in, else one per common value."""
+    """Return the class of each value: for numbers its quantile of train, else one class per common value."""
     if kind in NUMBER_TYPES and len(_parse_finite_numbers(train)):
         edges = np.unique(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
         values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
@@ -152,7 +153,7 @@ def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[
 
 
 def _cramers_v(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
-    """Return how far one column's class tells the other's: 0 nothing, 1 all."""
+    """Return the association of two columns of classes: 0 independent, 1 fully determined."""
     width = int(second.max(initial=0)) + 1
     counts = np.bincount(first * width + second, minlength=(int(first.max(initial=0)) + 1) * width)
     seen = counts.reshape(-1, width).astype(np.float64)

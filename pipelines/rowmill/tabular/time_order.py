@@ -1,15 +1,15 @@
-"""What comes before what: the exact position of a record in its group or series, from its order column.
+"""Sort keys of records: the exact position of a record in its group or series, read from its order column.
 
-What belongs here: the known ways of writing times; reading a value to a position; days that roll over midnight. What
-does not: which column orders (`formats/`), which way its values are written (`table_contract/`), sorting and cutting
+What belongs here: the known time formats; reading a value as a position; times of day that roll over midnight. What
+does not: choosing the order column (`formats/`), inferring its format (`table_contract/`), sorting and cutting
 (`assembly/`), checking generated records (`parsing/`). Assembly, parsing and generation read the same positions.
 
 | order | values | position |
 |---|---|---|
 | `elapsed_seconds` | numbers, durations | the number, exact |
-| `iso8601`, other dates | text, dates, moments | seconds since 1970, exact; no offset counts as UTC |
+| `iso8601`, other dates | text, dates, datetimes | seconds since 1970, exact; without an offset, UTC |
 | time of day | `23:00`, times | seconds since midnight, plus 86,400 for each day passed |
-| `text` | other text | itself: code points |
+| `text` | other text | the text itself, ordered by code points |
 
 Positions of one column compare with each other; those of times are `int` or `Decimal`, so that steps are exact.
 """
@@ -28,7 +28,7 @@ from rowmill.tabular.iso8601 import canonical_date, canonical_datetime, canonica
 from rowmill.tabular.schema import Column, Value
 
 Position: TypeAlias = Any
-"""Where a value stands: `int` or `Decimal`, or `str` for text; only positions of one column are compared."""
+"""Position of a value: `int` or `Decimal`, `str` for text; only positions of the same column are compared."""
 
 DAY = 86400
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -48,28 +48,28 @@ _DATES = {
     "%b %d %Y": f"{_NAME} {_DAY} {_YEAR}",
     "%b %Y": f"{_NAME} {_YEAR}",
 }
-"""Ways to write dates; a time of day may follow each."""
+"""Date formats; a time of day may follow each."""
 _NUMBER = re.compile(r"[+-]?\d{1,400}(?:\.\d{1,400})?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class SortKey:
-    """How a column's values are read to positions: `elapsed_seconds`, `iso8601`, `text` or a strptime text."""
+    """How a column's values are read as positions: `elapsed_seconds`, `iso8601`, `text` or a strptime format."""
 
     name: str
 
     def __reduce__(self) -> tuple[type["SortKey"], tuple[str]]:
-        """Go to another process by name; functions cannot."""
+        """Pickle by name: the reader functions cannot be pickled."""
         return (SortKey, (self.name,))
 
     @property
     def is_time(self) -> bool:
-        """Whether positions are seconds, so that intervals mean something."""
+        """Whether positions are seconds, so that differences are intervals."""
         return self.name != "text"
 
     @cached_property
     def is_time_of_day(self) -> bool:
-        """Whether a decrease is the next day."""
+        """Whether a decrease means the next day."""
         return self.name == TIME_OF_DAY.name or ("%" in self.name and not _DATED.search(self.name))
 
     @cached_property
@@ -81,37 +81,37 @@ class SortKey:
         )
 
     def read(self, value: Value) -> Position | None:
-        """Return a value's position, or nothing if it is null or cannot be read."""
+        """Return a value's position, or None if it is `None` or cannot be read."""
         return None if value is None else self._reader(value)
 
-    def following(self, previous: Position | None, value: Value) -> Position | None:
-        """Return a value's position after another one's: a time of day that would decrease is the next day's."""
+    def read_after(self, previous: Position | None, value: Value) -> Position | None:
+        """Return a value's position given the previous one: a time of day that decreases belongs to the next day."""
         position = self.read(value)
         if not self.is_time_of_day or previous is None or position is None:
             return position
         position += previous // DAY * DAY
         return position if position >= previous else position + DAY
 
-    def series(self, values: Iterable[Value]) -> list[Position]:
-        """Return the positions of a series in its own order, midnights passed included; `None` where there is none."""
+    def read_series(self, values: Iterable[Value]) -> list[Position]:
+        """Return the positions of a series in source order, rolled over at midnight; None if unreadable."""
         if not self.is_time_of_day:
             return [self.read(value) for value in values]
         positions: list[Position] = []
         previous: Position | None = None
         for value in values:
-            position = self.following(previous, value)
+            position = self.read_after(previous, value)
             positions.append(position)
             previous = previous if position is None else position
         return positions
 
 
 def resolve_sort_key(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> SortKey:
-    """Return the order that a set format means: `iso8601`, `elapsed_seconds` or a strptime text.
+    """Return the sort key of a configured format: `iso8601`, `elapsed_seconds` or a strptime format.
 
     Raises
     ------
     ConfigError
-        If it is none of these, or is not for a column of this type.
+        If it is none of these.
 
     """
     if column.type == "time" and timestamp_format == "iso8601":
@@ -120,8 +120,8 @@ def resolve_sort_key(timestamp_format: str, column: Column, *, where: str = "tim
         return SortKey(timestamp_format)
     if "%" not in timestamp_format:
         raise ConfigError(
-            f"{where}: {timestamp_format!r} is no format; auto, iso8601, elapsed_seconds or a strptime text such as "
-            "%Y-%m-%d %H:%M is; write one"
+            f"{where}: unknown format {timestamp_format!r}; choose auto, iso8601, elapsed_seconds or a strptime format "
+            "such as %Y-%m-%d %H:%M"
         )
     return SortKey(timestamp_format)
 
@@ -133,7 +133,7 @@ def _read_elapsed(value: Value) -> Position | None:
     if type(value) is int:
         return value
     if type(value) is float:
-        # The text that a float is written as is what it means: steps of 0.1 are steps of a tenth.
+        # A float means the decimal that it prints as: steps of 0.1 are exact tenths.
         return Decimal(repr(value)) if math.isfinite(value) else None
     if type(value) is Decimal:
         return value if value.is_finite() else None
@@ -191,7 +191,7 @@ def _combine_day_and_clock(year: str, month: int, day: str, clock: str | None) -
 
 
 def _make_date_reader(compiled: re.Pattern[str]) -> Callable[[Value], Position | None]:
-    """Return a reader of dates by a pattern with the groups year, month or name, and day where there are days."""
+    """Return a reader of dates for a pattern with the groups year, month or name, and optionally day."""
 
     def read_date(value: Value) -> Position | None:
         found = compiled.fullmatch(value) if type(value) is str else None
@@ -214,7 +214,7 @@ def _read_text(value: Value) -> Position | None:
 
 
 def _make_strptime_reader(pattern: str, *, dated: bool) -> Callable[[Value], Position | None]:
-    """Return a reader by `strptime`; a pattern without year, month and day is one of times of day."""
+    """Return a `strptime` reader; a pattern without year, month and day reads times of day."""
 
     @lru_cache(maxsize=1 << 16)
     def read_text(text: str) -> Position | None:
@@ -237,7 +237,7 @@ ISO8601 = SortKey("iso8601")
 TEXT = SortKey("text")
 TIME_OF_DAY = SortKey("%H:%M[:%S]")
 CANDIDATES = (ISO8601, *(SortKey(name) for name in _DATES), TIME_OF_DAY)
-"""What is tried on text; these dates may be followed by a time of day."""
+"""Formats tried on text; a time of day may follow the dates."""
 _DATE_PATTERNS = {
     name: re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII) for name, pattern in _DATES.items()
 }
@@ -252,7 +252,7 @@ _DIGITS_TO_ZEROS = str.maketrans("123456789", "000000000")
 
 
 def list_fitting_candidates(text: str) -> tuple[SortKey, ...]:
-    """Return those of `CANDIDATES` that may read a text: by where it has digits, whatever digits these are."""
+    """Return those of `CANDIDATES` that may read a text, judging by the positions of its digits only."""
     return _list_candidates_of_form(text.translate(_DIGITS_TO_ZEROS))
 
 

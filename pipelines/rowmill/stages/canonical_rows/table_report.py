@@ -75,13 +75,13 @@ def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
 def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
     """Show the groups and the advice on them; return how many points are against the chosen column."""
     form, sizes = get_table_options(work), index.group_sizes
-    room = work.recipe.limit_of(work.dataset_name or "")
+    record_budget = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
         ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
         sizes,
         tokens.round().astype(np.int64),
-        room=room,
+        record_budget=record_budget,
         mode=form.mode,
         cap=form.cap,
         is_ordered=form.order_column is not None,
@@ -93,7 +93,7 @@ def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, char
         ("group", "rows", "about_tokens"),
         tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
-    limit = room / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
+    limit = record_budget / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
     draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
     draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
     return len(advice.unsuitable) + len(advice.warnings)

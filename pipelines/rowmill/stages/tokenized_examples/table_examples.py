@@ -151,12 +151,12 @@ def _plan_dataset(
     work: StageContext, known: ObservedTable, frame: PromptFrame, encoded: Sequence[EncodedPart], index: RowIndex
 ) -> TablePlan:
     form = get_table_options(work)
-    room = _get_example_limits(work, frame)
+    limits = _get_example_limits(work, frame)
     asked = table_plan.TablePlanRequest(
         dataset=work.dataset_name or "",
         seed=work.recipe.seed,
         form=form,
-        room=room,
+        limits=limits,
     )
     naming = table_plan.OverflowNaming(
         names_of=lambda rows: read_row_column(work, index, rows, "row_id"),
@@ -164,7 +164,7 @@ def _plan_dataset(
     )
     options = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
-        "prompt": len(frame.prompt_ids), "limit": room.limit, "records": room.records, "cap": room.cap,
+        "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
         "wanted": form.wanted, "prompt_text": frame.prompt_text,
         "order": None if known.order is None else known.order.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
@@ -198,7 +198,7 @@ class MeasuredTable:
     """What is known of a dataset once its records are encoded: each row's tokens (−1: rejected)."""
 
     form: Records
-    room: ExampleLimits
+    limits: ExampleLimits
     index: RowIndex
     lengths: Ints
 

@@ -17,7 +17,7 @@ from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.table_inputs import ObservedTable, get_table_options
 from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
-from rowmill.tabular.assembly import EDGES
+from rowmill.tabular.assembly import DELIMITERS_PER_UNIT
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
@@ -76,9 +76,9 @@ def build_table_output(
         reference_path_texts=sum(int(p.facts["reference_path_texts"]) for p in accounts),
         fast_path_mismatches=sum(int(p.facts["fast_path_mismatches"]) for p in accounts),
         changed_by_wire=plan.changed,
-        prompt_tokens=plan.room.prompt,
-        limit=plan.room.limit,
-        record_room=plan.room.records,
+        prompt_tokens=plan.limits.prompt,
+        limit=plan.limits.limit,
+        record_room=plan.limits.records,
         longest_example=longest["longest_example"],
         longest_group=longest["longest_group"],
         # Records are printed by no chat template.
@@ -115,7 +115,7 @@ def _count_expected_tokens(plan: TablePlan) -> int:
     total = 0
     for one in plan.splits:
         units = len(one.assembled.units) - 1
-        total += len(one.lengths) * plan.room.prompt + EDGES * units
+        total += len(one.lengths) * plan.limits.prompt + DELIMITERS_PER_UNIT * units
         total += int(one.records.tokens[one.assembled.records].sum())
     return total
 
@@ -165,11 +165,11 @@ def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     drawn: dict[str, Histogram] = {}
     lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
     if len(lengths):
-        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.room.limit)
+        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.limits.limit)
     if plan.mode == "grouped":
         tokens = np.concatenate([np.empty(0, np.int64), *(one.records.group_tokens for one in plan.splits)])
         if len(tokens):
-            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.room.records)
+            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.limits.records)
     return drawn
 
 

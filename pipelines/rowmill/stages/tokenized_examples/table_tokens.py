@@ -35,7 +35,7 @@ from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, w
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
 from rowmill.stages.tokenizer_files import open_encoder
-from rowmill.tabular.assembly import EDGES, FLUSHES
+from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
@@ -394,7 +394,7 @@ class _ExampleLayout:
 def _lay_out_examples(task: BuildExamplesTask, lengths: Ints) -> _ExampleLayout:
     zero = np.zeros(1, np.int64)
     record_ends = np.concatenate((zero, np.cumsum(lengths)))
-    unit_lengths = np.diff(record_ends[task.units]) + EDGES
+    unit_lengths = np.diff(record_ends[task.units]) + DELIMITERS_PER_UNIT
     unit_ends = np.concatenate((zero, np.cumsum(unit_lengths)))
     example_lengths = len(task.frame.prompt_ids) + np.diff(unit_ends[task.examples])
     example_starts = np.cumsum(example_lengths) - example_lengths

@@ -1,17 +1,16 @@
-"""Records → examples, planned on token counts alone: which records stand together, in which order, and why one ended.
+"""Assembly of records into examples, planned on token counts alone.
 
-What belongs here: the nouns of a plan, and the choice of the way: tabular, grouped or sequential. What does not:
-tokens (they move once, by the plan), reading columns, what a recipe may say (`records.py`).
+What belongs here: the types of a plan, and what the three modes share. What does not: tokens (moved once, by the plan),
+reading columns, options (`formats/records.py`).
 
     lengths 85 80 79 80, prompt 36, at most 282 tokens, cap 3
 
     tabular      prompt BOS r0 r1 r2 EOS      36 + 2 + 244 = 282, then 36 + 2 + 80
-    grouped      prompt (BOS group EOS)+      a group is never cut
-    sequential   as tabular, one group, in order; each example draws how full it may become
+    grouped      prompt (BOS group EOS)+      a group is never split
+    sequential   as tabular, one group, in order; each example draws its token budget
 
-Records are numbered 0 … n−1 in the order in which their groups stand sorted by key, and sorted within each
-group; callers map the numbers to rows. One step of a loop makes one example, never one record, so a plan takes
-time in the number of records whatever the cap.
+Records are numbered 0 … n−1, sorted by group key and then by position; callers map the numbers to rows. Loops run per
+example, never per record, so planning is linear in the records whatever the cap.
 """
 
 from collections.abc import Callable
@@ -25,15 +24,15 @@ from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
 FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")
-"""Why an example ended: a new pass, another group, the cap, the budget, nothing more to come. Stored by place."""
+"""Why an example ended: a new pass, another group, the cap, the budget, no more records. Stored as an index."""
 
-EDGES = 2
-"""Tokens around every unit: one BOS, one EOS."""
+DELIMITERS_PER_UNIT = 2
+"""One BOS before and one EOS after every unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleLimits:
-    """What an example may hold: `limit` tokens in all, `prompt` of them the prompt's, at most `cap` units."""
+    """Limits of an example: `limit` tokens in all, `prompt` of them for the prompt, at most `cap` units."""
 
     limit: int
     prompt: int
@@ -41,12 +40,12 @@ class ExampleLimits:
 
     @property
     def records(self) -> int:
-        """Tokens that are left for records beside the prompt and one pair of BOS and EOS; may be negative."""
-        return self.limit - self.prompt - EDGES
+        """Tokens left for records after the prompt, one BOS and one EOS; may be negative."""
+        return self.limit - self.prompt - DELIMITERS_PER_UNIT
 
     @property
     def min_budget(self) -> int:
-        """The smallest budget that an example of a series may draw: seven tenths of the room, rounded up."""
+        """The smallest budget that an example of a series may draw: seven tenths of `records`, rounded up."""
         return -(-7 * self.records // 10)
 
 
@@ -71,9 +70,9 @@ class RecordLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPass:
-    """One walk over the records, whole or partial: `[first, last)` are runs of records that stay together in order.
+    """A full or partial pass over the records, as runs `[first, last)` of records that stay together in order.
 
-    Of tabular data a run is one record, of the others a group (a partial pass may cut a series to a prefix).
+    In tabular mode a run is one record, otherwise a group (a partial pass may cut a series to a prefix).
     """
 
     number: int
@@ -82,7 +81,7 @@ class RecordPass:
 
     @property
     def records(self) -> Ints:
-        """The records in the order of the pass."""
+        """Record numbers in the order of the pass."""
         return expand_ranges(self.firsts, self.lasts - self.firsts)
 
 
@@ -91,7 +90,7 @@ class AssembledExamples:
     """The examples of one split, as three levels of offsets.
 
     Unit u is records `[units[u], units[u + 1])` of `records` between a BOS and an EOS; example e is units
-    `[examples[e], examples[e + 1])` behind one prompt. `budgets` are tokens of records, `flushes` index `FLUSHES`.
+    `[examples[e], examples[e + 1])` after one prompt. `budgets` are tokens of records, `flushes` index `FLUSHES`.
     """
 
     records: Ints
@@ -103,25 +102,25 @@ class AssembledExamples:
 
     @property
     def record_offsets(self) -> Ints:
-        """Where each example's records begin in `records`, and where the last one's end."""
+        """Offsets of the examples in `records`, the end included."""
         return self.units[self.examples]
 
-    def lengths(self, tokens: Ints, room: ExampleLimits) -> Ints:
-        """Return the tokens of every example: prompt, and per unit its records and two edges."""
+    def lengths(self, tokens: Ints, limits: ExampleLimits) -> Ints:
+        """Return the tokens of every example: the prompt, and per unit its records, BOS and EOS."""
         ends = compute_offsets(tokens[self.records])
         own = ends[self.record_offsets]
-        return room.prompt + np.diff(own) + EDGES * np.diff(self.examples)
+        return limits.prompt + np.diff(own) + DELIMITERS_PER_UNIT * np.diff(self.examples)
 
 
 BudgetSampler = Callable[[int, int], Callable[[int], int]]
-"""Hands out budgets of a series' examples: (pass, group) → which example of the group → tokens of records."""
+"""Samples the budgets of a series' examples: (pass, group) → index of the example in the group → tokens of records."""
 
 
 def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
-    """Return for every place i the end of the longest run from i that one example can hold.
+    """Return for every index i the end of the longest run from i that fits into one example.
 
-    `costs[i]` is at most `budget`; a run also ends after `cap` places and where the next pass begins (`starts`
-    are the places where passes begin, and the end). One search over cumulative sums, no loop.
+    `costs[i]` is at most `budget`; a run also ends after `cap` elements and where the next pass begins (`starts` are
+    the offsets of the passes, the end included). One search over cumulative sums, no loop.
     """
     count = len(costs)
     sums = compute_offsets(costs)
@@ -132,17 +131,17 @@ def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> In
 
 
 def chain_run_ends(ends: Ints) -> Ints:
-    """Return 0, the end of the run from 0, the end of the run from there, and so on, up to the last place."""
+    """Return 0, the end of the run from 0, the end of the run from there, and so on up to the end."""
     jump: list[int] = ends.tolist()
-    found, here = [0], 0
-    while here < len(jump):
-        here = jump[here]
-        found.append(here)
-    return np.array(found, np.int64)
+    offsets, position = [0], 0
+    while position < len(jump):
+        position = jump[position]
+        offsets.append(position)
+    return np.array(offsets, np.int64)
 
 
 def explain_flushes(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.int8]:
-    """Say why each example `[offsets[e], offsets[e + 1])` ended, where only passes, the cap and the budget can."""
+    """Return why each example `[offsets[e], offsets[e + 1])` ended: by a pass, the cap or the budget."""
     ends = offsets[1:]
     found = np.full(len(ends), FLUSHES.index("budget"), np.int8)
     if cap is not None:
@@ -153,7 +152,7 @@ def explain_flushes(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.
 
 
 def join_passes(passes: "list[RecordPass]") -> tuple[Ints, Ints, Ints]:
-    """Return the runs of all passes end to end, and where each pass's runs begin (the end included)."""
+    """Return the concatenated runs of all passes, and the passes' offsets (the end included)."""
     none = np.empty(0, np.int64)
     firsts = np.concatenate([none, *(one.firsts for one in passes)])
     lasts = np.concatenate([none, *(one.lasts for one in passes)])

@@ -1,10 +1,10 @@
-"""How often each record is shown: whole passes over the records, then a part of one; each in its own order.
+"""Resampling of records: full passes, then a partial one, each in its own order.
 
-What belongs here: which records each pass has, in which order. What does not: the permutation itself, which is
-handed in and knows the seed.
+What belongs here: which records each pass has, in which order. What does not: the permutation, which is passed in and
+knows the seed.
 
     n 10, wanted 25        pass 0: all 10    pass 1: all 10    pass 2: 5 of them
-    groups of 1 to 5, 6    whole groups until 6 are reached: 6 to 10 records; a series is cut: exactly 6
+    groups of 1 to 5, 6    whole groups until 6 are reached: 6 to 10 records; a series is truncated: exactly 6
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from rowmill.core.arrays import Ints
 from rowmill.tabular.assembly import RecordLengths, RecordPass
 
 Permute = Callable[[int, int], Ints]
-"""Hands out an order: (pass, n) → a permutation of 0 … n−1."""
+"""(pass, n) → a permutation of 0 … n−1."""
 
 
 def resample_records(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over single records: exactly `wanted` in all; None is each once."""
+    """Return passes over single records: exactly `wanted` in all; None means each once."""
     passes: list[RecordPass] = []
     for number, size in _pass_sizes(len(records.tokens), wanted):
         order = permute(number, len(records.tokens))[:size]
@@ -28,7 +28,7 @@ def resample_records(records: RecordLengths, wanted: int | None, permute: Permut
 
 
 def resample_groups(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over whole groups: the last one adds groups until its part is reached."""
+    """Return passes over whole groups; the last one adds groups until its share is reached."""
     sizes = records.group_sizes
     passes: list[RecordPass] = []
     for number, size in _pass_sizes(len(records.tokens), wanted):
@@ -39,9 +39,9 @@ def resample_groups(records: RecordLengths, wanted: int | None, permute: Permute
 
 
 def resample_series(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over series: exactly `wanted` records, the last series cut to a prefix.
+    """Return passes over series: exactly `wanted` records, the last series truncated to a prefix.
 
-    A whole first pass is in key order; every other pass permutes the groups, never the records.
+    A full first pass is in key order; other passes permute the groups, never the records.
     """
     sizes = records.group_sizes
     passes: list[RecordPass] = []
@@ -57,7 +57,7 @@ def resample_series(records: RecordLengths, wanted: int | None, permute: Permute
 
 
 def _pass_sizes(count: int, wanted: int | None) -> list[tuple[int, int]]:
-    """Return the passes as (number, records that it is to have)."""
+    """Return each pass as (number, number of its records)."""
     if not count:
         return []
     full, rest = (1, 0) if wanted is None else divmod(wanted, count)

@@ -1,11 +1,11 @@
-"""Series: one group per example, in order, continued in the next example where the first is full.
+"""Assembly of series: one group per example, in order, continued in the next example when one is full.
 
-What belongs here: the four reasons to flush, in their order, and budgets. What does not: drawing a budget; the
-draw is handed in, because it knows the recipe's seed and the group's key.
+What belongs here: the four reasons to flush, in their order, and budgets. What does not: sampling a budget; the sampler
+is passed in, because it knows the recipe's seed and the group's key.
 
-Train examples draw how full they may become, so that a model sees series begun and broken off at many places;
-held-out examples are as full as they can be. A record above its example's draw raises that budget to its own
-size: only a record above the room itself does not fit.
+Train examples draw their budgets, so that a model sees series begin and break off at many positions; held-out examples
+are as full as possible. A record above its example's budget raises the budget to its own size: only a record above
+`limits.records` does not fit.
 """
 
 from bisect import bisect_right
@@ -31,9 +31,9 @@ _CAP, _BUDGET = FLUSHES.index("max_records"), FLUSHES.index("budget")
 
 
 def assemble_series(
-    records: RecordLengths, passes: list[RecordPass], room: ExampleLimits, draw: BudgetSampler | None
+    records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits, draw: BudgetSampler | None
 ) -> AssembledExamples:
-    """Put the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
+    """Assemble the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
     firsts, lasts, starts = join_passes(passes)
     order = expand_ranges(firsts, lasts - firsts)
     sums: list[int] = compute_offsets(records.tokens[order]).tolist()
@@ -41,14 +41,14 @@ def assemble_series(
     bounds: list[int] = compute_offsets(lasts - firsts).tolist()
     pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
     offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
-    cap = room.cap if room.cap is not None else len(order)
+    cap = limits.cap if limits.cap is not None else len(order)
     for run, group in enumerate(groups):
         here, end, ordinal = bounds[run], bounds[run + 1], 0
         budget_of = None if draw is None else draw(pass_of[run], group)
         while here < end:
-            budget = room.records if budget_of is None else budget_of(ordinal)
+            budget = limits.records if budget_of is None else budget_of(ordinal)
             most = min(here + cap, end)
-            # One record always fits, so the search begins behind it.
+            # One record always fits, so the search begins after it.
             stop = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
             offsets.append(stop)
             budgets.append(budget)
@@ -67,7 +67,7 @@ def assemble_series(
 
 
 def _mark_restarts(flushes: Flags, offsets: Ints, bounds: list[int], starts: Ints) -> Flags:
-    """Say `restart` where a pass ended, whatever else would have ended its last example, and `end` at the end."""
+    """Replace the reason of each pass's last example by `restart`, and that of the last one by `end`."""
     flushes[np.isin(offsets[1:], np.array(bounds, np.int64)[starts])] = _RESTART
     flushes[-1:] = _END
     return flushes

@@ -1,6 +1,6 @@
-"""Rows without order: shuffled, appended, flushed at the cap or when the next row would not fit.
+"""Assembly of unordered records: shuffled, appended, flushed at the cap or when the next record would not fit.
 
-What belongs here: that rule. What does not: the shuffle itself; a pass comes with its order.
+What belongs here: that rule. What does not: shuffling; a pass has its order already.
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ from rowmill.tabular.assembly import (
 )
 
 
-def assemble_records(records: RecordLengths, passes: list[RecordPass], room: ExampleLimits) -> AssembledExamples:
-    """Put the records of the passes into examples of one unit each; every record fits `room.records`."""
+def assemble_records(records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits) -> AssembledExamples:
+    """Assemble the records of the passes into examples of one unit each; every record fits `limits.records`."""
     order, _, starts = join_passes(passes)
-    offsets = chain_run_ends(find_run_ends(records.tokens[order], starts, room.records, room.cap))
+    offsets = chain_run_ends(find_run_ends(records.tokens[order], starts, limits.records, limits.cap))
     count = len(offsets) - 1
     return AssembledExamples(
         records=order,
         units=offsets,
         examples=np.arange(count + 1, dtype=np.int64),
         passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
-        budgets=np.full(count, room.records, np.int64),
-        flushes=explain_flushes(offsets, starts, room.cap),
+        budgets=np.full(count, limits.records, np.int64),
+        flushes=explain_flushes(offsets, starts, limits.cap),
     )

@@ -1,8 +1,7 @@
-"""What continues a prompt: the kinds of backend, one line each.
+"""The kinds of backend, which complete prompts, one line each.
 
-What belongs here: the union, and opening any of them. A kind's fields and behaviour are in its own file; what they
-all take and give is in `completions.py`. What does not: which prompts are sent, and what becomes of the answers
-(`generation/`).
+What belongs here: the union, and opening any of them. A kind's fields and behaviour are in its own file, the protocol
+in `completions.py`. What does not: making prompts and using the completions (`generation/`).
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ Backend: TypeAlias = Annotated[
 
 
 def open_backend(backend: CallableBackend | OpenAIBackend | Callable[..., Any]) -> Completer:
-    """Return what completes prompts; a function may be given in place of a configuration.
+    """Open a backend; a function may be given instead of a configuration.
 
     Raises
     ------

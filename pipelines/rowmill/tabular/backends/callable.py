@@ -1,7 +1,7 @@
 """A Python function as backend.
 
-What belongs here: finding the function, giving it the keywords that it declares, checking what it returns. What
-does not: the network (`openai.py`).
+What belongs here: importing the function, passing it the keywords that it declares, checking what it returns. What does
+not: the network (`openai.py`).
 """
 
 import importlib
@@ -18,16 +18,16 @@ from rowmill.tabular.backends.completions import Completion, PromptText
 
 
 class CallableBackend(Config):
-    """A Python function; it gets `prompts` (a list of text) and those of the keywords that it declares.
+    """A Python function; it is called with `prompts` (a list of texts) and those of these keywords that it declares.
 
-    The keywords: `prompt_ids`, `n`, `max_tokens`, `temperature`, `top_p`, `repetition_penalty`, `stop`, `seeds`.
-    It returns `n` completions per prompt: text, or text with the reason why it ended.
+    Keywords: `prompt_ids`, `n`, `max_tokens`, `temperature`, `top_p`, `repetition_penalty`, `stop`, `seeds`. It returns
+    `n` completions per prompt: texts, or pairs of text and finish reason.
     """
 
     kind: Literal["callable"] = "callable"
     """A Python function."""
     target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-    """Where the function is: `module:name`."""
+    """The function, as `module:name`."""
 
     def open(self) -> "CallableCompleter":
         """Import the function.
@@ -35,7 +35,7 @@ class CallableBackend(Config):
         Raises
         ------
         ConfigError
-            If there is none at that place, or code is forbidden.
+            If it cannot be imported, or code is forbidden.
 
         """
         require_code_permission(self.target, "generation.backend.target")
@@ -46,8 +46,8 @@ class CallableBackend(Config):
                 found = getattr(found, step)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
-                f"generation.backend.target: {self.target!r} cannot be imported ({error}); a function in an importable "
-                "module is wanted; correct module:name"
+                f"generation.backend.target: {self.target!r} cannot be imported ({error}); name a "
+                "function of an importable module as module:name"
             ) from error
         if not callable(found):
             raise ConfigError(
@@ -71,7 +71,7 @@ class CallableCompleter:
         Raises
         ------
         GenerationError
-            If it returns another number of completions, or something that is none.
+            If it returns a wrong number of completions, or something else.
 
         """
         offered = {"prompt_ids": [one.ids for one in prompts], "n": n, **keywords}
@@ -79,8 +79,8 @@ class CallableCompleter:
         answers = _require_list(self._function([one.text for one in prompts], **given), "its answer")
         if len(answers) != len(prompts):
             raise GenerationError(
-                f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; one per "
-                "prompt is wanted; return a list as long as prompts"
+                f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; return "
+                "one per prompt"
             )
         return [_read_completions(answer, n) for answer in answers]
 
@@ -88,13 +88,13 @@ class CallableCompleter:
 def _require_list(value: Any, what: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise GenerationError(
-            f"generation.backend: {what} is a {type(value).__name__}; a list is wanted; return one entry per prompt"
+            f"generation.backend: {what} is a {type(value).__name__}; return a list with one entry per prompt"
         )
     return list(cast("Iterable[Any]", value))
 
 
 def _read_completions(answer: Any, n: int) -> list[Completion]:
-    """Check one prompt's completions; where one is asked for, it may come without a list around it."""
+    """Check one prompt's completions; a single completion may be returned without a list."""
     alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
     found = [_read_completion(one) for one in ([answer] if alone else _require_list(answer, "the answer to a prompt"))]
     if len(found) != n:
@@ -116,6 +116,6 @@ def _read_completion(value: Any) -> Completion:
     if _is_pair(value) and (value[1] is None or isinstance(value[1], str)):
         return Completion(value[0], value[1])
     raise GenerationError(
-        f"generation.backend: a completion is a {type(value).__name__}; text, (text, finish_reason) or a Completion is "
-        "wanted; return one of these"
+        f"generation.backend: a completion is a {type(value).__name__}; return text, (text, finish_reason) or a "
+        "Completion"
     )

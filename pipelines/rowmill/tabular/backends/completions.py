@@ -1,6 +1,6 @@
-"""Prompts in, completions out: what every backend keeps to.
+"""The protocol of backends: prompts in, completions out.
 
-What belongs here: the values that go to a backend and come from it, and the protocol. What does not: any backend.
+What belongs here: the types of requests and completions, and the protocol. What does not: any backend.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """What is to be continued, as text and, where it is known, as the tokens that the model was trained on."""
+    """A prompt as text and, if known, as the token ids of training."""
 
     text: str
     ids: tuple[int, ...] | None = None
@@ -18,7 +18,7 @@ class PromptText:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continuation; `finish_reason` is `stop` where the model ended it and the end is not in the text."""
+    """One completion; `finish_reason` is `stop` if the model ended it, and then the text does not contain the EOS."""
 
     text: str
     finish_reason: str | None = None
@@ -41,6 +41,6 @@ class Completer(Protocol):
     ) -> Sequence[Sequence[Completion] | Exception]:
         """Return `n` completions per prompt, each prompt sampled with its own seed.
 
-        A prompt that could not be completed has the error in its place; the others are not lost with it.
+        A prompt that failed has the error in its place; the others keep their completions.
         """
         ...

@@ -1,12 +1,11 @@
-"""Any server that speaks OpenAI's completions API, over HTTP.
+"""Client of servers with OpenAI's completions API, over HTTP.
 
-What belongs here: one request per prompt, retries, what may be told of a failure. What does not: which prompts are
-sent.
+What belongs here: one request per prompt, retries, error messages without secrets. What does not: making prompts.
 
-One request per prompt, several at once: a prompt that the server chokes on takes no other with it. 408, 409, 429,
-5xx, timeouts and lost connections are tried again after a wait that doubles, or that the server asks for; anything
-else is not. A redirect is not followed: it would take the key and the prompt to a host that nobody wrote down. The
-key is read from the environment when the backend is opened, and is cut out of every text that leaves this module.
+Each prompt is its own request, several at once, so that one failing prompt affects no other. 408, 409, 429, 5xx,
+timeouts and lost connections are retried after a delay that doubles, or that the server asks for; anything else is not.
+Redirects are not followed: they would send the key and the prompt to a host that is not in the recipe. The key is read
+from the environment when the backend is opened, and is removed from every text that leaves this module.
 """
 
 import json
@@ -39,25 +38,25 @@ class OpenAIBackend(Config):
     kind: Literal["openai"] = "openai"
     """A completions server."""
     base_url: str = Field(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
-    """The address that `/completions` is appended to, such as `http://127.0.0.1:8000/v1`."""
+    """The URL that `/completions` is appended to, such as `http://127.0.0.1:8000/v1`."""
     model: str = Field(min_length=1)
     """The model's name on the server."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; null: no key is sent. The key itself never stands in a recipe."""
+    """Environment variable that holds the API key; null: no key is sent. The key itself is never part of a recipe."""
     timeout_seconds: float = Field(default=120, gt=0)
-    """Seconds that one attempt may take."""
+    """Seconds until an attempt times out."""
     retries: int = Field(default=5, ge=0)
-    """Attempts after the first, for failures that may pass."""
+    """Retries of transient failures."""
     prompt_as: Literal["text", "ids"] = "text"
-    """Whether prompts are sent as text or as token ids; send ids where check `prompt_parity` says so."""
+    """Whether prompts are sent as text or as token ids; send ids where the check `prompt_parity` recommends it."""
 
     def open(self) -> "OpenAICompleter":
-        """Return what speaks to the server; nothing is sent yet.
+        """Return the client; nothing is sent yet.
 
         Raises
         ------
         ConfigError
-            If the key's variable is not set.
+            If the key's environment variable is not set.
 
         """
         key = None
@@ -65,8 +64,8 @@ class OpenAIBackend(Config):
             key = os.environ.get(self.api_key_env)
             if not key:
                 raise ConfigError(
-                    f"generation.backend.api_key_env: the environment has no {self.api_key_env}; it must hold the "
-                    "server's key; set it, or delete api_key_env if the server needs none"
+                    f"generation.backend.api_key_env: the environment variable {self.api_key_env} is not set; "
+                    "set it to the server's key, or delete api_key_env if the server needs none"
                 )
         return OpenAICompleter(self, key)
 
@@ -97,8 +96,8 @@ class OpenAICompleter:
         stop: Sequence[str],
         seeds: Sequence[int],
     ) -> Sequence[Sequence[Completion] | Exception]:
-        """Return `n` completions per prompt, or the error that is left after all attempts."""
-        # Without a temperature all samples are one, and servers refuse to draw several.
+        """Return `n` completions per prompt, or the error of the last attempt."""
+        # At temperature 0 all samples are equal, and servers refuse to draw several.
         drawn = n if temperature > 0 else 1
         options: dict[str, Any] = {
             "model": self._config.model, "n": drawn, "max_tokens": max_tokens, "temperature": temperature,
@@ -123,7 +122,7 @@ class OpenAICompleter:
         return list(prompt.ids)
 
     def _send_with_retries(self, body: dict[str, Any], n: int) -> list[Completion]:
-        """Send one request until it is answered, fails for good, or the attempts are used up."""
+        """Send one request until it is answered, fails permanently, or has no retries left."""
         sent = json.dumps(body).encode()
         pause, problem = _FIRST_WAIT_S, ""
         for attempt in range(self._config.retries + 1):
@@ -142,7 +141,7 @@ class OpenAICompleter:
         raise self._make_error(problem, self._config.retries) from None
 
     def _post_request(self, sent: bytes) -> bytes:
-        """Return the answer's bytes; an attempt ends at its deadline even if bytes keep trickling in."""
+        """Return the response body; an attempt ends at its deadline even while bytes still arrive."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -163,7 +162,7 @@ class OpenAICompleter:
             return b"".join(read)
 
     def _parse_answer(self, answer: bytes, n: int) -> list[Completion]:
-        """Return the completions in an answer, in the order of their index."""
+        """Return the completions of a response, in the order of their index."""
         try:
             choices: list[dict[str, Any]] = json.loads(answer)["choices"]
             ordered = sorted(choices, key=lambda one: one.get("index", 0))
@@ -171,15 +170,15 @@ class OpenAICompleter:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise GenerationError(
                 self._format_problem(
-                    "the answer is no completions object; see that base_url is of a completions server"
+                    "the answer is not a completions object; check that base_url is that of a completions server"
                 )
             ) from None
         if len(found) != n or not all(isinstance(one.text, str) for one in found):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GenerationError(self._format_problem(f"the answer has {len(found)} texts; {n} were asked for"))
+            raise GenerationError(self._format_problem(f"the answer has {len(found)} texts; {n} were requested"))
         return found
 
     def _describe_http_error(self, error: urllib.error.HTTPError) -> str:
-        """Return what a server says of its refusal, cut short."""
+        """Return the server's error message, shortened."""
         try:
             said = error.read(1 << 16).decode("utf-8", "replace")
         except (OSError, HTTPException):
@@ -191,24 +190,24 @@ class OpenAICompleter:
     def _make_error(self, problem: str, retries: int) -> GenerationError:
         after = f" after {retries} retries" if retries else ""
         return GenerationError(
-            self._format_problem(f"{problem}{after}; see that the server runs and takes this request")
+            self._format_problem(f"{problem}{after}; check that the server runs and accepts this request")
         )
 
     def _format_problem(self, problem: str) -> str:
-        """Word a problem; a server that repeats the key does not get it into a log."""
+        """Format a problem without the key, which the server may have repeated."""
         text = f"generation.backend: {self._url}: {problem}"
         return text if not self._key else text.replace(self._key, "***")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Lets a redirect be the error that it is here."""
+    """Treats a redirect as an error."""
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         """Follow none."""
 
 
 def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    """Return the seconds that a server asks to wait, if it gives a number."""
+    """Return the seconds of the Retry-After header, if it is a number."""
     try:
         return max(0.0, float(error.headers.get("Retry-After") or ""))
     except ValueError:

@@ -1,14 +1,15 @@
-"""A trained model asked for records: whole series step by step, or single records and groups.
+"""Generation with a trained model: whole series step by step, or single records and groups.
 
-What belongs here: the table of contents, and the values that both ways share. What does not: how a backend is
-reached (`backends/`), what makes an object a record (`parsing/`).
+What belongs here: the table of contents. What does not: backends (`backends/`), parsing what a model returned
+(`parsing/`).
 
-| module | what is in it |
+| module | contents |
 |---|---|
 | `options.py` | the `generation` block |
-| `outcome.py` | what was trained on, what came out |
-| `series.py` | time series in a sliding window, that always end |
-| `rounds.py` | one series: its window, its bound, what a round did to it |
+| `outcome.py` | the inputs and results of generation |
+| `sampling.py` | one request: temperature, seeds, errors |
+| `series.py` | time series in a sliding window |
+| `rounds.py` | the state of one series |
 | `batches.py` | tabular and grouped records |
 """
 

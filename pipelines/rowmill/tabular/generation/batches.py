@@ -1,4 +1,4 @@
-"""Tabular and grouped records from a model: the generation prompt, sampled until there are enough.
+"""Generation of tabular and grouped records: the generation prompt is sampled until there are enough.
 
 What belongs here: batches of prompts, when to stop. What does not: time series (`series.py`).
 """
@@ -13,7 +13,7 @@ from rowmill.tabular.parsing import ParsedText, Parser, merge_span_counts
 from rowmill.tabular.schema import Record
 
 _PROMPTS_PER_BATCH = 100
-"""Prompts per batch at most."""
+"""Maximum prompts per batch."""
 
 
 def generate_records(
@@ -24,10 +24,10 @@ def generate_records(
     num_records: int = 1000,
     seed: int = 0,
 ) -> GenerationResult:
-    """Generate records, in groups where they were trained in groups, until there are so many or patience ends.
+    """Generate `num_records` records, in groups where training was grouped, or stop when `patience` runs out.
 
-    Groups stay whole, so of grouped records a few more may come. Every batch but `patience` in a row adds a record:
-    there are at most `patience` × (`num_records` + 1).
+    Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
+    or generation ends: there are at most `patience` × (`num_records` + 1) batches.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def generate_records(
     """
     if trained.mode == "sequential":
         raise ConfigError(
-            "generation: single records of a time series; a series is generated from its beginning; use generate_series"
+            "generation: the model was trained on time series, not on single records; use generate_series"
         )
     parser = trained.parser(options)
     tally = GenerationTally()
@@ -69,7 +69,7 @@ def generate_records(
         del records[num_records:]
     tally.counts["record"] = len(records)
     status = "complete" if len(records) >= num_records else "partial" if records else "failed"
-    return GenerationResult(status, records, tally.refused, dict(sorted(tally.counts.items())), error=error)
+    return GenerationResult(status, records, tally.rejected, dict(sorted(tally.counts.items())), error=error)
 
 
 def _parse_completion(parser: Parser, completion: Completion, tally: GenerationTally) -> ParsedText:

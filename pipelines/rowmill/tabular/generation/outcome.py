@@ -1,6 +1,6 @@
-"""What generating needs to know of the training, and what it gives back.
+"""The inputs and results of generation.
 
-What belongs here: plain values. What does not: asking a model.
+What belongs here: plain values. What does not: requests to a model.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from rowmill.tabular.serialization import Wire
 
 SeriesStatus = Literal["completed", "capped", "failed"]
 _LENGTH_MARGIN = 1.2
-"""Tokens that a completion may have, as a multiple of the longest training example's."""
+"""Maximum tokens of a completion, as a multiple of the longest training example."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What a model was trained on, as far as asking it for more needs it.
+    """What generation needs to know of a model's training data.
 
-    `prompt` is the generation prompt, BOS included; `encode` gives a record's tokens as they stood in training;
+    `prompt` is the generation prompt, BOS included; `encode` returns a record's tokens as in training;
     `longest_example` is in tokens, `longest_group` in records.
     """
 
@@ -42,7 +42,7 @@ class TrainedModel:
     encode: Callable[[str], Sequence[int]]
 
     def parser(self, options: Generation) -> Parser:
-        """Return the parser of this model's texts."""
+        """Return the parser of this model's output."""
         return Parser(
             self.schema, self.mode, bos=self.bos, eos=self.eos, place=self.place, validation=options.validation,
             wire=self.wire,
@@ -53,17 +53,16 @@ class TrainedModel:
         """Tokens of the generation prompt."""
         return len(self.encode(self.prompt.text) if self.prompt.ids is None else self.prompt.ids)
 
-    def max_tokens(self, room: int) -> int:
-        """Return the tokens that a completion may have where so many fit."""
-        return max(1, min(room, ceil(_LENGTH_MARGIN * self.longest_example)))
+    def max_tokens(self, available: int) -> int:
+        """Return the maximum tokens of a completion, given how many fit into the context."""
+        return max(1, min(available, ceil(_LENGTH_MARGIN * self.longest_example)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How a training group begins and ends: its typed key, its first records as trained on, its times, its length.
+    """Beginning and end of a training group: its typed key, the text of its first records, its times, its length.
 
-    A private series has a `name` in place of a key, for the model writes a key of its own; so has a file that is a
-    series by itself.
+    A private series has a `name` instead of a key, because the model writes the key; so has a file that is one series.
     """
 
     key: Mapping[str, Value]
@@ -76,7 +75,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class RejectedObject:
-    """An object of generated text that is no record of the output, and where it came from."""
+    """A rejected object of generated text, and its source."""
 
     reason: str
     column: str
@@ -86,7 +85,7 @@ class RejectedObject:
 
 @dataclass(frozen=True, slots=True)
 class SeriesOutcome:
-    """How one series went: `error` is the last failure of the backend, empty if it never failed."""
+    """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
 
     source: str
     status: SeriesStatus
@@ -97,15 +96,15 @@ class SeriesOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What generating gave.
+    """Result of generation.
 
-    `status`: no, some or all of the series failed; for records, whether as many came as were wanted. `counts` are
-    items by class, as in `parsing.Report`, over all that was looked at.
+    `status`: whether no, some or all series failed; for records, whether as many were generated as requested. `counts`
+    are items by class, as in `SpanCounts`, over all chosen completions.
     """
 
     status: Literal["complete", "partial", "failed"]
     records: Sequence[Record]
-    refused: Sequence[RejectedObject]
+    rejected: Sequence[RejectedObject]
     counts: Mapping[str, int]
     series: Sequence[SeriesOutcome] = ()
     error: str = ""
@@ -113,31 +112,31 @@ class GenerationResult:
 
 @dataclass(slots=True)
 class GenerationTally:
-    """Items by class, and the refused objects' own texts."""
+    """Items by class, and the rejected objects with their texts."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
-    refused: list[RejectedObject] = field(default_factory=list[RejectedObject])
+    rejected: list[RejectedObject] = field(default_factory=list[RejectedObject])
 
-    def refuse(self, reason: str, text: str, source: str, column: str = "") -> None:
-        """Count an object that is no record of the output, and keep it."""
+    def reject(self, reason: str, text: str, source: str, column: str = "") -> None:
+        """Count a rejected object and keep it."""
         self.counts[f"invalid:{reason}"] += 1
-        self.refused.append(RejectedObject(reason, column, text, source))
+        self.rejected.append(RejectedObject(reason, column, text, source))
 
     def count_rejected_spans(self, parsed: ParsedText, text: str, source: str) -> None:
-        """Count a text's spans that are no records; records are counted by who accepts them."""
+        """Count a text's spans other than records; the caller counts the records that it accepts."""
         for span in parsed.spans:
             if span.kind == "invalid":
-                self.refuse(span.reason, text[span.start : span.end], source, span.column)
+                self.reject(span.reason, text[span.start : span.end], source, span.column)
             elif span.kind in {"prose", "truncated"}:
                 self.counts[span.kind] += 1
 
 
 def is_bad_round(parsed: ParsedText, *, accepted: int, threshold: float) -> bool:
-    """Tell whether a round or batch counts against the patience."""
+    """Tell whether a round or batch counts against `patience`."""
     objects = parsed.report.valid + parsed.report.invalid
     return not accepted or parsed.report.invalid >= threshold * objects
 
 
 def is_ended_by_model(completion: Completion) -> bool:
-    """Tell whether the model ended a text itself: the server ate the EOS."""
+    """Tell whether the model ended the text with EOS, which the server removed."""
     return completion.finish_reason == "stop"

@@ -1,6 +1,6 @@
-"""One series in the making: its window, its bound, and what each round of samples does to it.
+"""State of one series during generation: its window, its bound, and the effect of each round of samples.
 
-What belongs here: the state of a series from prefill to end. What does not: asking the model, many series at once
+What belongs here: the state of a series from prefill to end. What does not: requests to the model, many series at once
 (`series.py`).
 
     generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
@@ -33,7 +33,7 @@ from rowmill.tabular.time_order import DAY, Position
 
 @dataclass(frozen=True, slots=True)
 class SeriesContext:
-    """What all series of a run have in common."""
+    """What all series of a run share."""
 
     trained: TrainedModel
     options: Generation
@@ -44,10 +44,10 @@ class SeriesContext:
 
 @dataclass(slots=True)
 class SeriesState:
-    """A series: `window` are the texts that its context is taken from, `opening` begins its first record.
+    """A series: `window` holds the texts of its records so far, `opening` is the given start of its first record.
 
-    `position` is where the last record stands, `stop` where the series ends, `bound` the most records, `key` what all
-    its records have in their group's columns; None until the model wrote it.
+    `position` is the last record's, `stop` the position where the series ends, `bound` the maximum number of records,
+    `key` the values of the group columns; None until the model wrote them.
     """
 
     shared: SeriesContext
@@ -68,7 +68,7 @@ class SeriesState:
 
     @property
     def status(self) -> SeriesStatus | None:
-        """How the series ended, if it has."""
+        """How the series ended; None while it is running."""
         if self._is_at_stop:
             return "completed"
         if len(self.records) >= self.bound:
@@ -84,29 +84,29 @@ class SeriesState:
         return self.has_passed_stop or self.position >= self.stop or following > self.stop
 
     def prompt(self) -> tuple[PromptText, int]:
-        """Return what the model is to continue, and how many tokens it may add."""
+        """Return the prompt of the next round, and the maximum tokens of its completions."""
         trained = self.shared.trained
         context = self.window[-self.shared.options.context_records :]
         lengths = [len(trained.encode(text)) for text in context]
         opening = trained.encode(self.opening) if self.opening else ()
-        room = trained.max_seq_length - trained.prompt_length - len(opening) - sum(lengths)
-        # The past is shortened until another record of the same size, and EOS, would fit behind it.
-        while len(lengths) > 1 and room <= max(lengths):
-            room += lengths.pop(0)
+        available = trained.max_seq_length - trained.prompt_length - len(opening) - sum(lengths)
+        # The context is shortened until another record of its largest size, and EOS, would fit after it.
+        while len(lengths) > 1 and available <= max(lengths):
+            available += lengths.pop(0)
         context = context[len(context) - len(lengths) :]
         ids = trained.prompt.ids
         if ids is not None:
             ids = (*ids, *(token for text in context for token in trained.encode(text)), *opening)
-        return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(room)
+        return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(available)
 
     def record_failure(self, error: Exception) -> None:
-        """Count a round that the backend gave nothing to."""
+        """Count a round in which the backend failed."""
         self.rounds += 1
         self.bad_rounds += 1
         self.error = describe_error(error)
 
     def add_samples(self, samples: Sequence[Completion]) -> None:
-        """Keep the sample with the most valid records, and append what of it may follow."""
+        """Choose the sample with the most valid records, and append those up to stop and bound."""
         self.rounds += 1
         texts = [self.opening + sample.text for sample in samples]
         parsed = [
@@ -124,16 +124,16 @@ class SeriesState:
         self.bad_rounds = self.bad_rounds + 1 if bad else 0
 
     def _append_records(self, parsed: ParsedText) -> int:
-        """Append records up to stop and bound; return how many."""
+        """Append records up to stop and bound; return how many were appended."""
         before = len(self.records)
         for index, record in enumerate(parsed.records):
             text = self._format_record(record)
             position = parsed.positions[index] if parsed.positions else None
             if self.stop is not None and position is not None and position > self.stop:
                 self.has_passed_stop = True
-                self.tally.refuse("past_stop", text, self.source)
+                self.tally.reject("past_stop", text, self.source)
             elif len(self.records) >= self.bound:
-                self.tally.refuse("past_bound", text, self.source)
+                self.tally.reject("past_bound", text, self.source)
             else:
                 self.records.append(record)
                 self.window.append(text)
@@ -145,13 +145,13 @@ class SeriesState:
         return len(self.records) - before
 
     def _format_record(self, record: Record) -> str:
-        """Write a record as the model was trained on it, however it was generated."""
+        """Format a record as in training, however the model formatted it."""
         line = self.shared.serialise(record)
         if isinstance(line, Rejected):
-            # The reference form has no text for what a model may write escaped.
+            # A model may write escapes that the reference format cannot.
             trained = self.shared.trained
             line = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
-            assert isinstance(line, str), "what was read can be written"
+            assert isinstance(line, str), "a decoded record can be serialized"
         return line
 
 
@@ -159,7 +159,7 @@ class SeriesState:
 
 
 def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
-    """Return a series before its first round; `start` and `stop` are those set for all, null: the group's own.
+    """Return a series before its first round; `start` and `stop` override the group's own unless None.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
     position = _read_last_position(trained, texts, source, where)
     stopped = _resolve_stop(trained, prefill, started, stop, where, source)
     before = _find_previous_position(trained, started, position)
-    # Columns of the group come first in a record: without its key nothing of it can be given.
+    # Group columns come first in a record: without a key, no part of it can be prefilled.
     has_key = bool(prefill.key) or not trained.place.group_columns
     opening = _write_opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
     return SeriesState(
@@ -187,14 +187,14 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
 def _find_previous_position(
     trained: TrainedModel, started: Position | None, position: Position | None
 ) -> Position | None:
-    """Return where the record before the first one stands, or would stand."""
+    """Return the position of the record before the first generated one, real or hypothetical."""
     if position is not None or started is None or trained.place.interval is None:
         return position
     return started - trained.place.interval
 
 
 def _bound_records(shared: SeriesContext, before: Position | None, stop: Position | None) -> int:
-    """Return the most records that a series may have; every good round adds one, so this ends it."""
+    """Return the maximum records of a series; every good round adds at least one, so the series ends."""
     if shared.options.max_records_per_group != "auto":
         return shared.options.max_records_per_group
     interval = shared.trained.place.interval
@@ -210,7 +210,7 @@ def _resolve_stop(
     if order is None or not order.is_time:
         return None
     if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
-        # The group's own end may lie days ahead of what its clock says.
+        # The group's end may be days after what its time of day says.
         return started + (prefill.length - 1) * interval
     stopped = _read_boundary(trained, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
     if started is None or stopped is None or stopped >= started:
@@ -218,21 +218,21 @@ def _resolve_stop(
     if order.is_time_of_day:
         return stopped + DAY
     raise ConfigError(
-        f"{where}: series {source} would stop at {prefill.stop if stop is None else stop!r}, before it starts; a "
-        "series ends at or after its start; correct start_timestamp or stop_timestamp"
+        f"{where}: series {source} would stop at {prefill.stop if stop is None else stop!r}, before it starts; "
+        "correct start_timestamp or stop_timestamp"
     )
 
 
 def _read_boundary(trained: TrainedModel, value: Value, where: str, source: str) -> Position | None:
-    """Return the position of a start or stop, if there is one."""
+    """Return the position of a start or stop, or None without one."""
     place = trained.place
     if value is None or place.order is None:
         return None
     position = place.order.read(Decimal(repr(value)) if isinstance(value, float) else value)
     if position is None:
         raise ConfigError(
-            f"{where}: {value!r} of series {source} cannot be read as {place.order.name}; a value such as column "
-            f"{place.order_column!r} holds is wanted; correct it, or time_series.timestamp_format"
+            f"{where}: {value!r} of series {source} cannot be read as {place.order.name}; write it like the values of "
+            f"column {place.order_column!r}, or correct time_series.timestamp_format"
         )
     return position
 
@@ -247,17 +247,17 @@ def _read_last_position(trained: TrainedModel, texts: Sequence[str], source: str
     for text in texts:
         record = read(read_json(text))
         values.append(None if isinstance(record, RecordProblem) else record.get(place.order_column))
-    position = place.order.series(values)[-1]
+    position = place.order.read_series(values)[-1]
     if position is None:
         raise ConfigError(
-            f"{where}: prefill of series {source}: its last record has no time that can be read; records of the "
-            "training data are wanted; build tokenized_examples again"
+            f"{where}: prefill of series {source}: the time of its last record cannot be read; build "
+            "tokenized_examples again"
         )
     return position
 
 
 def _write_opening(trained: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
-    """Return the beginning of a series' first record: its group key and start time, without a real record."""
+    """Return the start of a series' first record, with its group key and start time."""
     place = trained.place
     names = [*place.group_columns, *([place.order_column] if place.order_column and start is not None else [])]
     if not names:
@@ -273,18 +273,18 @@ def _write_opening(trained: TrainedModel, prefill: Prefill, start: Value, where:
 
 
 def _convert_value(known: RecordSchema, name: str, value: Value, trained: TrainedModel, where: str) -> Value:
-    """Return a value of the recipe as one of its column."""
+    """Convert a value of the recipe to its column's type."""
     decoded = Decimal(repr(value)) if isinstance(value, float) else value
     record = RecordDecoder(RecordSchema((known.by_name[name],)))({name: decoded})
     if isinstance(record, RecordProblem):
         raise ConfigError(
-            f"{where}: {value!r} is no {known.by_name[name].type}, the type of column {name!r}; write one of it"
+            f"{where}: {value!r} is not of type {known.by_name[name].type}, as column {name!r} is; correct it"
         )
     return record[name]
 
 
 def _name_series(prefill: Prefill, schema: RecordSchema) -> str:
-    """Name a series by its key, as it would be written."""
+    """Name a series by its key as JSON."""
     if not prefill.key:
         return prefill.name or "(the only one)"
     line = Serialiser(RecordSchema(tuple(schema.by_name[name] for name in prefill.key)), special_tokens=())(prefill.key)

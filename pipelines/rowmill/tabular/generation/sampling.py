@@ -1,6 +1,6 @@
-"""One question to a backend: temperature, seeds, and an answer of the right shape or an error in its place.
+"""One request to a backend: temperature, seeds, and checked completions, or an error instead.
 
-What belongs here: what series and batches ask alike. What does not: what is asked, and what an answer is worth.
+What belongs here: what series and batches share. What does not: making prompts, judging completions.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from rowmill.tabular.backends import Completer, Completion, PromptText
 from rowmill.tabular.generation.options import Generation
 
 SEEDS = 2**31
-"""Seeds lie below it: some servers take no larger ones."""
+"""Exclusive upper bound of seeds: some servers accept none larger."""
 _MAX_TEMPERATURE = 2.0
-"""The most that retries raise the temperature to: the highest that servers take."""
+"""Maximum temperature of retries: the highest that servers accept."""
 _TEMPERATURE_STEP = 0.1
 
 Answer = Sequence[Completion] | Exception
@@ -29,9 +29,9 @@ def sample_completions(
     bad_rounds: int,
     options: Generation,
 ) -> Sequence[Answer]:
-    """Return `n` completions per prompt, or what went wrong instead; nothing is raised.
+    """Return `n` completions per prompt, or the error instead; nothing is raised.
 
-    After bad rounds the temperature is a tenth higher for each.
+    Each bad round raises the temperature by 0.1.
     """
     warmer = min(_MAX_TEMPERATURE, options.temperature + _TEMPERATURE_STEP * bad_rounds)
     try:
@@ -51,19 +51,17 @@ def sample_completions(
 
 
 def describe_error(error: Exception) -> str:
-    """Word an error for a report."""
+    """Format an error for a report."""
     return f"{type(error).__name__}: {error}"[:500]
 
 
 def _require_answer_count(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
     if len(answers) != prompts:
-        raise GenerationError(
-            f"generation.backend: {len(answers)} answers to {prompts} prompts; one for each is wanted"
-        )
+        raise GenerationError(f"generation.backend: {len(answers)} answers to {prompts} prompts; return one per prompt")
     return answers
 
 
 def _check_completion_count(answer: Answer, n: int) -> Answer:
     if isinstance(answer, Exception) or len(answer) == n:
         return answer
-    return GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were asked for")
+    return GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were requested")

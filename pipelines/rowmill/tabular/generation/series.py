@@ -1,11 +1,11 @@
-"""Time series from a model: each group is continued step by step in a sliding window, until it must end.
+"""Generation of time series: each group is continued step by step in a sliding window until it ends.
 
-What belongs here: many series at once, rounds, seeds, what becomes of failed ones. What does not: one series
+What belongs here: many series at once, rounds, seeds, handling of failed series. What does not: one series
 (`rounds.py`).
 
-Every series ends. A good round accepts at least one record and a series has at most C of them; of bad rounds in a
-row there are fewer than `patience`; so there are at most `patience` × (C + 1) rounds. Whatever the backend does, raise
-included, is one bad round of the series that it was asked for.
+Every series ends. A good round accepts at least one record, and a series has at most C; `patience` consecutive bad
+rounds end it; so there are at most `patience` × (C + 1) rounds. Any failure of the backend, exceptions included, is one
+bad round of the series in the request.
 """
 
 from collections import Counter
@@ -35,15 +35,15 @@ def generate_series(
     is_private: bool = False,
     where: str = "generation",
 ) -> GenerationResult:
-    """Generate one series per prefill; the records come sorted by group, then time.
+    """Generate one series per prefill; the records are returned sorted by group, then time.
 
-    `start` and `stop` are set for all series; null: each group's own. `is_private`: no record, key, time or length of
-    the data is used; the series are numbered.
+    `start` and `stop` apply to all series; None: each group's own. `is_private`: no record, key, time or length of the
+    data is used; the series are numbered.
 
     Raises
     ------
     ConfigError
-        If a series' times cannot be read or contradict each other; before anything is asked.
+        If a series' times cannot be read or contradict each other, before any request is sent.
 
     """
     style: Literal["records", "partial"]
@@ -62,12 +62,12 @@ def generate_series(
 
 
 def _anonymize_prefill(prefill: Prefill, number: int, trained: TrainedModel) -> Prefill:
-    """Return how a private series begins: by its number alone; without groups there is one, which needs none."""
+    """Return the prefill of a private series, which has only a number (without groups there is one, unnumbered)."""
     return Prefill({}, (), name=f"series-{number}" if trained.place.group_columns else "")
 
 
 def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesState]]:
-    """Split series by the temperature that they are due."""
+    """Group series by the temperature of their next request."""
     batches: dict[int, list[SeriesState]] = {}
     for one in series:
         batches.setdefault(one.bad_rounds, []).append(one)
@@ -77,7 +77,7 @@ def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesStat
 def _run_round(
     completer: Completer, batch: Sequence[SeriesState], trained: TrainedModel, options: Generation, seed: int
 ) -> None:
-    """Do one round of some series."""
+    """Run one round of a batch of series."""
     prompts = [one.prompt() for one in batch]
     answers = sample_completions(
         completer,
@@ -99,17 +99,17 @@ def _run_round(
 def _gather_result(series: Sequence[SeriesState], options: Generation) -> GenerationResult:
     failed = [one for one in series if one.status == "failed"]
     counts: Counter[str] = Counter()
-    refused: list[RejectedObject] = []
+    rejected: list[RejectedObject] = []
     kept: list[SeriesState] = []
     for one in sorted(series, key=_series_sort_key):
         if one.status == "failed" and options.on_failed_group == "drop":
             for text in one.window[len(one.window) - len(one.records) :]:
-                one.tally.refuse("series_incomplete", text, one.source)
+                one.tally.reject("series_incomplete", text, one.source)
             del one.tally.counts["record"]
         else:
             kept.append(one)
         counts.update(one.tally.counts)
-        refused += one.tally.refused
+        rejected += one.tally.rejected
     status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
     if failed and len(failed) == len(series):
         status = "failed"
@@ -118,14 +118,14 @@ def _gather_result(series: Sequence[SeriesState], options: Generation) -> Genera
         for one in sorted(series, key=_series_sort_key)
     ]
     records = [record for one in kept for record in _replace_series_key(one)]
-    return GenerationResult(status, records, refused, dict(sorted(counts.items())), outcomes)
+    return GenerationResult(status, records, rejected, dict(sorted(counts.items())), outcomes)
 
 
 def _replace_series_key(one: SeriesState) -> list[Record]:
-    """Return a series' records; of one without a key of the data, under its own number.
+    """Return a series' records, with its number as key if it is private.
 
-    The key that the model wrote may be one that it was trained on: a key stands in all records of a series, and the
-    unit of privacy is a record. One column of it is replaced, the first that can hold a name or a number.
+    The key that the model wrote may come from the training data: all records of a series have the key, and the unit of
+    privacy is a record. The first column of the key that can hold a name or a number is replaced.
     """
     if not one.prefill.name:
         return one.records
@@ -147,7 +147,7 @@ def _replace_series_key(one: SeriesState) -> list[Record]:
 
 
 def _series_sort_key(one: SeriesState) -> list[tuple[bool, float, str]]:
-    """Order numbers by size and all else by its text; a column has one type."""
+    """Sort numbers by value and everything else by its text; a column has one type."""
     return [
         (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))
         for value in one.prefill.key.values()

@@ -1,13 +1,13 @@
-r"""Generated text to records: every character classified, every object accepted or refused with a reason.
+r"""Parsing generated text into records: every character is classified, every object accepted or rejected with a reason.
 
-What belongs here: the order of the steps for one text. What does not: finding objects (`scanner.py`), typing them
-(`serialization/`), laws between them (`rules.py`), where texts come from.
+What belongs here: the order of the steps for one text. What does not: finding objects (`scanner.py`), decoding them
+(`serialization/`), rules between them (`rules.py`), where texts come from.
 
-    text ──cut at BOS, EOS──► pieces ──Scanner──► objects ──Reader──► records ──laws──► Parsed
+    text ──split at BOS, EOS──► pieces ──ObjectScanner──► objects ──RecordDecoder──► records ──rules──► ParsedText
                                                     └ prose, delimiter, truncated, invalid(reason)
 
-Spans partition any string, and nothing is raised for what a text holds. All that schema and options decide is
-worked out once per `Parser`.
+Spans partition any string, and no text raises an error. Everything that depends on schema and options is compiled once
+per `Parser`.
 """
 
 import re
@@ -44,14 +44,14 @@ __all__ = [
 
 
 class Parser:
-    """Takes generated texts of one schema and mode apart.
+    """Parses generated texts of one schema and mode.
 
-    `bos` and `eos` are the texts of the delimiters; `place` says what groups and orders records.
+    `bos` and `eos` are the texts of the delimiters; `place` names the columns that group and order records.
 
     Raises
     ------
     ConfigError
-        If groups are asked for and their beginnings look like their ends.
+        If the mode is grouped and BOS and EOS are the same text.
 
     """
 
@@ -68,7 +68,7 @@ class Parser:
     ) -> None:
         if mode == "grouped" and bos == eos:
             raise ConfigError(
-                f"tokens: BOS and EOS are both {bos!r}, and a group needs two that differ; set tokens.bos or tokens.eos"
+                f"tokens: BOS and EOS are both {bos!r}; with groups they must differ; set tokens.bos or tokens.eos"
             )
         self._mode: Mode = mode
         self._bos = bos
@@ -89,11 +89,11 @@ class Parser:
         group: Mapping[str, Value] | None = None,
         after: Position | None = None,
     ) -> ParsedText:
-        """Take one text apart.
+        """Parse one text.
 
         `open_at_start`: the prompt ended with BOS; `closed_at_end`: the server stopped at EOS and did not return
-        it. In sequential mode `group` is the key that all records must have, `after` the position that the first
-        one follows.
+        it. In sequential mode `group` is the key that all records must have, `after` the position of the record
+        before the first one.
         """
         spans: list[TextSpan] = []
         pieces: list[DelimitedSpans] = []
@@ -101,7 +101,7 @@ class Parser:
         for found in self._delimiter.finditer(text):
             scanned = self._scan_spans(text, start, found.start())
             has_objects = has_objects or any(span.kind in {"record", "invalid"} for span in scanned)
-            # Where both delimiters are one text, the first only begins.
+            # Where both delimiters are the same text, the first one only begins.
             is_end = found[0] == self._eos and (found[0] != self._bos or has_objects)
             pieces.append(DelimitedSpans(scanned, is_begun, is_end))
             spans += scanned
@@ -113,7 +113,7 @@ class Parser:
         return ParsedText(spans, records, count_spans(spans), positions)
 
     def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
-        """Scan a piece and read its objects: a span is a record as long as nothing is wrong with it by itself."""
+        """Scan a piece and decode its objects; a span is a record if its object is valid by itself."""
         spans: list[TextSpan] = []
         has_place = self._place.order is not None
         for span, value in self._scanner.scan(text, start, end):
@@ -157,6 +157,6 @@ def parse_generated_text(
     open_at_start: bool = False,
     closed_at_end: bool = False,
 ) -> ParsedText:
-    """Take one text apart; for many texts keep a `Parser`."""
+    """Parse one text; for many texts, reuse a `Parser`."""
     parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
     return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

@@ -1,9 +1,9 @@
-"""What records must keep to among each other: whole groups in order, series that step on.
+"""Rules between generated records: complete groups in order, series that advance by their interval.
 
-What belongs here: the laws of grouped and sequential text, over objects that are records by themselves. What does
-not: what makes an object a record (`serialization/`), how values are read to positions (`time_order.py`).
+What belongs here: the rules of grouped and sequential text, over objects that are valid records by themselves. What
+does not: validating one object (`serialization/`), reading values as positions (`time_order.py`).
 
-Each law marks spans invalid, with the first reason that applies; what is left is accepted.
+Each rule marks spans invalid, with the first reason that applies; the rest is accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,25 @@ from rowmill.tabular.schema import Record, Value
 from rowmill.tabular.time_order import Position, SortKey
 
 _EXACT = Context(prec=60, traps=[Inexact])
-"""Differences of positions; one that needs more digits is no interval that anyone set."""
+"""Differences of positions; one that needs more digits cannot equal a configured interval."""
 
 
 class Validation(Config):
-    """What becomes of groups with something wrong in them; turned on, none of these lowers the valid count."""
+    """Repairs of generated groups; turning one on never lowers the count of valid records."""
 
     group_by_accept_no_delineator: bool = False
-    """Records between which the text has no delimiters are a group; otherwise `group_incomplete`."""
+    """Accept records without delimiters around them as a group; otherwise `group_incomplete`."""
     group_by_ignore_invalid_records: bool = False
-    """Bad records of a group are dropped, and still counted; otherwise all of it is `group_has_invalid`."""
+    """Drop and count the invalid records of a group; otherwise the whole group is `group_has_invalid`."""
     group_by_fix_non_unique_value: bool = False
-    """All records of a group take the first valid one's key; otherwise they are `group_mixed_key`."""
+    """Give all records of a group the first valid one's key; otherwise they are `group_mixed_key`."""
     group_by_fix_unordered_records: bool = False
-    """A group is sorted by its order column; otherwise it is `group_unordered`."""
+    """Sort a group by its order column; otherwise it is `group_unordered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelimitedSpans:
-    """The spans between two delimiters, and whether these are the beginning and the end of a group."""
+    """The spans between two delimiters, and whether these begin and end a group."""
 
     spans: Sequence[TextSpan]
     is_begun: bool
@@ -43,7 +43,7 @@ class DelimitedSpans:
 
 @dataclass(frozen=True, slots=True)
 class PlacementColumns:
-    """Which columns place a record: its group's, and its order's with the way to read it."""
+    """The columns that group and order records, and how the order column is read."""
 
     group_columns: Sequence[str] = ()
     order_column: str | None = None
@@ -55,7 +55,7 @@ class PlacementColumns:
         return [record[name] for name in self.group_columns]
 
     def find_problem(self, record: Record) -> tuple[str, str] | None:
-        """Return the reason and column if a record has no place in any order."""
+        """Return the reason and column if a record cannot be ordered."""
         if self.order_column is None or self.order is None:
             return None
         value = record.get(self.order_column)
@@ -68,9 +68,9 @@ class PlacementColumns:
 
 
 def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Validation) -> list[Record]:
-    """Accept the records of a piece, or none of them; the records come in the group's order.
+    """Accept all records of a piece or none; they are returned in the group's order.
 
-    A span that is bad by itself keeps its own reason.
+    A span that is invalid by itself keeps its reason.
     """
     good = [span for span in piece.spans if span.kind == "record"]
     if not (piece.is_begun and piece.is_ended) and not options.group_by_accept_no_delineator:
@@ -94,7 +94,7 @@ def _sort_group(
 ) -> list[Record]:
     if place.order is None or place.order_column is None:
         return records
-    positions = place.order.series([record[place.order_column] for record in records])
+    positions = place.order.read_series([record[place.order_column] for record in records])
     by_position = sorted(range(len(records)), key=positions.__getitem__)
     if by_position == list(range(len(records))):
         return records
@@ -119,10 +119,10 @@ def validate_series(
     group: Mapping[str, Value] | None,
     after: Position | None,
 ) -> tuple[list[Record], list[Position]]:
-    """Accept records up to the first bad one or the end of sequence; the rest is `after_failure`.
+    """Accept records up to the first invalid one or the end of sequence; the rest is `after_failure`.
 
-    `group` is the key that all must have (without it, the first record's); `after` the position that the first
-    record follows.
+    `group` is the key that all must have (by default the first record's), `after` the position of the record before the
+    first one.
     """
     records: list[Record] = []
     positions: list[Position] = []
@@ -152,14 +152,14 @@ def validate_series(
 def _advance_position(
     span: TextSpan, place: PlacementColumns, key: Sequence[Value], after: Position | None
 ) -> Position | None:
-    """Return the position of a record that may come next; otherwise its span is made invalid."""
+    """Return the position of the next record, or mark its span invalid."""
     assert span.record is not None
     if place.key(span.record) != key:
         span.fail("group_mixed_key", next(name for name in place.group_columns))
         return None
     if place.order is None or place.order_column is None:
         return None
-    position = place.order.following(after, span.record[place.order_column])
+    position = place.order.read_after(after, span.record[place.order_column])
     if after is None:
         return position
     if place.interval is not None:

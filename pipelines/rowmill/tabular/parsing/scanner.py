@@ -1,7 +1,7 @@
-r"""Find the JSON objects in a text that a model wrote, in one pass and in time linear in the text.
+r"""Find the JSON objects in generated text, in one pass and in time linear in the text.
 
-What belongs here: where objects begin and end, decoding them exactly, classifying all text between them. What
-does not: whether an object is a record (`serialization/`), or may stand where it stands (`rules.py`).
+What belongs here: where objects begin and end, decoding them exactly, classifying all text between them. What does not:
+whether an object is a record (`serialization/`), or is allowed at its position (`rules.py`).
 
     {  followed, after whitespace, by " or }   begins an object
     {  followed by a key without its quotes    begins an attempt at one: invalid_json up to the end of its line
@@ -9,13 +9,13 @@ does not: whether an object is a record (`serialization/`), or may stand where i
     a syntax error                             invalid_json up to the end of the error's line
     the end of the text inside an object       truncated
 
-The standard library's C scanner decodes the usual object, with hooks that make it exact: repeated keys are seen,
-numbers keep their digits. Only where it gives up does the walk below, in Python, say why and where. Rejected:
-orjson, which takes the last of two keys, and rounds numbers.
+The standard library's C scanner decodes most objects, with hooks that make it exact: repeated keys are found, numbers
+keep their digits. Only where it fails does the Python scanner below find out why and where. Rejected: orjson, which
+takes the last of two keys and rounds numbers.
 
-Two traps. `json` counts the lines of its whole input when it words an error, which is quadratic for text full of
-`{`: it is shown one line at a time, and an error uses up its line. The C scanner recurses: text nested too deep
-for it takes the walk, which does not.
+Two traps. `json` counts the lines of its whole input when it formats an error, which is quadratic for text full of `{`:
+so it gets one line at a time, and an error consumes its line. The C scanner recurses: text nested too deeply for it
+goes to the Python scanner, which does not.
 """
 
 import json
@@ -30,7 +30,7 @@ from rowmill.tabular.schema import MAX_DEPTH, MAX_DIGITS
 
 _OBJECT = re.compile(r'\{[ \t\r\n]*+["}]')
 _ATTEMPT = re.compile(r"""\{\s*+(?:'[^'{}\r\n]*+'|[\u2018\u201c][^{}\r\n\u2019\u201d]*+[\u2019\u201d]|\w++)\s*+:""")
-"""An object as Python, JavaScript or YAML would write it, or a typesetter: `{'a': 1}`, `{a: 1}`, `{“a”: 1}`."""
+"""An object in Python, JavaScript or YAML syntax, or with typographic quotes: `{'a': 1}`, `{a: 1}`, `{“a”: 1}`."""
 _SPACE = re.compile(r"\s++")
 _LINE_END = re.compile(r"[\r\n]")
 _MANY_DIGITS = re.compile(rf"(?<![0-9])[0-9]{{{MAX_DIGITS + 1}}}")
@@ -45,7 +45,7 @@ _LITERALS = ("true", "false", "null")
 
 
 class ObjectScanner:
-    """Takes text between delimiters apart; one for many texts."""
+    """Scans text between delimiters; reusable for many texts."""
 
     def __init__(self) -> None:
         self._repeated: list[str] = []
@@ -54,9 +54,9 @@ class ObjectScanner:
         )
 
     def scan(self, text: str, start: int, end: int) -> Iterator[tuple[TextSpan, Json]]:
-        """Yield the spans that partition `text[start:end]`, each object's with its decoded value.
+        """Yield the spans that partition `text[start:end]`, each object with its decoded value.
 
-        An object whose syntax is right but that is too large, too deep or repeats a key is `invalid` already.
+        An object of valid syntax that is too large, too deep or repeats a key is already `invalid`.
         """
         position, following = start, -1
         returns = text.find("\r", start, end) >= 0
@@ -90,7 +90,7 @@ class ObjectScanner:
             position = stop
 
     def _decode_object(self, text: str, start: int, end: int, line: str, line_start: int) -> tuple[TextSpan, Json]:
-        """Decode the object that begins at `start`, by the fast way if it ends in its line."""
+        """Decode the object that begins at `start`, on the fast path if it ends on its line."""
         try:
             value, stop = self._decode_json(line, start - line_start)
         except _NOT_DECODED:
@@ -109,30 +109,30 @@ class ObjectScanner:
         return span, value
 
     def _scan_object(self, text: str, start: int, end: int) -> tuple[TextSpan, Json]:
-        walk = _ObjectSyntaxScan(text, start, end)
-        span = TextSpan(start, walk.end, "record")
-        if walk.error is not None:
-            # The object may have begun lines ago; the line that is lost is that of the error.
-            span.end = _find_line_end(text, walk.error, end, returns=True)
+        syntax = _ObjectSyntaxScan(text, start, end)
+        span = TextSpan(start, syntax.end, "record")
+        if syntax.error is not None:
+            # The object may have begun lines earlier; only the rest of the error's line is lost.
+            span.end = _find_line_end(text, syntax.error, end, returns=True)
             span.fail("invalid_json")
-        elif walk.is_cut and end == len(text):
+        elif syntax.is_cut and end == len(text):
             span.kind = "truncated"
-        elif walk.is_cut:
+        elif syntax.is_cut:
             span.fail("invalid_json")
-        elif walk.is_large:
+        elif syntax.is_large:
             span.fail("number_too_large")
-        elif walk.is_deep:
+        elif syntax.is_deep:
             span.fail("too_deep")
         else:
             return span, self._decode_multiline(text, span)
         return span, None
 
     def _decode_multiline(self, text: str, span: TextSpan) -> Json:
-        """Decode an object of several lines, or of very many digits; its syntax is known to be right."""
+        """Decode an object of several lines, or of very many digits; its syntax is known to be valid."""
         try:
             value, _ = self._decode_json(text[span.start : span.end], 0)
         except _NOT_DECODED:
-            # The process may have been told to read fewer digits.
+            # The process may have lowered the limit of digits.
             span.fail("number_too_large")
             return None
         if self._repeated:
@@ -147,13 +147,13 @@ class ObjectScanner:
         made = dict(pairs)
         if len(made) != len(pairs):
             seen: set[str] = set()
-            # Inner objects come first: the last name is that of the outermost.
+            # Inner objects come first: the last name is the outermost object's.
             self._repeated.append(next(name for name, _ in pairs if name in seen or seen.add(name)))
         return made
 
 
 def _find_object_attempt(text: str, start: int, stop: int, end: int) -> int:
-    """Return where in `text[start:stop]` an object is attempted that no parser reads; `stop` if it is all prose."""
+    """Return where in `text[start:stop]` a malformed object begins; `stop` if all of it is prose."""
     at = text.find("{", start, stop)
     while at >= 0 and _ATTEMPT.match(text, at, end) is None:
         at = text.find("{", at + 1, stop)
@@ -173,7 +173,7 @@ def _refuse_json_constant(name: str) -> Any:
 
 
 class _ObjectSyntaxScan:
-    """One object walked token by token: where it ends, where it is wrong, or that the text ends inside it."""
+    """Syntax check of one object, token by token: where it ends or fails, or that the text ends inside it."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
         self.end = end
@@ -186,7 +186,7 @@ class _ObjectSyntaxScan:
         self._scan_tokens(start)
 
     def _scan_tokens(self, start: int) -> None:
-        """Walk until the object is closed, wrong or cut; `wanted` is what may stand at the next token."""
+        """Scan until the object is closed, invalid or cut off; `wanted` is what the next token may be."""
         closers: list[str] = []
         wanted = "value"
         position = start
@@ -239,7 +239,7 @@ class _ObjectSyntaxScan:
         return end
 
     def _scan_scalar(self, sign: str, begin: int, end: int) -> None:
-        """Check a number or a word; one that the end of the text cuts is no error."""
+        """Check a number or a literal; being cut off by the end of the text is not an error."""
         number = _NUMBER.fullmatch(sign)
         if number is not None:
             self.is_large = self.is_large or _is_number_too_large(sign, whole=number[1] is None and number[2] is None)

@@ -1,6 +1,6 @@
-r"""What generated text is made of: spans that partition it, and their counts.
+r"""Spans that partition generated text, and their counts.
 
-What belongs here: the kinds of a span, the reasons of an invalid one, the report. What does not: finding them.
+What belongs here: the kinds of spans, the reasons of invalid ones, the report. What does not: finding them.
 
     {"g":"a","t":1}\n{"g":"a","t":tru
     └── record ───┘└┘└── truncated ──┘
@@ -17,24 +17,24 @@ from rowmill.tabular.time_order import Position
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
 
 REASONS = (
-    # One object by itself, in the order in which the first is chosen.
+    # One object by itself, in order of precedence.
     "invalid_json number_too_large too_deep duplicate_column unknown_column missing_column null type order_missing "
     "timestamp "
-    # An object among its group.
+    # An object in its group.
     "group_incomplete group_has_invalid group_mixed_key group_unordered "
     # An object in its series.
     "step order after_failure "
-    # A completion that generation did not keep.
+    # A completion that generation discarded.
     "not_chosen past_stop past_bound series_incomplete"
 ).split()
-"""The closed list of reasons why an object of generated text is no record of the output."""
+"""The closed list of reasons why an object of generated text is rejected."""
 
 
 @dataclass(slots=True)
 class TextSpan:
-    """Characters `[start, end)` of a text and what they are; `reason` and `column` only if invalid.
+    """Characters `[start, end)` of a text with their kind; `reason` and `column` only if invalid.
 
-    `record` is the object's record as long as nothing is wrong with it by itself.
+    `record` is the object's record if it is valid by itself.
     """
 
     start: int
@@ -45,15 +45,15 @@ class TextSpan:
     record: Record | None = None
 
     def fail(self, reason: str, column: str = "") -> None:
-        """Make the span an invalid one."""
+        """Mark the span invalid."""
         self.kind, self.reason, self.column = "invalid", reason, column
 
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """How many spans and characters there are of each class; a class is a kind, or `invalid:` and its reason.
+    """Numbers of spans and characters by class: a kind, or `invalid:` and the reason.
 
-    A report holds no data: no value of a record, and no name that a model made up.
+    A report contains no data: no value of a record, and no name that a model made up.
     """
 
     items: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -61,22 +61,22 @@ class SpanCounts:
 
     @property
     def valid(self) -> int:
-        """Records accepted."""
+        """Accepted records."""
         return self.items.get("record", 0)
 
     @property
     def invalid(self) -> int:
-        """Objects that are no record of the output."""
+        """Rejected objects."""
         return sum(count for name, count in self.items.items() if name.startswith("invalid:"))
 
     @property
     def valid_fraction(self) -> float:
-        """The share of valid among all objects; 0 where there is none."""
+        """Share of valid objects; 0 without objects."""
         return self.valid / (self.valid + self.invalid) if self.valid else 0.0
 
     @property
     def reasons(self) -> dict[str, int]:
-        """The invalid objects by reason."""
+        """Invalid objects by reason."""
         return {
             name.removeprefix("invalid:"): count for name, count in self.items.items() if name.startswith("invalid:")
         }
@@ -84,10 +84,10 @@ class SpanCounts:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A text taken apart: its spans in order, the accepted records, the counts.
+    """A parsed text: its spans in order, the accepted records, the counts.
 
-    `positions` are those of the records in sequential mode, empty in others. Records of a group that was sorted
-    are in their new order, others in that of the text.
+    `positions` are the records' in sequential mode, empty in others. Records of a sorted group are in the new order,
+    others in the order of the text.
     """
 
     spans: Sequence[TextSpan]
@@ -97,7 +97,7 @@ class ParsedText:
 
 
 def count_spans(spans: Iterable[TextSpan]) -> SpanCounts:
-    """Count spans and characters by class; the classes come out sorted."""
+    """Count spans and characters by class, sorted by class."""
     items: dict[str, int] = {}
     characters: dict[str, int] = {}
     for span in spans:
@@ -108,7 +108,7 @@ def count_spans(spans: Iterable[TextSpan]) -> SpanCounts:
 
 
 def merge_span_counts(reports: Iterable[SpanCounts]) -> SpanCounts:
-    """Add counts of several texts."""
+    """Add up the counts of several texts."""
     items: dict[str, int] = {}
     characters: dict[str, int] = {}
     for report in reports:

@@ -1,15 +1,15 @@
-r"""A record as one line of text, and back: the form that a model is trained on and generates.
+r"""Records as lines of text and back: the form that a model is trained on and generates.
 
-What belongs here: the options and the table of contents. Writing a record is in `writing.py`, checking and
-typing a decoded JSON object in `reading.py`, both worked out once per schema. What does not belong: finding
-objects in generated text (`parsing/`), prompts and tokens.
+What belongs here: the options and the table of contents. Writing a record is in `writing.py`, checking and typing a
+decoded JSON object in `reading.py`, both compiled once per schema. What does not belong: finding objects in generated
+text (`parsing/`), prompts and tokens.
 
     {"id": 7, "paid": Decimal("42.50")}  ──Serialiser──►  {"id":7,"paid":42.50}\n
-                                         ◄──Reader───── read_json
+                                         ◄──RecordDecoder── read_json
 
-`read(serialise(record)) == record` for every record that the lossless wire takes, types included. A record that
-it does not take is `Rejected`, never altered. The reference wire prints as pandas' `to_json` with ten decimals
-does, and loses what that loses.
+Decoding a serialized record returns an equal record, types included, for every record that the lossless format accepts.
+A record that it does not accept is `Rejected`, never altered. The reference format prints as pandas' `to_json` with ten
+decimals does, and loses what that loses.
 """
 
 from rowmill.core.config import Config

@@ -1,8 +1,7 @@
-"""A decoded JSON object to a record: whether it is one of the schema, and its typed values.
+"""Decoding of records: whether a JSON object fits the schema, and its typed values.
 
-What belongs here: decoding JSON text exactly, checking an object's keys and typing its values, with the first
-problem by the order of the reasons. What does not: where objects are in a text, and laws between records
-(`parsing/`).
+What belongs here: decoding JSON text exactly, checking an object's keys and converting its values, reporting the first
+problem in the order of the reasons. What does not: finding objects in a text, and rules between records (`parsing/`).
 """
 
 import base64
@@ -23,25 +22,25 @@ _ABSENT = object()
 
 
 class RecordProblem(NamedTuple):
-    """Why an object is no record of the schema: a word of the closed list, and the column at fault."""
+    """Why an object does not fit the schema: a reason of the closed list, and the column."""
 
     reason: str
     column: str
 
 
 class _MistypedError(Exception):
-    """A decoded value that is none of its column's."""
+    """A decoded value that does not fit its column's type."""
 
 
 class _TooLargeError(Exception):
-    """A number beyond what its column's type holds."""
+    """A number outside the range of its column's type."""
 
 
 class RecordDecoder:
-    """Checks and types decoded objects of one schema; all that the schema decides is worked out here, once.
+    """Converts decoded objects to records of one schema; everything that depends on the schema is compiled once.
 
-    It takes what `read_json` returns: numbers are `int` or `Decimal`. Integer columns take `1.0` as 1, float
-    columns take `18`; a boolean is no number.
+    It takes what `read_json` returns: numbers are `int` or `Decimal`. Integer columns accept `1.0` as 1, float columns
+    accept `18`; a boolean is not a number.
     """
 
     def __init__(self, schema: RecordSchema, *, wire: Wire = "lossless") -> None:
@@ -49,7 +48,7 @@ class RecordDecoder:
         self._columns = [(one, _make_converter(one, wire)) for one in schema.columns]
 
     def __call__(self, decoded: Mapping[str, Json]) -> Record | RecordProblem:
-        """Return the record, keys in schema order, or the first problem by the order of the reasons."""
+        """Return the record, keys in schema order, or the first problem in the order of the reasons."""
         record: Record = {}
         try:
             for column, convert in self._columns:
@@ -67,7 +66,7 @@ class RecordDecoder:
         return record if len(record) == len(decoded) else self._find_problem(decoded)
 
     def _find_problem(self, decoded: Mapping[str, Json]) -> RecordProblem:
-        """Return the problem whose reason comes first in the list, and of those the first column's."""
+        """Return the problem whose reason is first in the list, of equal reasons the first column's."""
         null = mistyped = None
         for column, convert in self._columns:
             value = decoded.get(column.name, _ABSENT)
@@ -92,7 +91,7 @@ class RecordDecoder:
 
 
 class RepeatedKeyError(ValueError):
-    """An object has a key twice: which of its values is meant, JSON does not say."""
+    """An object has a key twice; JSON does not define which value counts."""
 
 
 def read_json(text: str, *, unique_keys: bool = False) -> Json:
@@ -103,7 +102,7 @@ def read_json(text: str, *, unique_keys: bool = False) -> Json:
     RepeatedKeyError
         With `unique_keys`, if an object has a key twice; else its last value counts.
     ValueError
-        If it is no JSON (NaN is none), nested too deep to be read, or holds a number too large to be read.
+        If it is not JSON (NaN is not), is nested too deeply, or contains a number too large to be read.
 
     """
     try:
@@ -115,7 +114,7 @@ def read_json(text: str, *, unique_keys: bool = False) -> Json:
 
 
 class _DecimalCache(dict[str, Decimal]):
-    """One decimal for each text."""
+    """One `Decimal` object per text."""
 
     def __missing__(self, text: str) -> Decimal:
         found = self[text] = Decimal(text)
@@ -123,7 +122,7 @@ class _DecimalCache(dict[str, Decimal]):
 
 
 def make_exact_decoder() -> Callable[[str], Json]:
-    """Return what decodes as `read_json` does, and gives one object for all decimals that are written alike."""
+    """Return a decoder like `read_json` that shares one object among equally written decimals."""
     decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=_refuse_constant)
 
     def decode(text: str) -> Json:
@@ -131,7 +130,7 @@ def make_exact_decoder() -> Callable[[str], Json]:
             value, end = decoder.raw_decode(text)
         except (ValueError, RecursionError, InvalidOperation):
             return read_json(text)
-        # Blanks, or text, behind the value.
+        # Blanks or text follow the value.
         return value if end == len(text) else read_json(text)
 
     return decode
@@ -158,7 +157,7 @@ def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:
 
 
 def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
-    """Return the check of a column's decoded values that are not null; it returns the typed value."""
+    """Return the converter of a column's decoded values other than null to typed values."""
     match column.type:
         case "datetime" | "date" | "duration" if wire == "reference":
             return _FROM_MILLISECONDS[column.type]

@@ -1,8 +1,8 @@
-r"""A record to its line of text.
+r"""Serialization of a record as a line of text.
 
-What belongs here: the text of every type in both wire forms, and the escapes that keep data from looking like a
-delimiter: special-token text inside a string begins with one, `</s>` is written `\u003c/s>`. What does not: what
-a type's values are (`records.py`).
+What belongs here: the text of every type in both formats, and the escapes that keep data from looking like a delimiter:
+special-token text inside a string is escaped, `</s>` is written `\u003c/s>`. What does not: the values of each type
+(`schema.py`).
 """
 
 import base64
@@ -24,20 +24,20 @@ Wire = Literal["lossless", "reference"]
 _ABSENT = object()
 _INTEGER_LIMIT = 10**MAX_DIGITS
 _MAX_PLAIN_SCALE = 400
-"""Digits after the point up to which a decimal is written without an exponent."""
+"""Maximum digits after the point of a decimal written without an exponent."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class _UnwritableError(Exception):
-    """A value that its column's type has no text for."""
+    """A value that cannot be written as its column's type."""
 
 
 class Serialiser:
-    """Writes records of one schema; all that the schema decides is worked out here, once.
+    """Writes records of one schema; everything that depends on the schema is compiled once.
 
-    `special_tokens` are the texts that the tokenizer reads as single control tokens (all its special tokens,
-    and the delimiters). With `wire="reference"` a record that contains one is rejected.
+    `special_tokens` are the texts that the tokenizer reads as single control tokens (all its special tokens and the
+    delimiters). With `wire="reference"` a record that contains one is rejected.
     """
 
     def __init__(self, schema: RecordSchema, *, special_tokens: Iterable[str], wire: Wire = "lossless") -> None:
@@ -46,17 +46,18 @@ class Serialiser:
         starts = sorted((text for text in special_tokens if text), key=len, reverse=True)
         alternatives = "|".join(map(re.escape, starts))
         self._special = re.compile(alternatives) if starts else None
-        # A look-ahead finds occurrences that overlap, of which each must lose its beginning.
+        # A look-ahead finds overlapping occurrences, each of which must be escaped.
         self._special_start = re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL) if starts else None
         self._plain = self._make_column_writers(encode_basestring)
         self._guarded = self._make_column_writers(self._write_guarded_string)
 
     def __call__(self, record: Mapping[str, Value]) -> str | Rejected:
-        """Return the record's line, its line end included, or why it has none."""
+        """Return the record's line with its line end, or why the record is rejected."""
         line = self._write_line(record, self._plain)
         if isinstance(line, Rejected):
             return line
-        # `<\\/s>` in the reference form is no delimiter, but neither does the form promise to keep it apart from one.
+        # `<\\/s>` in the reference format is not a delimiter, but the format does not promise to keep it apart from
+        # one.
         seen = line.replace("\\/", "/") if self._wire == "reference" else line
         special = self._special is not None and self._special.search(seen) is not None
         if not special and (line.isascii() or _SURROGATE.search(line) is None):
@@ -114,7 +115,7 @@ class Serialiser:
 def serialise_record(
     record: Mapping[str, Value], schema: RecordSchema, *, special_tokens: tuple[str, ...] = (), wire: Wire = "lossless"
 ) -> str | Rejected:
-    """Return one record's line; for many records keep a `Serialiser`."""
+    """Return the line of one record; for many records, reuse a `Serialiser`."""
     return _get_serialiser(schema, special_tokens, wire)(record)
 
 
@@ -129,7 +130,7 @@ def _escape_character(character: str) -> str:
 
 
 def _make_lossless_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
-    """Return the writer of a column's values that are not null; `depth` is that of a container among them."""
+    """Return the writer of a column's values other than null; `depth` is the nesting depth of its containers."""
     match column.type:
         case "string":
             return _make_typed_writer(str, write_string)
@@ -170,14 +171,14 @@ def _write_float(value: Value) -> str:
 
 
 def write_decimal(value: Value) -> str:
-    """Return a finite decimal as JSON writes it: its own digits and scale."""
+    """Return a finite decimal as JSON, digits and scale kept."""
     if type(value) is not Decimal or not value.is_finite():
         raise _UnwritableError(f"{value!r:.60} is no finite Decimal")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
     if not -_MAX_PLAIN_SCALE <= exponent <= 0:
         return str(value).replace("E", "e")
-    # A whole number is read as an integer, and of integers there is one zero.
+    # A whole number is read back as an integer, which has no negative zero.
     return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 
 
@@ -268,7 +269,7 @@ def _write_json_value(value: Value, write_string: Callable[[str], str], depth: i
         case int():
             return _write_integer(value)
         case Decimal():
-            # Without point and exponent it would be read back as an integer.
+            # Without a point or an exponent it would be read back as an integer.
             text = write_decimal(value)
             return text if "." in text or "e" in text else f"{text}e0"
         case str():

@@ -1,24 +1,24 @@
-"""The table contract: what the columns of a records dataset are, decided once and held against all later data.
+"""The table contract: types and formats of a table's columns, decided once and checked against all later data.
 
-What belongs here: the contract as a model, what data says of its columns, proposing a contract from that, reading
-cells by it, comparing two contracts, and the contract as a commented YAML file. What does not: reading files
-(`sources/`), which contract is in force for a build (`table_schema.py`), the text of a record (`serialization/`).
+What belongs here: the contract as a model, evidence about columns, inferring a contract from it, converting cells by
+it, comparing contracts with data, and the contract as a commented YAML file. What does not: reading files (`sources/`),
+choosing the contract of a build (`table_schema.py`), the text of a record (`serialization/`).
 
-    parts ──observe──► evidence ──add_up──► evidence ──infer──► contract ──cell_writer──► typed cells
+    parts ──observe──► evidence ──merge───► evidence ──infer──► contract ──cell_writer──► typed cells
                                                                     │
-                                      contract of the last build ───┴──► drift: what changed, and the cell that shows it
+                                      contract of the last build ───┴──► drift: each change with an example cell
 
-| module | what it holds |
+| module | contents |
 |---|---|
 | `contract` | `TableContract` and its columns: options that a recipe may pin |
-| `cell_columns` | the cells of a column: distinct texts and a code for each cell |
-| `value_shapes` | how a text is written: integer, decimal with a point, a date of a known format, … |
-| `evidence` | counts and first places of the shapes of each column |
-| `inference` | the contract that evidence proposes, and the schema of a contract |
+| `cell_columns` | a column of cells, dictionary-encoded |
+| `value_shapes` | classes of texts: integer, decimal with a point, a date of a known format, … |
+| `evidence` | counts and first locations of the shapes of each column |
+| `inference` | evidence to contract, contract to schema |
 | `declared_types` | the types that Parquet and Hugging Face declare |
-| `cells` | a cell of CSV to its JSON text, its place in the order, or a mismatch |
-| `drift` | what changed between a contract and the data |
-| `document` | a contract as YAML, its evidence in comments |
+| `cells` | CSV cell to JSON text and position, or a mismatch |
+| `drift` | differences between a contract and the data |
+| `document` | a contract as YAML, with its evidence in comments |
 """
 
 from rowmill.tabular.table_contract.cells import make_cell_writer, read_position

@@ -1,15 +1,14 @@
-"""Cells of CSV column by column: each distinct text once, and of every cell which of them it is.
+"""Columns of CSV cells, dictionary-encoded: each distinct text once, and a code per cell.
 
-What belongs here: that form, and what the functions of one cell (`shape_of`, `make_cell_writer`) say of a whole column.
-What does not: reading a file (`stages/canonical_rows/table_rows.py`), the rules for one cell (`value_shapes.py`,
-`cells.py`).
+What belongs here: the encoding, and `shape_of` and `make_cell_writer` applied to whole columns. What does not: reading
+a file (`stages/canonical_rows/table_rows.py`), the rules for one cell (`value_shapes.py`, `cells.py`).
 
     cells   north  south  north  north        texts  north south        codes  0 1 0 0
 
-Most columns repeat their texts, so what a text means is worked out once for each distinct one. The commonest ways of
-writing are found by patterns over all texts at once, and only what is left goes through the function of one cell.
+Most columns repeat their texts, so each distinct text is interpreted once. The most common shapes are found by patterns
+over all texts at once; only the rest goes through the function for one cell.
 
-Not imported by the package: loading a recipe needs contracts, and Polars takes 0.13 s to import.
+Not imported by the package's `__init__`: loading a recipe needs contracts, and importing Polars takes 0.13 s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,40 +34,40 @@ from rowmill.tabular.table_contract.evidence import (
 from rowmill.tabular.table_contract.value_shapes import LONGEST_NA_WORD, shape_of
 
 QUICK_DIGITS = 400
-"""Longest numbers that patterns over whole columns take."""
+"""Maximum length of the numbers that patterns over whole columns match."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellColumn:
-    """Distinct texts in the order in which they are first met, and `codes` int32[N] of the cells, which index them."""
+    """Distinct texts in order of first occurrence, and `codes` int32[N] of the cells, which index them."""
 
     texts: pa.LargeStringArray
     codes: NDArray[np.int32]
 
     @classmethod
     def from_cells(cls, cells: pa.LargeStringArray | Sequence[str]) -> "CellColumn":
-        """Return some cells as their distinct texts; none of them is null."""
+        """Encode cells, none of which is null."""
         encoded = pa.array(cells, pa.large_string()).dictionary_encode()
         return cls(encoded.dictionary, encoded.indices.to_numpy())
 
     def count_cells(self) -> Ints:
-        """Return how many cells have each text."""
+        """Return the number of cells of each text."""
         return np.bincount(self.codes, minlength=len(self.texts))
 
     def find_first_cells(self) -> Ints:
-        """Return the place of the first cell of each text."""
-        # Codes are given in the order in which texts are met, so each new largest one is a first cell.
+        """Return the index of the first cell of each text."""
+        # Codes are numbered by first occurrence, so each new maximum is a first cell.
         return np.flatnonzero(np.diff(np.maximum.accumulate(self.codes), prepend=-1))
 
     def spread(self, values: pa.LargeStringArray) -> pl.Expr:
-        """Return for every cell the value of its text.
+        """Return the value of each cell, given one per text.
 
-        An expression, so that all columns of a part are made at once: each evaluation has its price.
+        An expression, so that all columns of a part are evaluated at once: each evaluation has a fixed cost.
         """
         return pl.lit(pl.Series("", values)).gather(pl.lit(pl.Series("", self.codes)))
 
     def mark(self, texts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Tell of every cell what is told of its text: bool[N]."""
+        """Return the flag of each cell, given one per text: bool[N]."""
         return texts[self.codes]
 
 
@@ -80,20 +79,20 @@ def _measure_bytes(texts: pa.LargeStringArray) -> Ints:
     return pc.binary_length(texts).to_numpy(zero_copy_only=False)
 
 
-def _replace(texts: pa.LargeStringArray, places: NDArray[np.bool_], new: Sequence[str | None]) -> pa.LargeStringArray:
-    return pc.replace_with_mask(texts, pa.array(places), pa.array(new, pa.large_string()))
+def _replace(texts: pa.LargeStringArray, mask: NDArray[np.bool_], new: Sequence[str | None]) -> pa.LargeStringArray:
+    return pc.replace_with_mask(texts, pa.array(mask), pa.array(new, pa.large_string()))
 
 
 def are_equal(texts: pa.LargeStringArray, text: str) -> NDArray[np.bool_]:
-    """Tell which of some texts are a given one; null is none."""
+    """Return which texts equal `text`; null does not."""
     return pc.fill_null(pc.equal(texts, text), fill_value=False).to_numpy(zero_copy_only=False)
 
 
-# ── What cells show ────────────────────────────────────────────────────────────────────────────────
+# ── Evidence of cells ────────────────────────────────────────────────────────────────────────────────
 
 
 def observe_cells(columns: Mapping[str, CellColumn], rows: Sequence[int]) -> TableEvidence:
-    """Say what a part's cells show; `rows` are the records' numbers in the part, every one of which has all columns."""
+    """Return the evidence of a part's cells; `rows` are the records' numbers, and each record has all columns."""
     return TableEvidence(len(rows), {name: _observe_column(one, rows) for name, one in columns.items() if len(rows)})
 
 
@@ -116,7 +115,7 @@ def _observe_column(cells: CellColumn, rows: Sequence[int]) -> ColumnEvidence:
 
 
 def name_shapes(texts: pa.LargeStringArray) -> list[str]:
-    """Name the shape of each of many texts that are not empty, as `shape_of` does."""
+    """Return the shape of each text, as `shape_of` does; no text is empty."""
     names = np.full(len(texts), "", object)
     left = np.arange(len(texts))
     for name, find in _COMMON_SHAPES.items():
@@ -139,9 +138,9 @@ def _find_points(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
 
 
 def _find_texts(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
-    """Find codes and words: letters among digits, and what begins with a letter, is no word for no value and no date.
+    """Find codes and words: mixed letters and digits, or letters first, if not an NA word or a date.
 
-    Of the ways to write a time, those that begin with a letter begin with the name of a month.
+    Time formats that begin with a letter begin with the name of a month.
     """
     has_digit = _matches(texts, "[0-9]")
     is_code = _matches(texts, r"\A[0-9][^ \t./:-]*\z") & _matches(texts, "[A-DF-Za-df-z]")
@@ -153,24 +152,24 @@ _INTEGER = r"\A(?:0|-?[1-9][0-9]*)\z"
 _POINT = r"\A[+-]?(?:0|[1-9][0-9]*)\.[0-9]+\z"
 _POINT_GROUP = r"\A[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\z"
 _COMMON_SHAPES = {"integer": _find_integers, "point": _find_points, "text": _find_texts}
-"""What finds the commonest shapes, each among the texts that the ones before left over; it need not find all."""
+"""Finders of the most common shapes, each applied to the texts that the ones before left; they may miss some."""
 
 
-# ── What is written of cells ───────────────────────────────────────────────────────────────────────
+# ── JSON texts of cells ───────────────────────────────────────────────────────────────────────
 
 
 _PLAIN_NUMBERS = {
     "integer": _INTEGER,
     "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
 }
-"""Numbers that JSON writes as they are written."""
+"""Numbers that are their own JSON text."""
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def write_cells(column: ColumnContract, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return the JSON texts of many distinct cells, null for those that do not fit, whatever becomes of these.
+    """Return the JSON texts of distinct cells, null for those that do not fit the contract.
 
-    They are those of `make_cell_writer`.
+    Equal to what `make_cell_writer` returns for each.
     """
     is_absent = pc.is_in(texts, pa.array(["", *column.na], pa.large_string())).to_numpy(zero_copy_only=False)
     if column.type in ("text", "any"):
@@ -188,7 +187,7 @@ def _find_plain_numbers(column: ColumnContract, texts: pa.LargeStringArray) -> N
 
 
 def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return many distinct texts as JSON strings."""
+    """Return distinct texts as JSON strings."""
     quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())
     written = pc.binary_join_element_wise(quote, texts, quote, nothing)
     is_other = _matches(texts, _NEEDS_ESCAPE)

@@ -1,9 +1,9 @@
-"""A cell of CSV by its column's contract: its JSON text, null, or a mismatch; and its place in the order.
+"""Conversion of a CSV cell by its column's contract: its JSON text, null or a mismatch, and its position in the order.
 
-What belongs here: reading one text. What does not: columns of them (`table_rows.py`), what becomes of a mismatch.
+What belongs here: reading one text. What does not: whole columns (`cell_columns.py`), handling a mismatch.
 
-Every text has one JSON text, which the lossless codec would write for its value; so rows of a table are written
-without making a Python value of any cell whose text is written as JSON writes it.
+Every cell has one JSON text, the one that the lossless codec writes for its value; so a cell whose text is already JSON
+never becomes a Python value.
 """
 
 import re
@@ -21,12 +21,12 @@ NULL = "null"
 _AS_JSON = re.compile(r"0|-?[1-9][0-9]{0,400}")
 _AS_JSON_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,400}|-?(?:0|[1-9][0-9]{0,400})\.[0-9]{1,400}")
 _AS_WRITTEN = "\0"
-"""What a reader returns for a text that fits and stays text."""
+"""Returned by a reader for a text that fits and stays text."""
 _BOOLEANS = {"true": "true", "false": "false"}
 
 
 def make_cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
-    """Return what gives a cell's JSON text, `null` for one without a value, and None for one that does not fit."""
+    """Return a function from a cell to its JSON text: `null` without a value, None for a cell that does not fit."""
     absent = frozenset(("", *column.na))
     read = _make_cell_reader(column)
     otherwise = NULL if column.on_mismatch == "na" else None
@@ -41,7 +41,7 @@ def make_cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
         if not bare or bare in absent:
             return NULL
         written = read(bare)
-        # Times stay as they are written, blanks around them included.
+        # Times stay as written, surrounding blanks included.
         return otherwise if written is None else encode_basestring(cell) if written is _AS_WRITTEN else written
 
     return write
@@ -77,14 +77,14 @@ def _make_number_reader(column: ColumnContract) -> Callable[[str], str | None]:
     is_plain = column.decimal == "."
 
     def read(text: str) -> str | None:
-        # `1.234` is a fraction only where the point is the decimal sign.
+        # `1.234` is a fraction only if the point is the decimal separator.
         if is_plain and _AS_JSON_NUMBER.fullmatch(text):
             return text
         shape = shape_of(text)
         if shape not in shapes:
             return None
         if shape == "sign":
-            # As in a column of integers: what decimals stand beside it changes no text.
+            # Written as in a column of integers: decimals elsewhere in the column do not change it.
             return str(int(text))
         bare = _remove_thousands(text, column.thousands)
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
@@ -99,7 +99,7 @@ def _remove_thousands(text: str, thousands: str) -> str:
 
 
 def read_position(column: ColumnContract, order: SortKey, cell: str, written: str) -> Position | None:
-    """Return where a cell stands in the order: a number by its value, a time or text by the cell itself."""
+    """Return a cell's position in the order: a number's by its value, a time's or text's by the cell itself."""
     if column.type in ("integer", "number"):
         value: Json = Decimal(written) if any(sign in written for sign in ".eE") else int(written)
         return order.read(value)

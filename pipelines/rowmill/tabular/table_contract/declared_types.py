@@ -1,6 +1,6 @@
-"""The types that typed sources declare, Parquet by Arrow's names and Hugging Face by its features', as record columns.
+"""Record columns of declared types: Arrow type names of Parquet, and Hugging Face features.
 
-What belongs here: reading such names. What does not: columns of which only values tell (`inference.py`).
+What belongs here: parsing such names. What does not: types inferred from values (`inference.py`).
 """
 
 import re
@@ -24,7 +24,7 @@ _FEATURE = re.compile(r"Value\((?:dtype=)?'([^']+)'.*\)")
 
 
 def parse_declared_column(name: str, declared: str, *, nullable: bool, required: bool) -> Column:
-    """Return the column of a declared Arrow type, or `json` for one that only its values can tell."""
+    """Return the column of a declared Arrow type; `json` if the declaration does not determine it."""
     feature = _FEATURE.fullmatch(declared)
     declared = declared if feature is None else feature[1]
     for pattern, kind in _ARROW:
@@ -36,14 +36,14 @@ def parse_declared_column(name: str, declared: str, *, nullable: bool, required:
         return Column(name, "list", nullable=nullable, required=required, item=item)
     fields = _split_struct_fields(declared)
     if fields is not None:
-        # Arrow writes every field of a struct, absent ones as null.
+        # Arrow stores every field of a struct, absent ones as null.
         inner_columns = tuple(parse_declared_column(n, kind, nullable=True, required=True) for n, kind in fields)
         return Column(name, "struct", nullable=nullable, required=required, fields=inner_columns)
     return Column(name, "json", nullable=nullable, required=required)
 
 
 def _split_struct_fields(declared: str) -> list[tuple[str, str]] | None:
-    """Part `struct<a: int64, b: list<item: string>>` into its fields; nothing for any other text."""
+    """Split `struct<a: int64, b: list<item: string>>` into its fields; None for any other text."""
     if not (declared.startswith("struct<") and declared.endswith(">")):
         return None
     fields: list[tuple[str, str]] = []

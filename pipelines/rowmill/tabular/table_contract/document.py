@@ -1,6 +1,6 @@
-"""A table contract as a file of YAML for people: each column with what was seen of it, in comments.
+"""A table contract as a YAML file for people: each column with its evidence, in comments.
 
-What belongs here: the text. What does not: where the file lies and who reads it (`recipe.py`), places of records.
+What belongs here: the text. What does not: the file's path and reading it (`recipe/`), locations of records.
 """
 
 import json
@@ -35,10 +35,10 @@ def format_contract_yaml(
     place_of: Callable[[CellLocation], str],
     shows_cells: bool = True,
 ) -> str:
-    """Return a contract as YAML; `shows_cells` false leaves values of the data out, for data that is private."""
+    """Return a contract as YAML; without `shows_cells` it contains no values of the data, for private data."""
     lines = [
-        f"# Table contract of {title}: what its columns are, and what later data is held against.",
-        f"# Proposed from {evidence.records:,} records. Edit it; a build follows what stands here, not the data.",
+        f"# Table contract of {title}: what its columns are, and what later data is checked against.",
+        f"# Proposed from {evidence.records:,} records. Edit it; a build follows this file, not the data.",
     ]
     for name in ("delimiter", "quote", "group", "order"):
         value = getattr(contract, name)
@@ -48,7 +48,7 @@ def format_contract_yaml(
     for name, column in contract.columns.items():
         seen = evidence.columns.get(name)
         said = (
-            ["no record has it"]
+            ["in no record"]
             if seen is None
             else _describe_evidence(column, seen, evidence.records, place_of, shows_cells)
         )
@@ -84,9 +84,9 @@ def _describe_evidence(
     tallies = seen.cells or seen.times or seen.kinds
     most = sorted(tallies.items(), key=lambda one: -one[1].count)
     shapes = [f"{tally.count:,} {_describe_shape(shape)}" for shape, tally in most[:_SHAPES_SHOWN]]
-    more = [f"{len(most) - _SHAPES_SHOWN} further ways of writing"] if len(most) > _SHAPES_SHOWN else []
+    more = [f"{len(most) - _SHAPES_SHOWN} more formats"] if len(most) > _SHAPES_SHOWN else []
     yield f"{', '.join(counts)}: {', '.join([*shapes, *more])}" if shapes else ", ".join(counts)
-    # Of a strptime text of one's own it is known what it reads only when it does.
+    # What a user's strptime format reads is known only by trying it.
     is_known = column.format is None or column.format in {order.name for order in CANDIDATES}
     for shape, tally in most if is_known else ():
         if (
@@ -104,7 +104,7 @@ def _explain_text_type(
     place_of: Callable[[CellLocation], str],
     shows_cells: bool,
 ) -> Iterator[str]:
-    """Say why a column that looks like numbers or dates is text."""
+    """Explain why a column that looks like numbers or dates is text."""
     if column.type != "text":
         return
     values = sum(tally.count for shape, tally in tallies.items() if not is_absent_shape(shape))
@@ -117,10 +117,10 @@ def _explain_text_type(
     elif texts is not None and 0 < texts.count <= values // 10:
         yield f"text, because of {texts.count:,} values{_format_example(texts, place_of, shows_cells)}"
     elif texts is None and "comma_group" in tallies:
-        yield "text, because 1,234 may be above a thousand or a fraction: write type: number and decimal or thousands"
+        yield "text, because 1,234 may be over a thousand or a fraction: write type: number and decimal or thousands"
     elif texts is None and any(is_ambiguous_shape(shape) for shape in tallies):
         shape = next(shape for shape in tallies if is_ambiguous_shape(shape))
-        yield f"text, because {' and '.join(formats_of(shape))} read it otherwise: write type: date and the format"
+        yield f"text, because {' and '.join(formats_of(shape))} disagree on it: write type: date and the format"
 
 
 def _format_example(tally: ShapeTally, place_of: Callable[[CellLocation], str], shows_cells: bool) -> str:

@@ -1,6 +1,6 @@
-"""What changed between the contract in force and the data: each change with the cell that shows it.
+"""Differences between the contract in force and the data, each with the cell that shows it.
 
-What belongs here: comparing. What does not: which contract is in force, and where a record stands in its file
+What belongs here: comparing. What does not: choosing the contract, and locating a record in its file
 (`table_schema.py`).
 """
 
@@ -14,7 +14,7 @@ from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, forma
 
 @dataclass(frozen=True, slots=True)
 class ColumnMismatch:
-    """Values of a column that do not fit its contract: how many, and the first one."""
+    """Values of a column that do not fit its contract: their number, and the first one."""
 
     count: int
     text: str
@@ -23,7 +23,7 @@ class ColumnMismatch:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDrift:
-    """A change of one column: what it is, the cell that shows it and its place, where one cell does."""
+    """A change of one column: its description, and the cell that shows it with its location, if one does."""
 
     column: str
     change: str
@@ -32,7 +32,7 @@ class ColumnDrift:
 
 
 def find_missing_or_new(contract: TableContract, evidence: TableEvidence) -> Iterator[ColumnDrift]:
-    """Yield the columns that the contract does not know, and those that it wants and records lack."""
+    """Yield the columns that the contract does not know, and the required ones that records lack."""
     for name, seen in evidence.columns.items():
         if name not in contract.columns:
             yield ColumnDrift(name, "is new: the contract has no such column", _find_first_text(seen), seen.first)
@@ -51,7 +51,7 @@ def find_contract_changes(
     mismatches: Mapping[str, ColumnMismatch],
     known: Mapping[str, int],
 ) -> Iterator[ColumnDrift]:
-    """Yield what changed since a contract that nobody pinned; `known` counts the mismatches that it had then."""
+    """Yield the changes since an unpinned contract; `known` counts the mismatches that the data had then."""
     yield from find_missing_or_new(before, evidence)
     for name, column in before.columns.items():
         found = mismatches.get(name)
@@ -77,7 +77,7 @@ def _describe_mismatch(column: ColumnContract, found: ColumnMismatch, known: int
 
 
 def describe_column_contract(column: ColumnContract) -> str:
-    """Word a column's contract: `number, NA words NA and ?`."""
+    """Describe a column's contract: `number, NA and ? for no value`."""
     said: list[str] = [column.type if column.format is None else f"{column.type} as {column.format}"]
     if column.decimal != ".":
         said.append(f"decimal sign {column.decimal!r}")
@@ -89,7 +89,7 @@ def describe_column_contract(column: ColumnContract) -> str:
 
 
 def _is_narrower(now: ColumnContract, before: ColumnContract) -> bool:
-    """Tell whether the earlier contract reads all that the later one does, with the same texts."""
+    """Tell whether the earlier contract reads everything that the later one does, to the same texts."""
     if set(now.na) - set(before.na):
         return False
     if (now.type, before.type) == ("date", "datetime"):
@@ -112,7 +112,7 @@ def _find_first_text(seen: ColumnEvidence) -> str | None:
 
 
 def _find_deviating_cell(seen: ColumnEvidence, before: ColumnContract) -> tuple[str | None, CellLocation | None]:
-    """Return the first cell that is not as the earlier contract has it, or the first one."""
+    """Return the first cell that does not fit the earlier contract, or else the first cell."""
     tallies = seen.cells or seen.kinds
     odd = {shape: tally for shape, tally in tallies.items() if not reads_shape(before, shape)} or tallies
     found = [(place, text) for tally in odd.values() for text, place in tally.examples]

@@ -1,10 +1,10 @@
-"""What the data says of each column: how its values are written, how often, and the first place of each way.
+"""Evidence about columns: the shapes of their values, with counts and first locations.
 
-What belongs here: looking at the JSON values of one part, and adding up parts. What does not: cells of CSV
-(`cell_columns.py`), what follows for types (`inference.py`).
+What belongs here: observing the JSON values of one part, and merging parts. What does not: cells of CSV
+(`cell_columns.py`), inferring types (`inference.py`).
 
-A type is decided over all data, so each part says what it saw and the sums over parts are the same in any order of
-work; a part that was seen before is not read again.
+A type is decided over all data, so evidence is collected per part and merged in part order; a part that was observed
+before is not read again.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ShapeTally:
-    """How many values there are of a shape, and the first distinct ones with their places."""
+    """Number of values of a shape, and the first distinct ones with their locations."""
 
     count: int
     examples: tuple[tuple[str, CellLocation], ...]
@@ -45,11 +45,11 @@ class ShapeTally:
 
 @dataclass(frozen=True, slots=True)
 class ColumnEvidence:
-    """What is known of one column.
+    """Evidence about one column.
 
-    `present` records have it, in `nulls` of which it is null or an empty cell. `cells` counts the other cells of CSV
-    by their shapes; of JSON values `kinds` counts the types, and `cells` stays empty but for text that is a time.
-    `gap` is the first record without the column.
+    `present` records have it, of which `nulls` have null or an empty cell. `cells` counts the other cells of CSV by
+    shape; for JSON values, `kinds` counts the types and `times` the texts that are times. `gap` is the first record
+    without the column.
     """
 
     first: CellLocation
@@ -74,7 +74,7 @@ class ColumnEvidence:
 
     @property
     def values(self) -> int:
-        """Values that are neither null nor an empty cell."""
+        """Number of values that are neither null nor an empty cell."""
         return self.present - self.nulls
 
 
@@ -87,7 +87,7 @@ def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally
 
 @dataclass(frozen=True, slots=True)
 class TableEvidence:
-    """What the records of some parts say of the columns, in the order in which these were first met."""
+    """Evidence about all columns, in order of first occurrence."""
 
     records: int
     columns: Mapping[str, ColumnEvidence]
@@ -97,10 +97,10 @@ class TableEvidence:
         return {"records": self.records, "columns": {name: _column_to_json(one) for name, one in self.columns.items()}}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Json]) -> "TableEvidence":
+    def from_json(cls, stored: Mapping[str, Json]) -> "TableEvidence":
         """Read what `to_json` returned."""
-        columns: dict[str, Json] = told["columns"]
-        return cls(told["records"], {name: _column_from_json(one) for name, one in columns.items()})
+        columns: dict[str, Json] = stored["columns"]
+        return cls(stored["records"], {name: _column_from_json(one) for name, one in columns.items()})
 
 
 def _column_to_json(column: ColumnEvidence) -> Json:
@@ -111,8 +111,8 @@ def _column_to_json(column: ColumnEvidence) -> Json:
     return [column.first, column.present, column.nulls, *tallies, column.gap]
 
 
-def _column_from_json(told: Json) -> ColumnEvidence:
-    first, present, nulls, cells, kinds, times, gap = told
+def _column_from_json(stored: Json) -> ColumnEvidence:
+    first, present, nulls, cells, kinds, times, gap = stored
     counted = [
         {
             name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
@@ -127,7 +127,7 @@ def _column_from_json(told: Json) -> ColumnEvidence:
 
 
 def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
-    """Say what a part's JSON values show; `rows` are the records' numbers in the part."""
+    """Return the evidence of a part's JSON values; `rows` are the record numbers in the part."""
     numbers = range(len(records)) if rows is None else rows
     values: dict[str, list[Json]] = {}
     having: dict[str, list[int]] = {}
@@ -155,7 +155,7 @@ def _find_gap(having: Sequence[int], numbers: Sequence[int]) -> CellLocation | N
 def _tally_time_shapes(
     counted: Mapping[str, int], texts: Sequence[Json], having: Sequence[int]
 ) -> dict[str, ShapeTally]:
-    """Count texts of JSON by shape; `counted` holds them in the order in which they are first met."""
+    """Count JSON texts by shape; `counted` has them in order of first occurrence."""
     counts: Counter[str] = Counter()
     first: dict[str, list[str]] = {}
     for text, count in counted.items():
@@ -188,7 +188,7 @@ def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequ
 def _find_first_values(
     wanted: type, types: Sequence[type], values: Sequence[Json], having: Sequence[int]
 ) -> tuple[tuple[str, CellLocation], ...]:
-    """Return the first values of a type with their places."""
+    """Return the first values of a type with their locations."""
     found: list[tuple[str, CellLocation]] = []
     at = -1
     for _ in range(min(MAX_EXAMPLES, types.count(wanted))):
@@ -201,7 +201,7 @@ def _find_first_values(
 
 
 def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
-    """Add up what parts say; columns stand in the order in which the parts meet them."""
+    """Merge the evidence of parts; columns are in order of first occurrence."""
     records, columns = 0, dict[str, ColumnEvidence]()
     seen: list[tuple[int, TableEvidence]] = []
     for number, part in enumerate(parts):
@@ -218,7 +218,7 @@ def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
 def _locate_gap(
     name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, TableEvidence]]
 ) -> ColumnEvidence:
-    """Find the first record without a column that some parts have not at all."""
+    """Find the first record without a column that is missing from some parts."""
     if column.present == records:
         return column
     for number, part in seen:

@@ -1,12 +1,12 @@
-"""The contract that data proposes: each column's type, from all values that stand in it.
+"""Inference of a contract from evidence: each column's type, from all of its values.
 
-What belongs here: choosing types from evidence, the schema and the order that a contract means. What does not: what
-was seen (`evidence.py`), the types that files declare (`declared_types.py`).
+What belongs here: choosing types, and the schema and sort key of a contract. What does not: collecting evidence
+(`evidence.py`), the types that files declare (`declared_types.py`).
 
-A number type reads what its shapes say (`value_shapes.py`), so `.2`, `1e-05` and `NA` are in it. One stray cell, or one
-in a thousand, does not change a column's type: it is a mismatch, counted and named. A text that begins with 0 and is
-all digits does: it is a code. Dates are text to a model, and only an order column needs them read, so a stray cell
-makes any other column of dates text, which loses nothing. What two readings fit and disagree on stays text, too.
+A number type reads the shapes listed in `value_shapes.py`, so `.2`, `1e-05` and `NA` belong to it. One stray cell, or
+one in a thousand, does not change a column's type: it is a mismatch, counted and reported. All digits with a leading 0
+do change it: that is a code. Dates are text to a model, and only an order column needs them parsed, so a stray cell
+makes any other column of dates text, which loses nothing. A column that two formats read differently stays text, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ from rowmill.tabular.table_contract.value_shapes import (
 from rowmill.tabular.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, SortKey, resolve_sort_key
 
 STRAY_SHARE = 1000
-"""One value in so many may not fit the type that all others have."""
+"""One value in this many may not fit the type of all others."""
 MIN_FITTING = 10
-"""Values that must fit a type before one that does not is called stray."""
+"""Minimum values that fit a type before one that does not counts as stray."""
 
 
 def infer_contract(
@@ -41,7 +41,7 @@ def infer_contract(
     delimiter: str | None = None,
     quote: str | None = None,
 ) -> TableContract:
-    """Propose a contract; `declared` are the types of typed sources, `leading` the columns that are written first."""
+    """Infer a contract; `declared` are the types of typed sources, `leading` the columns that are written first."""
     names = [*(name for name in leading if name in evidence.columns), *evidence.columns]
     columns = {
         name: _infer_column(evidence.columns[name], evidence.records, declared.get(name), is_order=name == order)
@@ -71,7 +71,7 @@ def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, i
 
 
 def _map_schema_type(kind: ColumnType) -> CellType:
-    """Return the contract's name of a schema's type."""
+    """Return the contract type of a schema type."""
     match kind:
         case "integer" | "boolean" | "date" | "datetime" | "time":
             return kind
@@ -102,7 +102,7 @@ def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class _CandidateType:
-    """A type that might be a column's, and the shapes that it reads."""
+    """A candidate type, and the shapes that it reads."""
 
     column: ColumnContract
     shapes: frozenset[str]
@@ -119,7 +119,7 @@ def _list_candidate_types() -> tuple[_CandidateType, ...]:
         for sign, shapes in INTEGERS.items()
         if sign
     ]
-    # `1.234` is a fraction unless another cell shows that the point stands between thousands.
+    # `1.234` is a fraction unless another cell shows that the point separates thousands.
     return (
         integer,
         numbers[0],
@@ -130,7 +130,7 @@ def _list_candidate_types() -> tuple[_CandidateType, ...]:
 
 
 _CANDIDATE_TYPES = _list_candidate_types()
-"""In the order of preference: where two read as many cells, the first is the column's."""
+"""In order of preference: of two that read equally many cells, the first wins."""
 
 
 def _infer_from_cells(cells: Mapping[str, ShapeTally], *, required: bool, is_order: bool) -> ColumnContract:
@@ -159,7 +159,7 @@ def _is_tolerable(odd: int, fitting: int) -> bool:
 
 
 def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: _CandidateType) -> bool:
-    """Tell whether nothing says if a comma, as in `1,234`, stands before a fraction or between thousands."""
+    """Tell whether a comma, as in `1,234`, may as well be a decimal as a thousands separator."""
     if "comma_group" not in cells:
         return False
     as_thousands = _count_fitting(cells, NUMBERS[".", ","])
@@ -199,7 +199,7 @@ def _count_formats(tallies: Mapping[str, ShapeTally]) -> dict[str, int]:
 
 
 def _find_rival_format(tallies: Mapping[str, ShapeTally], best: str) -> tuple[str, tuple[str, object]] | None:
-    """Return another format that reads as many texts, with one that it reads otherwise."""
+    """Return another format that reads as many texts, with a text that it reads differently."""
     counts = _count_formats(tallies)
     for shape, tally in tallies.items():
         if is_ambiguous_shape(shape) and best in formats_of(shape):
@@ -209,13 +209,13 @@ def _find_rival_format(tallies: Mapping[str, ShapeTally], best: str) -> tuple[st
     return None
 
 
-# ── What a contract means ──────────────────────────────────────────────────────────────────────────
+# ── Schema and sort key of a contract ──────────────────────────────────────────────────────────────────────────
 
 
 def build_record_schema(
     contract: TableContract, evidence: TableEvidence, declared: Mapping[str, str], leading: Sequence[str]
 ) -> RecordSchema:
-    """Return the schema of records under a contract; which values are null or absent is the data's to say."""
+    """Return the schema of records under a contract; the evidence decides which columns are nullable or optional."""
     columns = [
         _build_schema_column(name, one, evidence.columns.get(name), evidence.records, declared.get(name))
         for name, one in contract.used.items()
@@ -267,12 +267,12 @@ def infer_sort_key(
     is_pinned: bool,
     where: str,
 ) -> SortKey:
-    """Return how the values of the order column are read to positions.
+    """Return the sort key of the order column.
 
     Raises
     ------
     ConfigError
-        If the column cannot order: no format reads its text, two do and disagree, or its values have no order.
+        If the column cannot order records: no format reads its text, two disagree, or its type has no order.
 
     """
     column = contract.columns[name]
@@ -294,42 +294,41 @@ def infer_sort_key(
             return ELAPSED
         case "boolean" | "any":
             raise ConfigError(
-                f"{where}: column {name!r} is {schema.by_name[name].type}, which has no order; numbers, times and text "
-                "have; name another order column"
+                f"{where}: column {name!r} is {schema.by_name[name].type}, which has no order; choose a column "
+                "of numbers, times or text"
             )
 
 
 def _make_order_error(name: str, seen: ColumnEvidence, where: str) -> ConfigError:
-    """Say why a column of text orders nothing: by letters `Apr 2024` would come before `Jan 2024`."""
+    """Explain why a column of text has no order: alphabetically, `Apr 2024` would precede `Jan 2024`."""
     tallies = seen.cells or seen.times
     counts = _count_formats(tallies)
     if not counts and not _count_numbers(tallies):
         example = next((text for tally in tallies.values() for text, _ in tally.examples), "")
         return ConfigError(
-            f"{where}: auto: column {name!r} is text that no known format of times reads, such as {example!r:.60}; "
-            "numbers and times order records, and text does where the recipe says so; write the format as a strptime "
-            "text, or `text` for the order of code points"
+            f"{where}: auto: column {name!r} is text that no known time format reads, such as {example!r:.60}; "
+            "write the format as a strptime format, or `text` to sort by code points"
         )
     if _count_numbers(tallies) > max(counts.values(), default=0):
         odd = next(
             text for shape, tally in tallies.items() if not _is_number_shape(shape) for text, _ in tally.examples
         )
         return ConfigError(
-            f"{where}: auto: column {name!r} has numbers and {odd!r:.60}, which have no order together; one type "
-            "orders records; correct the cells, or pin the column's type and its na words in the table contract"
+            f"{where}: auto: column {name!r} has numbers and {odd!r:.60}, which cannot be ordered together; "
+            "correct the cells, or pin the column's type and its na words in the table contract"
         )
     best = max(counts, key=lambda format_name: counts[format_name])
     rival = _find_rival_format(tallies, best)
     if rival is not None and counts[best] == sum(tally.count for tally in tallies.values()):
         return ConfigError(
             f"{where}: auto: {best} and {rival[0]} both read every value of column {name!r} and disagree on "
-            f"{rival[1][0]!r:.60}; one must be meant; write it"
+            f"{rival[1][0]!r:.60}; write the one that is meant"
         )
     worst = next((t for shape, one in tallies.items() if best not in formats_of(shape) for t, _ in one.examples), "")
     return ConfigError(
-        f"{where}: auto: no known format reads every value of column {name!r}; {best} comes nearest and does not read "
-        f"{worst!r:.60}; ISO 8601, d/m/Y, m/d/Y, d.m.Y, Y/m/d, %b %d %Y, %b %Y and %H:%M[:%S] are known; write the "
-        "format as a strptime text"
+        f"{where}: auto: no known format reads every value of column {name!r}; {best} comes closest and does not read "
+        f"{worst!r:.60}; ISO 8601, d/m/Y, m/d/Y, d.m.Y, Y/m/d, %b %d %Y, %b %Y and %H:%M[:%S] are known; write "
+        "another as a strptime format"
     )
 
 

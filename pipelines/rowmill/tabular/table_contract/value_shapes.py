@@ -1,14 +1,13 @@
-"""How a text is written: the finest classes of which every question about a column's type is a union.
+"""Shapes of texts: classes fine enough that every column type reads a union of them.
 
-What belongs here: naming the shape of one text, and which shapes a type reads. What does not: counting them
-(`evidence.py`), choosing a type (`inference.py`), reading a value (`cells.py`).
+What belongs here: classifying one text, and which shapes a type reads. What does not: counting them (`evidence.py`),
+choosing a type (`inference.py`), converting a value (`cells.py`).
 
     "17"  integer      "+17" sign         "017" zeros        "1.5" point       "1e-05" exponent
     "1,234" comma_group    "1,234,567" comma_groups    "1,5" comma    "1.234.567,8" points_comma
     "NA"  na:NA        "?" mark:?         "True" boolean     "2024-01-15" when:date:iso8601
 
-Texts of digits that begin with 0 are codes, such as zip codes: no number type reads them, or `01234` would come back
-as 1234.
+Digits with a leading 0 are codes, such as zip codes: no number type reads them, or `01234` would become 1234.
 """
 
 import re
@@ -20,7 +19,7 @@ from rowmill.tabular.time_order import list_fitting_candidates
 NA_WORDS = frozenset(
     "na n/a #n/a #na <na> nan -nan null none nil missing #value! #div/0! #null! #ref! #name? #num!".split()
 )
-"""Words that mean no value in a column of numbers, dates or booleans, in any case; in text they are text."""
+"""Words for a missing value in a column of numbers, dates or booleans, in any case; in text they are text."""
 
 _BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 LONGEST_NA_WORD = max(map(len, NA_WORDS))
@@ -59,7 +58,7 @@ INTEGERS: dict[str, frozenset[str]] = {
     " ": _WHOLE | {"spaces"},
     "'": _WHOLE | {"quotes"},
 }
-"""Shapes of integers by their thousands sign."""
+"""Shapes of integers by thousands separator."""
 NUMBERS: dict[tuple[str, str], frozenset[str]] = {
     (".", ""): _PLAIN,
     (".", ","): _PLAIN | {"comma_group", "comma_groups", "commas_point"},
@@ -69,13 +68,13 @@ NUMBERS: dict[tuple[str, str], frozenset[str]] = {
     (",", "."): _WHOLE | {"comma", "comma_group", "point_group", "point_groups", "points_comma"},
     (",", " "): _WHOLE | {"comma", "comma_group", "spaces", "spaces_comma"},
 }
-"""Shapes of numbers by their decimal and thousands signs."""
+"""Shapes of numbers by decimal and thousands separator."""
 
 
 def shape_of(text: str) -> str:
-    """Name how a text that is not empty is written; blanks around it do not count."""
+    """Return the shape of a nonempty text; surrounding blanks are ignored."""
     bare = text.strip(" \t")
-    # Most texts begin with a letter, and so does no shape but that of booleans.
+    # Most texts begin with a letter, as only the boolean shape does.
     found = None if bare[:1].isalpha() and bare not in _BOOLEANS else _SHAPE.match(bare)
     if found is not None:
         kind = found.lastgroup
@@ -89,13 +88,13 @@ def shape_of(text: str) -> str:
 
 
 def time_shape_of(text: str) -> str:
-    """Name the shape of a text of JSON, of which only times are more than text: numbers stand there without quotes."""
+    """Return the shape of a JSON string: a time or text, because JSON writes numbers without quotes."""
     return _name_time_formats(text) if _MAY_BE_TIME.match(text) else "text"
 
 
 @lru_cache(maxsize=1 << 14)
 def _name_time_formats(text: str) -> str:
-    """Name the formats that read a text: `when:date:%d/%m/%Y|%m/%d/%Y`, and `~` where they disagree on it."""
+    """Return the formats that read a text: `when:date:%d/%m/%Y|%m/%d/%Y`, with `~` if they disagree."""
     read = [(order, order.read(text)) for order in list_fitting_candidates(text)]
     fitting = [(order, position) for order, position in read if position is not None]
     if not fitting:
@@ -106,15 +105,15 @@ def _name_time_formats(text: str) -> str:
 
 
 def formats_of(shape: str) -> tuple[str, ...]:
-    """Return the formats that read texts of a shape; none for shapes that are no times."""
+    """Return the formats that read texts of a shape; none for shapes other than times."""
     return tuple(shape.split(":", 2)[2].lstrip("~").split("|")) if shape.startswith("when:") else ()
 
 
 def is_absent_shape(shape: str) -> bool:
-    """Tell whether texts of a shape mean no value in a column that is not text."""
+    """Tell whether texts of a shape mean a missing value in columns other than text."""
     return shape == "blank" or shape.startswith(("na:", "mark:"))
 
 
 def is_ambiguous_shape(shape: str) -> bool:
-    """Tell whether two formats read texts of a shape otherwise."""
+    """Tell whether two formats disagree on texts of a shape."""
     return shape.startswith("when:") and ":~" in shape

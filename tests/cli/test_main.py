@@ -397,7 +397,7 @@ def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
 def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert project.rowmill("build") == main.BLOCKED
+    assert project.rowmill("build", "--skip-preflight") == main.BLOCKED
     assert rows_in_statistics(project) == CHATS
 
 
@@ -605,7 +605,7 @@ def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
-        (("plan",), {"steps"}),
+        (("plan",), {"steps", "remarks"}),
         (("build",), {"closed", "report", "steps"}),
         (("build", "--only", "raw_dataset"), {"closed", "report", "steps"}),
         (("stats",), {"datasets", "hints"}),

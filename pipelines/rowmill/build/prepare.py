@@ -86,28 +86,36 @@ def list_waivers(work: StageContext, step: Step) -> list[str]:
 def require_ready(project: Project, steps: Iterable[Step]) -> None:
     """Check that other requirements of some steps, such as tokenizer and template, are met before any step runs.
 
-    A step whose current output has the same options was checked before, so a build in which nothing changed checks
-    nothing.
-
     Raises
     ------
     ConfigError
         With one line per missing requirement, naming recipe and dataset.
 
     """
-    problems: dict[str, None] = {}
+    problems = find_unmet_requirements(project, steps)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems.values())))
+
+
+def find_unmet_requirements(project: Project, steps: Iterable[Step]) -> dict[StageKey, str]:
+    """Return a message for each step with a missing requirement.
+
+    A step whose current output has the same options was checked before, so a build in which nothing changed checks
+    nothing.
+    """
+    problems: dict[StageKey, str] = {}
     for step in steps:
         require = step.stage.require_ready
-        if require is None or _has_these_options(project, step):
+        if require is None or has_current_options(project, step):
             continue
         try:
             require(make_stage_context(project, step, {}))
         except ConfigError as error:
-            problems[f"{step.recipe}: {error}"] = None
-    if problems:
-        raise ConfigError("\n".join(problems))
+            problems[step.key] = f"{step.recipe}: {error}"
+    return problems
 
 
-def _has_these_options(project: Project, step: Step) -> bool:
+def has_current_options(project: Project, step: Step) -> bool:
+    """Return whether a step's current output was made with the recipe's options and this code."""
     made = manifest.load_current_if_intact(project.store, step.key)
     return made is not None and made.code_version == step.code_version

@@ -72,14 +72,15 @@ def run_step(
     version: str | None = None,
     progress: ProgressCallback | None = None,
     run_id: str = "",
+    looks_ahead: bool = True,
 ) -> StepReport:
     """Make one step's output, or reuse it if it exists; `ranks` are folder names such as `rank-00003-of-00008`.
 
     With `version`, return that kept version instead, verified and gated, and make it the current one; its own inputs
-    then replace `inputs`.
+    then replace `inputs`. With `looks_ahead`, the requirements of the steps that read the output must be met.
     """
     require_one_history(inputs)
-    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id)
+    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead)
     for _ in range(MAX_REPAIRS):
         try:
             return _run_or_reuse(asked, inputs)
@@ -104,6 +105,7 @@ class _RunRequest:
     version: str | None
     progress: ProgressCallback | None
     run_id: str
+    looks_ahead: bool
 
 
 def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
@@ -157,8 +159,9 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         if kept is not None:
             manifest.make_current(work.store, kept)
             return _record_report(project, step, work, _report_reuse(kept, started))
-        # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
-        require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
+        if asked.looks_ahead:
+            # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
+            require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         require_equal_hosts(project)
         _warn_of_outside_change(project, step, work)
         draft = prepared.make()

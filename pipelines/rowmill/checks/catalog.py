@@ -54,6 +54,8 @@ class Check:
     """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
+    before_build: str = ""
+    """The remedy if the check fails on a dataset's first records, where the general one queries a build."""
     names_samples: bool = False
     """Whether its samples are sentences that describe the problem; every message about it then shows them."""
 
@@ -62,7 +64,8 @@ CHECKS: tuple[Check, ...] = (
     Check("nonempty", (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_least", 1, "error",
         "records, rows or examples that came out",
         "check the source's paths and files, or read the rejects with "
-        "`rowmill sql \"from rejects where dataset = '{dataset}' limit 20\" {recipe}`"),
+        "`rowmill sql \"from rejects where dataset = '{dataset}' limit 20\" {recipe}`",
+        before_build="check the source's paths and files"),
     Check("accounted", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0, "error",
         "records or tokens that are missing from the ledger",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
@@ -109,7 +112,8 @@ CHECKS: tuple[Check, ...] = (
         "correct the data or the format options; "
         "`rowmill sql \"select reason, detail, count(*) as records from rejects where dataset = '{dataset}' "
         'group by all order by records desc limit 20" {recipe}` lists what was rejected', names_samples=True,
-        is_share=True),
+        is_share=True, before_build="correct the data or the format options; "
+        "`rowmill inspect {recipe} --dataset {dataset} -n 20` shows the records"),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "time boundaries that were computed from shares, so that new rows move them",
         "copy them from the table on this page to splits.boundaries",

@@ -29,7 +29,7 @@ def add_build_commands(commands: "Commands") -> None:
         commands,
         "plan",
         _run_plan,
-        "show what a build would make or reuse, and why",
+        "find mistakes on the first records; show what a build would make or reuse, and why",
         takes_overrides=True,
     )
     add_json_option(plan)
@@ -37,6 +37,9 @@ def add_build_commands(commands: "Commands") -> None:
         commands, "build", _run_build, "build what is missing or changed, stage by stage", takes_overrides=True
     )
     build.add_argument("--only", action="append", metavar="STAGE", default=[], help="build only this stage; repeatable")
+    build.add_argument(
+        "--skip-preflight", action="store_true", help="do not try the first records of changed datasets before building"
+    )
     add_json_option(build)
     add_workers_option(build)
 
@@ -68,18 +71,21 @@ def add_build_commands(commands: "Commands") -> None:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from rowmill.build import plan
+    from rowmill.build import plan, preflight
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import json_output, table_plans
-    from rowmill.reports.console import render_plan
+    from rowmill.reports.console import render_plan, render_remarks
 
     project, console = open_project(args), terminal.make_console()
+    remarks = preflight.require_no_mistakes(project)
     forecasts = plan.forecast_steps(project)
     if args.json:
-        print(json_output.format_object(project, json_output.describe_plan(forecasts)))
+        print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
         return DONE
     console.print(render_plan(project, forecasts))
+    if remarks:
+        console.print("", render_remarks(remarks), sep="\n")
     if not dry_run.list_table_datasets(project):
         return DONE
     plans = list(dry_run.plan_tables(project))
@@ -127,13 +133,17 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 
 
 def _run_build(args: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build import preflight, runner
+    from rowmill.core import console as terminal
     from rowmill.reports import report_page
+    from rowmill.reports.console import render_remarks
     from rowmill.reports.summary import summarize_recipe
 
     project = open_project(args)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
     _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
+    if not args.skip_preflight and (remarks := preflight.require_no_mistakes(project, steps)):
+        terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
         return _print_build_as_json(project, steps, args.only)
     try:

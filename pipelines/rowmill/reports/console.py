@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rowmill.build.gc import CollectedGarbage
 from rowmill.build.plan import StepForecast
+from rowmill.build.preflight import Finding
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step
 from rowmill.checks.judge import CheckResult
@@ -66,6 +67,13 @@ def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> Renderab
             )
             lines.append(line.append(escape_control_characters(one.why), DIM))
     return Group(*lines)
+
+
+def render_remarks(remarks: Sequence[Finding]) -> RenderableType:
+    """Show what a pre-flight noticed that stops no build."""
+    marks = {True: ("!", LOOK), False: ("·", DIM)}
+    lines = ((*marks[one.is_warning], escape_control_characters(one.text)) for one in remarks)
+    return Group(*(join_side_by_side(Text(mark, style), Text(text, style)) for mark, style, text in lines))
 
 
 def _count_actions(forecasts: Sequence[StepForecast]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from rowmill.build.plan import StepForecast
+from rowmill.build.preflight import Finding
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step
 from rowmill.checks.judge import CheckResult
@@ -31,9 +32,10 @@ def format_object(project: Project, fields: dict[str, Any]) -> str:
     return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
 
 
-def describe_plan(forecasts: Sequence[StepForecast]) -> dict[str, Any]:
-    """Describe what a build would do: `steps`, each with `stage`, `action` and `why`."""
-    return {"steps": [{"stage": format_key(one.step.key), "action": one.action, "why": one.why} for one in forecasts]}
+def describe_plan(forecasts: Sequence[StepForecast], remarks: Sequence[Finding]) -> dict[str, Any]:
+    """Describe what a build would do: `steps`, each with its action and why, and the remarks of the pre-flight."""
+    steps = [{"stage": format_key(one.step.key), "action": one.action, "why": one.why} for one in forecasts]
+    return {"steps": steps, "remarks": [{"warning": one.is_warning, "text": one.text} for one in remarks]}
 
 
 def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]) -> list[dict[str, Any]]:

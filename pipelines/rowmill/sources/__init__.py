@@ -24,12 +24,14 @@ from rowmill.sources.files import (
     Files,
     SourceFile,
     StoreStager,
+    choose_first_files,
     describe_place,
     find_files,
     find_part_line,
     find_unusual_dialect,
     read_first_bytes,
     scan_file,
+    scan_first_records,
 )
 from rowmill.sources.generated import GeneratedSource, GenerationStage, scan_records
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
@@ -63,6 +65,7 @@ __all__ = [
     "read_part_bytes",
     "read_records",
     "scan_file",
+    "scan_first_source_records",
     "scan_records",
     "scan_source",
 ]
@@ -83,6 +86,26 @@ Source: TypeAlias = Annotated[
     Discriminator(_choose_source_kind),
 ]
 """A dataset's `source`; `kind` may be omitted: `train_urls`, `id` or `generated` implies it."""
+
+
+def scan_first_source_records(
+    source: Files | HuggingFaceSource, base: Path, stage: ContentStager, count: int, *, keeps_non_finite: bool = False
+) -> list[FileScan]:
+    """Return scans of the first `count` records of one file per format and split; nothing else is read.
+
+    Raises
+    ------
+    SourceError, ConfigError
+        As `scan_source` does, for all files that cannot be found and for those that are opened.
+
+    """
+    match source:
+        case Files():
+            files = choose_first_files(find_files(source, base, keeps_non_finite=keeps_non_finite))
+            scans = [scan_first_records(file, base, stage, count) for file in files]
+        case HuggingFaceSource():
+            scans = scan_dataset(source, base, stage, {}, keeps_non_finite=keeps_non_finite, first_records=count)
+    return number_equal_parts(scans)
 
 
 def scan_source(

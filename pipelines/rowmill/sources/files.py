@@ -9,7 +9,7 @@ parsing either a second time would cost more than the disk space.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -26,7 +26,16 @@ from rowmill.sources.compression import CODECS, open_content
 from rowmill.sources.file_format import FileFormat, FileOptions
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_file_format
 from rowmill.sources.limits import Limits, require_files
-from rowmill.sources.parts import SCAN_VERSION, FileScan, PartContent, SampleBy, SourcePart, SplitHint, name_part
+from rowmill.sources.parts import (
+    SCAN_VERSION,
+    FileScan,
+    PartContent,
+    SampleBy,
+    SourcePart,
+    SplitHint,
+    name_part,
+    take_first_records,
+)
 from rowmill.sources.reading import read_records
 
 ContentStager = Callable[[str, bytes], str]
@@ -215,6 +224,24 @@ def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
         seen[identity] = where.url
 
 
+def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the first file of each format in each split, which show every way in which a source's files are read."""
+    first = {(file.split_hint, choose_file_format(file.url)): file for file in reversed(files)}
+    return [file for file in files if any(file is one for one in first.values())]
+
+
+def scan_first_records(file: SourceFile, base: Path, stage: ContentStager, count: int) -> FileScan:
+    """Return a file's scan as if it ended after its first records; the rest of the file is not read.
+
+    Raises
+    ------
+    SourceError
+        If the file is missing or unreadable.
+
+    """
+    return _FileScanner(file, urls.locate_url(file.url, base), "", stage).scan(first_records=count)
+
+
 def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
     """Read a file once and return its parts; for an unchanged file, return its known scan without reading.
 
@@ -310,10 +337,11 @@ class _FileScanner:
         with self._open_content() as stream:
             return next(iter(self._format.cut_parts(stream, scan, self._options)), None)
 
-    def scan(self) -> FileScan:
+    def scan(self, *, first_records: int | None = None) -> FileScan:
         scan = self._begin_scan()
         with self._open_content() as stream:
             cut = self._format.cut_parts(stream, scan, self._options)
+            cut = cut if first_records is None else take_first_records(cut, first_records)
             parts = stage_parts(cut, scan, self._stage, is_staged=self._is_staged(), is_arrow=self._format.is_arrow)
         scan = replace(scan, parts=parts, records=sum(part.records for part in parts))
         return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))

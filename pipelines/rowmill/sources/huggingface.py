@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +75,11 @@ def scan_dataset(
     known: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
+    first_records: int | None = None,
 ) -> list[FileScan]:
     """Read each split once and return its parts; a split whose commit or files are unchanged is not read.
+
+    With `first_records`, read no more of each split than that.
 
     Raises
     ------
@@ -89,7 +93,7 @@ def scan_dataset(
         return earlier
     available = _list_splits(source, pinned)
     return [
-        _scan_split(source, pinned, split, hint, stage, keeps_non_finite)
+        _scan_split(source, pinned, split, hint, stage, keeps_non_finite, first_records)
         for split, hint in _choose_splits(source, available)
     ]
 
@@ -179,22 +183,26 @@ def _scan_split(
     hint: SplitHint | None,
     stage: ContentStager,
     keeps_non_finite: bool,
+    first_records: int | None,
 ) -> FileScan:
-    dataset = _load_split(source, pinned, split)
+    # Streaming reads the first rows without preparing the whole split; a slice such as `train[:10%]` cannot stream.
+    streams = source.streaming or (first_records is not None and re.search(r"[\[+]", split) is None)
+    dataset = _load_split(source, pinned, split, streaming=streams)
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
     scan = FileScan(_make_split_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
     scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
-    rows = cut_rows(_encode_dataset_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
-    parts = stage_parts(rows, scan, stage, is_staged=True, is_arrow=True)
+    rows = _encode_dataset_rows(source, dataset, keeps_non_finite)
+    slices = cut_rows(islice(rows, first_records), source.limits.max_record_bytes)
+    parts = stage_parts(slices, scan, stage, is_staged=True, is_arrow=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 
-def _load_split(source: HuggingFaceSource, pinned: _PinnedDataset, split: str) -> Any:
+def _load_split(source: HuggingFaceSource, pinned: _PinnedDataset, split: str, *, streaming: bool) -> Any:
     import datasets
 
     try:
         return datasets.load_dataset(
-            pinned.path, source.name, split=split, revision=pinned.revision, streaming=source.streaming
+            pinned.path, source.name, split=split, revision=pinned.revision, streaming=streaming
         )
     except _list_load_errors() as error:
         raise _unloadable_error(source, error) from error

@@ -253,6 +253,22 @@ class _PieceCutter:
         return True
 
 
+def take_first_records(slices: Iterable[PartContent], count: int) -> Iterator[PartContent]:
+    """Yield the first slice, cut after `count` records: a part that can be read without the rest of its file.
+
+    No further slice is read. A cut slice is not the file's own bytes, so it has to be staged.
+    """
+    for piece in slices:
+        lines = piece.content.split(b"\n")
+        taken = end = 0
+        for end, line in enumerate(lines, 1):
+            taken += bool((line.removeprefix(BOM) if end == 1 and piece.offset == 0 else line).strip(BLANKS))
+            if taken == count:
+                break
+        yield replace(piece, records=taken, content=b"\n".join([*lines[:end], b""]), is_whole=False)
+        return
+
+
 def _count_records(content: bytes, *, at_start: bool) -> int:
     body = content.removeprefix(BOM) if at_start else content
     return sum(1 for line in body.split(b"\n") if line.strip(BLANKS))

@@ -23,15 +23,19 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 2
 
 
-def scan_dataset_source(work: StageContext) -> list[FileScan]:
-    """Scan a dataset's source; files whose stamp did not change since the last build are not read again."""
+def scan_dataset_source(work: StageContext, *, first_records: int | None = None) -> list[FileScan]:
+    """Scan a dataset's source; files whose stamp did not change since the last build are not read again.
+
+    With `first_records`, scan that many records of one file per format and split; generated records are read whole.
+    """
     stage, source = sources.StoreStager(work.store, f"{work.folder}/staged"), work.dataset.source
     if isinstance(source, GeneratedSource):
         [made] = work.inputs.values()
         return generated_source.scan_generated(work.store, made, source, work.base, stage, _load_earlier_scans(work))
-    return sources.scan_source(
-        source, work.base, stage, _load_earlier_scans(work), keeps_non_finite=work.dataset.keeps_non_finite
-    )
+    keeps = work.dataset.keeps_non_finite
+    if first_records is not None:
+        return sources.scan_first_source_records(source, work.base, stage, first_records, keeps_non_finite=keeps)
+    return sources.scan_source(source, work.base, stage, _load_earlier_scans(work), keeps_non_finite=keeps)
 
 
 def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
@@ -50,9 +54,9 @@ def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
 
 
-def prepare_raw_dataset(work: StageContext) -> PreparedStage:
+def prepare_raw_dataset(work: StageContext, *, first_records: int | None = None) -> PreparedStage:
     """Scan the source; its content is identified by the digests and places of its parts."""
-    scans = scan_dataset_source(work)
+    scans = scan_dataset_source(work, first_records=first_records)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
     outside = (

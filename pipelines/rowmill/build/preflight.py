@@ -1,0 +1,283 @@
+"""Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
+
+What belongs here: trying the first records, and deciding which findings stop a build. What does not: a stage's work,
+which the stages themselves do, in a store in memory; checks (`checks/`); what the recipe alone shows, which is refused
+when it is loaded (`recipe/`).
+
+    tokenizer, template ─────────────────────────────────────► mistakes
+    first records ─ raw_dataset ─ … ─ packed_shards ─ checks ─► mistakes, remarks
+                         └─ columns that no option reads ─────► remarks
+
+A dataset is tried if its options changed since its rows and examples were made, so that a project in which nothing
+changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next.
+"""
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import polars as pl
+
+from rowmill import sources
+from rowmill.build import prepare, runner
+from rowmill.build.gate import open_generated_source
+from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.checks import judge
+from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
+from rowmill.checks.judge import CheckResult, format_recipe_argument
+from rowmill.core.errors import ConfigError, GateError, PipelineError, UnreachableError
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET
+from rowmill.core.storage import Store
+from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
+from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
+from rowmill.stages.reject_samples import clean_value
+from rowmill.tokenization import tokenizer_source
+
+FIRST_RECORDS = 20
+"""Records tried of each dataset: of one file per format and split."""
+
+_STAGES = tuple(
+    stage.name for stage in catalog.STAGES if stage.name in catalog.list_stages_up_to(catalog.find_stage(PACKED_SHARDS))
+)
+_OPTION_BY_STAGE = {RAW_DATASET: "source", CANONICAL_ROWS: "format"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A mistake, with the error that a build would end with; without one, a remark, which may be a warning."""
+
+    text: str
+    error: PipelineError | None = None
+    is_warning: bool = False
+
+
+def require_no_mistakes(project: Project, steps: Sequence[Step] | None = None) -> list[Finding]:
+    """Refuse a build that cannot succeed, naming all mistakes; return remarks on what may be one.
+
+    Raises
+    ------
+    GateError
+        If the first records already close gates, and nothing else is wrong.
+    UnreachableError
+        If sources cannot be reached, and nothing else is wrong.
+    ConfigError
+        With all mistakes, one per paragraph.
+
+    """
+    findings = find_mistakes(project, plan_steps(project) if steps is None else steps)
+    mistakes = [one for one in findings if one.error is not None]
+    if not mistakes:
+        return findings
+    message = "\n".join(one.text for one in findings)
+    for kind in (GateError, UnreachableError):
+        if all(isinstance(one.error, kind) for one in mistakes):
+            raise kind(message)
+    raise ConfigError(message)
+
+
+def find_mistakes(project: Project, steps: Sequence[Step]) -> list[Finding]:
+    """Return the mistakes and remarks on all datasets of some steps, each once."""
+    tokenizer_source.forget_commits()
+    unmet = prepare.find_unmet_requirements(project, steps)
+    found = {text: Finding(text, ConfigError(text)) for text in unmet.values()}
+    names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))
+    changed = [name for name in names if not _was_made_with_these_options(project, name)]
+    if changed:
+        with _open_trial(project) as trial:
+            for name in changed:
+                for one in _try_dataset(project, trial, name, unmet):
+                    found.setdefault(one.text, one)
+    return list(found.values())
+
+
+def _was_made_with_these_options(project: Project, dataset: str) -> bool:
+    own = (step for step in plan_steps(project) if step.dataset == dataset and step.name in _STAGES)
+    return all(prepare.has_current_options(project, step) for step in own)
+
+
+# ── Trying the first records ───────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _open_trial(project: Project) -> Generator[Project]:
+    """Yield a project whose builds read the first records only, in memory."""
+    store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
+    tokenizer_files.copy_tokenizers(project.store, store)
+    try:
+        yield replace(project, recipe=_fit_to_few_records(project.recipe), store=store)
+    finally:
+        if store.exists(""):
+            store.remove("")
+
+
+def _fit_to_few_records(recipe: Recipe) -> Recipe:
+    """Return a recipe without numbers of held-out rows and sequences, which few records cannot have."""
+    mixture = recipe.mixture.model_copy(update={"num_validation_sequences": None})
+    execution = recipe.execution.model_copy(update={"workers": 1})
+    datasets = {name: _hold_out_no_number(dataset) for name, dataset in recipe.datasets.items()}
+    return recipe.model_copy(update={"mixture": mixture, "execution": execution, "datasets": datasets})
+
+
+def _hold_out_no_number(dataset: Dataset) -> Dataset:
+    if not dataset.splits.is_exact:
+        return dataset
+    splits = dataset.splits.model_copy(update={"validation": 0, "test": 0, "max_rows": None, "method": "hash"})
+    return dataset.model_copy(update={"splits": splits})
+
+
+def _try_dataset(project: Project, trial: Project, dataset: str, unmet: dict[StageKey, str]) -> Iterator[Finding]:
+    """Run the first records through the stages as far as they go; yield what is wrong and what is notable."""
+    made: dict[StageKey, Manifest] = {}
+    for step in plan_steps(trial):
+        if step.dataset != dataset or step.name not in _STAGES:
+            continue
+        if step.key in unmet or not all(key in made for key in step.inputs):
+            return
+        try:
+            read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
+            made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
+        except PipelineError as error:
+            yield Finding(_place_error(step, error), error)
+            return
+        if step.name == RAW_DATASET:
+            yield from _note_unread_columns(trial, dataset, made[step.key])
+        found = _judge_output(project, trial, step, made[step.key], tried=_count_records(made))
+        yield from found
+        if any(one.error is not None for one in found):
+            # What comes after repeats it: rows that were rejected become no examples.
+            return
+
+
+def _limit_records(step: Step) -> Step:
+    if step.name != RAW_DATASET:
+        return step
+    prepare_few = partial(raw_dataset.prepare_raw_dataset, first_records=FIRST_RECORDS)
+    return replace(step, stage=replace(step.stage, prepare=prepare_few))
+
+
+def _count_records(made: dict[StageKey, Manifest]) -> int:
+    return next(int(one.facts["records"]) for one in made.values() if one.stage == RAW_DATASET)
+
+
+def _place_error(step: Step, error: PipelineError) -> str:
+    """Return an error with its recipe, dataset and group of options, unless it names them itself."""
+    at, text = f"datasets.{step.dataset}", str(error)
+    if text.startswith((f"{at}.", f"{at}:", "tokenizer")):
+        return f"{step.recipe}: {text}"
+    option = _OPTION_BY_STAGE.get(step.name)
+    prefix = f"{at}.{option}" if option and not text.startswith(f"{option}.") else at
+    return f"{step.recipe}: {prefix}{'.' if option and text.startswith(f'{option}.') else ': '}{text}"
+
+
+# ── What the first records show ────────────────────────────────────────────────────────────────────
+
+
+def _judge_output(project: Project, trial: Project, step: Step, made: Manifest, *, tried: int) -> list[Finding]:
+    """Return the checks that fail for certain, and those that probably will once all records are read."""
+    if step.name == PACKED_SHARDS:
+        # What packing leaves over is most of a few records.
+        return []
+    failed = [one for one in judge.run_checks(trial.store, made, step.thresholds) if one.failed and not one.waiver]
+    failed = [one for one in failed if one.check in CHECKS_BY_NAME]
+    certain = [one for one in failed if one.blocking and _is_certain(one)]
+    if len(certain) > 1:
+        # Why nothing came out is what another check says.
+        certain = [one for one in certain if one.check != "nonempty"]
+    probable = [one for one in failed if one not in certain and _is_probable(one, tried)]
+    texts = {one.check: _word_result(project, trial, step, made, one, tried) for one in (*certain, *probable)}
+    mistakes = [Finding(texts[one.check], GateError(texts[one.check])) for one in certain]
+    return [*mistakes, *(Finding(texts[one.check], is_warning=True) for one in probable)]
+
+
+def _is_certain(result: CheckResult) -> bool:
+    """Return whether a failed check fails for the whole dataset, whatever its other records are.
+
+    Counts only grow, and a bound of nothing or all is broken by one record. If every record that was tried is affected,
+    it is a mistake as well.
+    """
+    check = CHECKS_BY_NAME[result.check]
+    if not check.is_share or result.value is None:
+        return True
+    return result.value >= 1 or result.bound == (0 if check.direction == "at_most" else 1)
+
+
+def _is_probable(result: CheckResult, tried: int) -> bool:
+    """Return whether so many records are affected that chance does not explain it."""
+    check = CHECKS_BY_NAME[result.check]
+    if not check.is_share or check.direction == "at_least" or result.value is None:
+        return False
+    return _compute_least_share(result.value, tried) > result.bound
+
+
+def _compute_least_share(share: float, count: int) -> float:
+    """Return the lower end of Wilson's 95 % interval for a share that was seen in `count` records."""
+    z = 1.96
+    middle, margin = share + z**2 / (2 * count), z * math.sqrt((share * (1 - share) + z**2 / (4 * count)) / count)
+    return (middle - margin) / (1 + z**2 / count)
+
+
+def _word_result(project: Project, trial: Project, step: Step, made: Manifest, result: CheckResult, tried: int) -> str:
+    """Return a failed check in four parts, with its causes and a record."""
+    option = _OPTION_BY_STAGE.get(step.name)
+    at = f"{step.recipe}: datasets.{step.dataset}{f'.{option}' if option else ''}"
+    sentence = f"{result.check} is {result.shown} ({result.what}); wanted {result.wanted}"
+    remedy = CHECKS_BY_NAME[result.check].before_build or next(
+        one.remedy for one in step.thresholds if one.check == result.check
+    )
+    remedy = format_remedy(remedy, format_recipe_argument(step.recipe, project.store.root), step.dataset or "")
+    record = _find_first_rejected(trial.store, made) if result.check in _CHECKS_OF_REJECTS else None
+    causes = [*result.causes, *([f"the record: {clean_value(record)}"] if record else [])]
+    return "\n  ".join([f"{at}: of {tried} records tried, {sentence}; {remedy}", *causes])
+
+
+_CHECKS_OF_REJECTS = frozenset({"nonempty", "rejects", "content_dropped", "zero_loss_rows"})
+
+
+def _find_first_rejected(store: Store, made: Manifest) -> str | None:
+    """Return the first record with the most frequent reason to reject."""
+    files = [part.files["rejects"] for part in made.parts if "rejects" in part.files]
+    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(file, ["reason", "raw"]))) for file in files]
+    if not tables or not (rejects := pl.concat(tables)).height:
+        return None
+    [(reason, _)] = Counter(rejects["reason"].to_list()).most_common(1)
+    raw: bytes = rejects.filter(pl.col("reason") == reason)["raw"][0]
+    return raw.decode(errors="replace")
+
+
+def _note_unread_columns(trial: Project, dataset: str, raw: Manifest) -> Iterator[Finding]:
+    """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
+    options = trial.recipe.datasets[dataset]
+    if options.format.IS_TABLE:
+        return
+    reader = options.format.open_row_reader(options, trial.base)
+    if not isinstance(reader, Canonicalizer):
+        return
+    records = [
+        remove_nulls(record.value) if part.arrow else record.value
+        for part in inputs.load_source_parts(raw)
+        for record in sources.read_records(part, trial.base)
+        if record.value is not None
+    ]
+    unread = detect_unread_columns(reader, records)
+    at = f"{trial.recipe.name}: datasets.{dataset}.format"
+    for one in unread:
+        if one.is_preference:
+            yield Finding(f"{at}: {_word_preference(one)}", is_warning=True)
+    others = [f"`{clean_value(one.name)}`" for one in unread if not one.is_preference]
+    if others:
+        yield Finding(f"{at}: no option reads the {'column' if len(others) == 1 else 'columns'} {', '.join(others)}")
+
+
+def _word_preference(column: UnreadColumn) -> str:
+    share = f"{column.false} of {column.records} are false"
+    share = share if column.false else f"{column.present} of {column.records} have a value"
+    return f"`{column.name}` is not read; {share}: is this preference data?"

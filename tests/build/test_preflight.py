@@ -1,0 +1,410 @@
+"""Mistakes that users make, each with when it is noticed and what is said: before anything is built, all at once.
+
+What belongs here: the pre-flight of `rowmill plan` and `rowmill build`, and recipes that are refused when loaded. What
+does not: what a build says of rows beyond the first ones (`tests/end_to_end/test_bad_input.py`), every wrong option
+(`tests/recipe/`).
+"""
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rowmill.build import preflight
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError, GateError, PipelineError
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+
+KTO = Path(__file__).resolve().parents[3] / "shared" / "data" / "preference" / "kto_en_demo.json"
+
+
+# ── Thirty mistakes ────────────────────────────────────────────────────────────────────────────────
+
+
+def write_lines(project: CliProject, name: str, records: Iterable[Mapping[str, Any] | str]) -> None:
+    lines = (one if isinstance(one, str) else json.dumps(one) for one in records)
+    project.write_data(name, "".join(f"{line}\n" for line in lines))
+
+
+def dialogue(i: int, *, user: str = "user", model: str = "assistant") -> dict[str, Any]:
+    return {"messages": [{"role": user, "content": f"Question {i}?"}, {"role": model, "content": f"Answer {i}."}]}
+
+
+def chats_only(**changes: Any) -> dict[str, Any]:
+    """Return the change of a recipe to one dataset of chats."""
+    return {"datasets": {"chats": RECIPE["datasets"]["chats"] | changes}}
+
+
+def chats_of(records: Iterable[Mapping[str, Any] | str], **changes: Any) -> "Change":
+    kept = list(records)
+
+    def change(project: CliProject) -> dict[str, Any]:
+        write_lines(project, "rows.jsonl", kept)
+        return chats_only(source={"train_urls": ["data/rows.jsonl"]}, **changes)
+
+    return change
+
+
+def dataset_of(name: str, content: str, source: Mapping[str, Any] | None = None, **options: Any) -> "Change":
+    def change(project: CliProject) -> dict[str, Any]:
+        project.write_data(name, content)
+        return {"datasets": {"rows": {"source": {"train_urls": [f"data/{name}"], **(source or {})}, **options}}}
+
+    return change
+
+
+def without_template(project: CliProject) -> dict[str, Any]:
+    copied = project.folder / "bare"
+    shutil.copytree(RECIPE["tokenizer"], copied)
+    settings = json.loads((copied / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings.pop("chat_template", None)
+    (copied / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (copied / "chat_template.jinja").unlink(missing_ok=True)
+    return {"tokenizer": "bare"}
+
+
+def given(**changes: Any) -> "Change":
+    return lambda _: changes
+
+
+Change = Callable[[CliProject], dict[str, Any]]
+CSV_QUESTIONS = "question,answer\n" + "".join(f"What is {i}?,It is {i}.\n" for i in range(50))
+CSV_SEMICOLONS = "prompt;response\n" + "".join(f"What is {i}?;It is {i}.\n" for i in range(50))
+SALES = "customer,amount\n" + "".join(f"c{i % 5},{i}\n" for i in range(50))
+
+
+class Mistake(NamedTuple):
+    """A change of the small project, and the patterns of what is said, each on a line of its own."""
+
+    change: Change
+    said: tuple[str, ...]
+
+
+LOADING: dict[str, Mistake] = {
+    "option misspelt": Mistake(given(seq_length=128), ("seq_length: unknown key; .*did you mean seq_len",)),
+    "nested option misspelt": Mistake(
+        given(**chats_only(source={"train_url": ["data/chats.jsonl"]})),
+        (r"datasets\.chats\.source\.train_url: unknown key; .*did you mean train_urls",),
+    ),
+    "unknown kind": Mistake(
+        given(**chats_only(format={"kind": "dialogs"})), (r"datasets\.chats\.format: 'dialogs' is not a kind; choose",)
+    ),
+    "word instead of options": Mistake(
+        given(**chats_only(format="chat")), (r"datasets\.chats\.format: must be a mapping; got 'chat'",)
+    ),
+    "length of one token": Mistake(given(seq_len=1), ("seq_len: .*greater than or equal to 2; got 1",)),
+    "limit above seq_len": Mistake(
+        given(**chats_only(truncation={"max_length": 4096})),
+        (r"datasets\.chats\.truncation\.max_length is 4096, seq_len 128",),
+    ),
+    "ranks that do not divide the batch": Mistake(
+        given(mixture={"batch_size": 3}), ("world_size: 2 does not divide batch_size 3; .*choose 1 or 3",)
+    ),
+    "weight of another dataset": Mistake(
+        given(mixture={"train_weights": {"chat": 1.0}, "steps": 4, "batch_size": 4}),
+        ("'chat' is not a dataset; choose chats, tasks",),
+    ),
+    "waiver for another dataset": Mistake(
+        given(gates={"waivers": [{"check": "rejects", "dataset": "chat", "at_most": 1, "reason": "only a test"}]}),
+        ("gates.waivers: 'chat' is not a dataset; choose chats, tasks",),
+    ),
+    "unknown export": Mistake(
+        given(exports=[{"kind": "trl", "name": "x"}]), (r"exports\.0: 'trl' is not a kind; choose native, hf",)
+    ),
+    "unknown suffix": Mistake(
+        given(**chats_only(source={"train_urls": ["data/chats.xlsx"]})),
+        (r"datasets\.chats\.source\.train_urls: 'data/chats\.xlsx' has no known suffix",),
+    ),
+    "class that is not there": Mistake(
+        given(**chats_only(format={"kind": "python", "class": "nowhere:Format"})),
+        (r"datasets\.chats\.format\.class: no module nowhere",),
+    ),
+}
+"""Refused when the recipe is loaded, by every command and by Dagster."""
+
+REQUIREMENTS: dict[str, Mistake] = {
+    "tokenizer that is not there": Mistake(given(tokenizer="./nowhere"), (r"small: tokenizer: no folder './nowhere'",)),
+    "tokenizer without a template": Mistake(
+        without_template, (r"small: datasets\.chats: template\.chat_template: the tokenizer has no chat template",)
+    ),
+    "template misspelt": Mistake(
+        given(**chats_only(template={"chat_template": "qwen-3"})),
+        (r"small: datasets\.chats: template\.chat_template: 'qwen-3' is not a bundled .*did you mean qwen3",),
+    ),
+    "template file that is not there": Mistake(
+        given(**chats_only(template={"chat_template": {"file": "t.jinja"}})),
+        (r"small: datasets\.chats: template\.chat_template\.file: .*t\.jinja cannot be read",),
+    ),
+}
+"""Noticed before any record is read."""
+
+FIRST_RECORDS: dict[str, Mistake] = {
+    "file that is not there": Mistake(
+        given(**chats_only(source={"train_urls": ["data/chat.jsonl"]})),
+        (r"small: datasets\.chats\.source: found no data at data/chat\.jsonl",),
+    ),
+    "empty file": Mistake(chats_of([]), (r"small: datasets\.chats\.source: of 0 records tried, nonempty is 0",)),
+    "file that is not Parquet": Mistake(
+        dataset_of("rows.parquet", "prompt,response\n", format={"kind": "supervised"}),
+        (r"small: datasets\.rows\.source: data/rows\.parquet: not readable as Parquet",),
+    ),
+    "lines that are not JSON": Mistake(
+        chats_of(["What is 1 plus 1?"] * 30),
+        (
+            r"small: datasets\.chats\.format: of 20 records tried, rejects is 100 %",
+            r"invalid_json: 20, the first is data/rows\.jsonl line 1 ",
+            r"the record: What is 1 plus 1\?",
+        ),
+    ),
+    "another delimiter": Mistake(
+        dataset_of("rows.csv", CSV_SEMICOLONS, {"delimiter": ","}, format={"kind": "supervised"}),
+        (r"small: datasets\.rows\.source: .*one column with source\.delimiter ',', and 2 columns with ';'",),
+    ),
+    "columns of other names": Mistake(
+        dataset_of("rows.csv", CSV_QUESTIONS, format={"kind": "supervised"}),
+        (
+            r"small: datasets\.rows\.format: of 20 records tried, rejects is 100 %.*`rowmill inspect small --d",
+            r"missing_field: 20, the first is data/rows\.csv line 2 .*prompt is absent or null; the record has a",
+            r'the record: \{"question":"What is 0\?","answer":"It is 0\."\}',
+        ),
+    ),
+    "messages under other keys": Mistake(
+        chats_of({"dialog": [{"speaker": "user", "text": f"Question {i}"}]} for i in range(30)),
+        (r"unknown_schema: 20, the first is data/rows\.jsonl line 1 .*no known shape in dialog", "the record: "),
+    ),
+    "roles that no template prints": Mistake(
+        chats_of(dialogue(i, user="Human", model="Bot") for i in range(30)),
+        (
+            r"small: datasets\.chats\.format: .*unknown_roles is 100 %.*map the role in format\.role_map",
+            "role 'Bot': 20",
+        ),
+    ),
+    "answers marked as bad": Mistake(
+        chats_of(dialogue(i) | {"label": i % 2 == 0} for i in range(30)),
+        (r"`label` is not read; 10 of 20 are false: is this preference data\?", r"preference_data is 100 %"),
+    ),
+    "group column that is not there": Mistake(
+        chats_of((dialogue(i) for i in range(30)), splits={"group_key": "conversation"}),
+        (r"group_missing: 20, the first is data/rows\.jsonl line 1 .*conversation is absent or null",),
+    ),
+    "time column that is not there": Mistake(
+        chats_of(
+            (dialogue(i) for i in range(30)),
+            splits={"time_key": "date", "boundaries": {"validation": "2024-01-01"}},
+        ),
+        (r"order_missing: 20, the first is data/rows\.jsonl line 1 .*date is absent or null",),
+    ),
+    "text column of another name": Mistake(
+        dataset_of("rows.jsonl", '{"content": "A document."}\n' * 30, format={"kind": "text"}),
+        (r"missing_field: 20, the first is data/rows\.jsonl line 1 .*text is absent or null",),
+    ),
+    "answers that nothing trains": Mistake(
+        chats_of((dialogue(i) for i in range(30)), loss={"mask": {"assistant": "mask"}}),
+        (r"small: datasets\.chats: of 20 records tried, zero_loss_rows is 100 %",),
+    ),
+    "context that no chat fits into": Mistake(
+        given(seq_len=8),
+        (r"small: datasets\.chats: of 20 records tried, context_overflow is 100 %.*raise seq_len",),
+    ),
+    "long rows that stop the build": Mistake(
+        given(seq_len=8, **chats_only(truncation={"overlong": "raise"})),
+        (r"small: datasets\.chats: 19 rows are longer than 8 tokens",),
+    ),
+    "vocabulary of another model": Mistake(
+        given(vocab_size=20), (r"small: datasets\.chats: of 20 records tried, token_ids is ",)
+    ),
+    "column of groups that is not there": Mistake(
+        dataset_of(
+            "rows.csv", SALES, format={"kind": "records", "data": {"group_training_examples_by": "customer_id"}}
+        ),
+        (r"small: datasets\.rows\.format\.data\.group_training_examples_by: no record has a column 'customer_id'",),
+    ),
+}
+"""Noticed on the first records of each dataset, in memory."""
+
+
+def test_there_are_thirty_mistakes_and_more() -> None:
+    assert len(LOADING) + len(REQUIREMENTS) + len(FIRST_RECORDS) >= 30
+
+
+@pytest.mark.parametrize("mistake", LOADING.values(), ids=LOADING)
+def test_mistake_of_the_recipe_alone_is_said_when_it_is_loaded(tmp_path: Path, mistake: Mistake) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(**mistake.change(project))
+
+    with pytest.raises(ConfigError) as refused:
+        _ = project.project
+
+    require_said(str(refused.value), mistake.said)
+
+
+@pytest.mark.parametrize("mistake", REQUIREMENTS.values(), ids=REQUIREMENTS)
+def test_missing_requirement_is_said_before_a_record_is_read(tmp_path: Path, mistake: Mistake) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(**mistake.change(project))
+    shutil.rmtree(tmp_path / "data")
+
+    with pytest.raises(ConfigError) as refused:
+        preflight.require_no_mistakes(project.project)
+
+    require_said(str(refused.value), mistake.said)
+    assert written_outputs(project) == set()
+
+
+@pytest.mark.parametrize("mistake", FIRST_RECORDS.values(), ids=FIRST_RECORDS)
+def test_mistake_is_said_of_the_first_records_before_anything_is_written(tmp_path: Path, mistake: Mistake) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(**mistake.change(project))
+
+    with pytest.raises((ConfigError, GateError)) as refused:
+        preflight.require_no_mistakes(project.project)
+
+    require_said(str(refused.value), mistake.said)
+    assert written_outputs(project) == set()
+
+
+def require_said(message: str, patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        assert any(re.search(pattern, line) for line in message.splitlines()), f"{pattern}\n\n{message}"
+
+
+def written_outputs(project: CliProject) -> set[str]:
+    """Return what is in the storage besides the tokenizer, which is opened once and kept as data."""
+    return {path.name for path in (project.folder / ".rowmill").glob("*")} - {"tokenizers"}
+
+
+# ── All at once, and only where something changed ──────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", ["plan", "build"])
+def test_mistakes_of_all_datasets_are_said_at_once(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+    datasets = RECIPE["datasets"] | {
+        "chats": {"source": {"train_urls": ["data/chat.jsonl"]}, "format": {"kind": "chat"}},
+        "notes": RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}},
+    }
+    project.write_recipe(tokenizer="./nowhere", datasets=datasets)
+
+    assert project.rowmill(command) == main.WRONG
+
+    require_said(
+        capsys.readouterr().err,
+        [
+            r"^small: tokenizer: no folder",
+            r"^small: datasets\.chats\.source: found no data",
+            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
+        ],
+    )
+    assert written_outputs(project) == set()
+
+
+def test_build_that_skips_the_preflight_ends_at_the_closed_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(**FIRST_RECORDS["columns of other names"].change(project))
+
+    assert project.rowmill("build", "--skip-preflight") == main.BLOCKED
+
+    assert "missing_field: 50" in capsys.readouterr().err
+    assert "small" in written_outputs(project)
+
+
+def test_dataset_is_tried_again_only_if_its_options_changed(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == main.DONE
+    for name in ("chats.jsonl", "tasks.csv", "notes.jsonl"):
+        project.write_data(name, "nothing that any kind reads\n")
+
+    assert preflight.require_no_mistakes(project.project) == []
+
+    datasets = RECIPE["datasets"]
+    project.write_recipe(datasets=datasets | {"tasks": datasets["tasks"] | {"loss": {"boundary": "split"}}})
+    with pytest.raises(PipelineError) as refused:
+        preflight.require_no_mistakes(project.project)
+    assert {line.split(":")[1] for line in str(refused.value).splitlines()} == {" datasets.tasks.source"}
+
+
+def test_first_records_are_read_without_the_rest_of_the_file(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    # A record too many for one part: whoever reads on meets bytes that end the reading.
+    write_lines(project, "rows.jsonl", (dialogue(i) for i in range(20_000)))
+    whole = (tmp_path / "data/rows.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    packed = gzip.compress(whole, compresslevel=0)
+    (tmp_path / "data/rows.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    project.write_recipe(**chats_only(source={"train_urls": ["data/rows.jsonl.gz"]}))
+
+    assert preflight.require_no_mistakes(project.project) == []
+
+
+# ── What stops a build, and what is only remarked ──────────────────────────────────────────────────
+
+
+def test_share_that_the_other_records_may_mend_is_a_remark(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    # 19 of 20 chats are sound: their share says nothing of all records, but 7 of 20 does.
+    assert preflight.require_no_mistakes(project.project) == []
+    write_lines(project, "chats.jsonl", (dialogue(i) if i % 3 else {"other": i} for i in range(30)))
+
+    [remark] = preflight.require_no_mistakes(project.project)
+
+    assert remark.is_warning
+    require_said(remark.text, [r"rejects is 35 %", r"unknown_schema: 7", r'the record: \{"other": 0\}'])
+
+
+def test_waived_check_does_not_stop_a_build(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    change = FIRST_RECORDS["answers marked as bad"].change(project)
+    waiver = {"check": "preference_data", "at_most": 1, "reason": "label is the topic"}
+
+    project.write_recipe(gates={"waivers": [waiver]}, **change)
+
+    remarks = [one.text for one in preflight.require_no_mistakes(project.project)]
+    require_said("\n".join(remarks), [r"`label` is not read; 10 of 20 are false"])
+
+
+def test_columns_that_no_option_reads_are_named_once(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    rows = [
+        dialogue(i) | {"group": f"g{i}", "lang": "en", "source": "web", "tools": [], "note": None} for i in range(9)
+    ]
+    change = chats_of(rows, splits={"group_key": "group"})(project)
+    project.write_recipe(**change)
+
+    [remark] = preflight.require_no_mistakes(project.project)
+
+    assert remark.text == "small: datasets.chats.format: no option reads the columns `lang`, `source`"
+    assert not remark.is_warning
+
+
+def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    held = {"train_urls": ["data/sales.csv"]}
+    project.write_data("sales.csv", SALES)
+    datasets = {
+        "chats": RECIPE["datasets"]["chats"] | {"splits": {"validation": 0}},
+        "sales": {"source": held, "format": {"kind": "records"}, "splits": {"validation": 0, "test": 30}},
+    }
+    project.write_recipe(datasets=datasets, mixture={"num_validation_sequences": {"chats": 5}})
+
+    assert preflight.require_no_mistakes(project.project) == []
+    assert CHATS > preflight.FIRST_RECORDS
+
+
+@pytest.mark.skipif(not KTO.exists(), reason="needs ../shared/data/preference")
+def test_real_preference_data_is_noticed(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(**chats_only(source={"train_urls": [str(KTO)]}))
+
+    with pytest.raises(GateError, match=r"`label` is not read; .* are false: is this preference data"):
+        preflight.require_no_mistakes(project.project)

@@ -97,7 +97,26 @@ LOADING: dict[str, Mistake] = {
         given(**chats_only(format={"kind": "dialogs"})), (r"datasets\.chats\.format: 'dialogs' is not a kind; choose",)
     ),
     "word instead of options": Mistake(
-        given(**chats_only(format="chat")), (r"datasets\.chats\.format: must be a mapping; got 'chat'",)
+        given(**chats_only(format="chat")),
+        (r"datasets\.chats\.format: must be a mapping; got 'chat', which is a string; write \{kind: chat\}$",),
+    ),
+    "name instead of a template": Mistake(
+        given(**chats_only(template="qwen3")), (r"datasets\.chats\.template: .*; write \{chat_template: qwen3\}$",)
+    ),
+    "shape instead of a kind": Mistake(
+        given(**chats_only(format={"kind": "sharegpt"})),
+        (r"datasets\.chats\.format: 'sharegpt' is not a kind; .*dataset_schema: sharegpt of kind chat\?$",),
+    ),
+    "group one level too low": Mistake(
+        given(**chats_only(format={"kind": "chat", "template": {}})),
+        (r"datasets\.chats\.format\.template: unknown key here; template belongs under datasets\.chats; move it",),
+    ),
+    "option one level too high": Mistake(
+        given(batch_size=4), ("batch_size: unknown key here; batch_size belongs under mixture; move it there$",)
+    ),
+    "option of another kind": Mistake(
+        given(**chats_only(format={"kind": "chat", "text_key": "body"})),
+        (r"datasets\.chats\.format\.text_key: unknown key here; text_key is an option of kind text or auto",),
     ),
     "length of one token": Mistake(given(seq_len=1), ("seq_len: .*greater than or equal to 2; got 1",)),
     "limit above seq_len": Mistake(

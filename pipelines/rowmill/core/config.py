@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.option_places import explain_place
 from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
 
 
@@ -129,8 +130,9 @@ def format_problems(error: ValidationError, model: type[BaseModel], where: str) 
     reasons: dict[tuple[str, ...], list[str]] = {}
     mismatched: set[tuple[str, ...]] = set()
     for one in error.errors():
-        steps, models = _follow_location(model, one["loc"])
-        reasons.setdefault(tuple(steps), []).append(_explain_problem(one, models))
+        steps, models, kinds = _follow_location(model, one["loc"])
+        reason = _explain_unknown_key(model, steps, models, kinds) if one["type"] == "extra_forbidden" else None
+        reasons.setdefault(tuple(steps), []).append(reason or _explain_problem(one, models))
         if one["type"] in _EXPECTED_TYPES:
             mismatched.add(tuple(steps))
     for path, found in reasons.items():
@@ -148,38 +150,68 @@ _EXPECTED_TYPES = {
 }  # fmt: skip
 
 
+def _explain_unknown_key(
+    root: type[BaseModel], steps: Sequence[str], models: set[type[BaseModel]], kinds: Mapping[tuple[str, ...], str]
+) -> str:
+    """Name the place of a key that belongs elsewhere, or the known key that is nearest to a mistyped one."""
+    *written, key = steps
+    place = explain_place(root, key, written, kinds)
+    if place is not None:
+        return f"unknown key here; {place}"
+    known = {name for model in models for name in model.model_fields}
+    known = known - _list_filled_in_fields(models) | _list_used_up_keys(models)
+    guess = suggest_name(key, known)
+    hint = f"did you mean {guess}?" if guess else "delete it"
+    return f"unknown key; allowed here: {join_choices(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+
+
 def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
-    known = {name for model in models for name in model.model_fields} - _list_filled_in_fields(
-        models
-    ) | _list_used_up_keys(models)
     context: Mapping[str, Any] = one.get("ctx", {})
     got = one["input"]
     match one["type"]:
-        case "extra_forbidden":
-            guess = suggest_name(str(one["loc"][-1]), known)
-            hint = f"did you mean {guess}?" if guess else "delete it"
-            return (
-                f"unknown key; allowed here: {join_choices(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
-            )
         case "missing":
             return "is missing and has no default; add it"
         case "literal_error" | "enum":
             return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}; choose one of them"
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")
-            return f"{context['tag']!r} is not a kind; choose {tags}"
+            meant = _find_kind_by_value(str(context["tag"]), models)
+            return f"{context['tag']!r} is not a kind; choose {tags}{meant}"
         case "union_tag_not_found":
             return f"has no kind; choose {join_choices(_list_tags(models))} and write it as kind: …"
         case "value_error":
             return str(context["error"])
         case str(kind) if kind in _EXPECTED_TYPES:
+            wanted = _EXPECTED_TYPES[kind]
+            remedy = _suggest_mapping(str(one["loc"][-1]), got, models) if wanted == "a mapping" else None
             return (
-                f"must be {_EXPECTED_TYPES[kind]}; got {_shorten_repr(got)}, which is {describe_type(got)}; write "
-                f"{_EXPECTED_TYPES[kind]}"
+                f"must be {wanted}; got {_shorten_repr(got)}, which is {describe_type(got)}; write {remedy or wanted}"
             )
         case _:
             message = str(one["msg"])
             return f"{message[0].lower()}{message[1:]}; got {_shorten_repr(got)} ({describe_type(got)}); correct it"
+
+
+def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> str | None:
+    """Return the mapping that a word stands for: `{kind: chat}`, or the option that a group is named after."""
+    if not isinstance(got, str):
+        return None
+    if got in _list_tags(models):
+        return f"{{kind: {got}}}"
+    named = {name for model in models for name in model.model_fields if name.endswith(f"_{group}")}
+    return f"{{{named.pop()}: {got}}}" if len(named) == 1 else None
+
+
+def _find_kind_by_value(value: str, models: set[type[BaseModel]]) -> str:
+    """Return a hint if a value that is no kind is one of an option of some kinds, such as a shape of records."""
+    found = sorted(
+        f"{name}: {value} of kind {tag}"
+        for model in models
+        for name, field in model.model_fields.items()
+        for tag in _list_tags({model})
+        if name != "kind" and value in get_args(field.annotation)
+    )
+    return f"; did you mean {join_choices(found)}?" if found else ""
 
 
 def _shorten_repr(value: object) -> str:
@@ -193,19 +225,23 @@ _UNION_BRANCH = re.compile(
 """The step that pydantic adds to a location for a branch of a union of plain types; a user did not write it."""
 
 
-def _follow_location(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
+def _follow_location(
+    model: type[BaseModel], path: tuple[int | str, ...]
+) -> tuple[list[str], set[type[BaseModel]], dict[tuple[str, ...], str]]:
     """Follow an error's location through the models.
 
-    Returns the steps as a user would write them (without the tags of unions) and the innermost models reached:
-    several if the value may be of several kinds.
+    Returns the steps as a user would write them (without the tags of unions), the innermost models reached: several if
+    the value may be of several kinds, and the kinds of the groups on the way.
     """
     current: set[type[BaseModel]] = {model}
     steps: list[str] = []
+    kinds: dict[tuple[str, ...], str] = {}
     for step in path:
         # pydantic names a branch of a union of models by its tag or by its class.
         tagged = {one for one in current if _has_tag(one, str(step)) or one.__name__ == step}
         if tagged:
             current = tagged
+            kinds[tuple(steps)] = str(step)
             continue
         if isinstance(step, str) and _UNION_BRANCH.fullmatch(step):
             continue
@@ -213,7 +249,7 @@ def _follow_location(model: type[BaseModel], path: tuple[int | str, ...]) -> tup
         fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
         following = {found for field in fields for found in _find_models(field.annotation)}
         current = following or current
-    return steps, current
+    return steps, current, kinds
 
 
 def _list_filled_in_fields(models: set[type[BaseModel]]) -> set[str]:

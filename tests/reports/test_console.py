@@ -1,6 +1,7 @@
 """Words for terminals: numbers, durations, what is harmless to print, the short report, and progress."""
 
 import io
+import re
 import shutil
 import unicodedata
 from pathlib import Path
@@ -16,7 +17,8 @@ from rowmill.build.steps import open_project, plan_steps
 from rowmill.cli import main
 from rowmill.core import number_text
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
-from rowmill.reports import progress, summary
+from rowmill.reports import console, progress, summary
+from rowmill.schema import manifest
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -120,6 +122,35 @@ def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
     assert "every applicable check passed" in text
     assert "rowmill inspect small -n 2" in text
     assert "--root" not in text
+
+
+def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
+    mixture = {"batch_size": 4, "steps": 5, "train_weights": {"chats": 0.5, "tasks": 0.25, "notes": 0.25}}
+    project = CliProject(tmp_path).write(mixture=mixture)
+    assert project.rowmill("build") == main.DONE
+    splits = manifest.load_current(project.project.store, ("small", "training_splits"))
+    assert splits is not None
+    [_, *epochs] = summary.describe_training(project.project, splits)
+
+    shown = dict(re.findall(r"^(\w+): ([\d.]+) epoch", line)[0] for line in epochs)
+    unseen = [int(found[1]) for line in epochs if (found := re.search(r"; (\d+) of its", line))]
+    sequences = {row[0]: row[3] for row in splits.tables["splits"].rows if row[1] == "train"}
+    assert {name: round(float(text) * sequences[name]) for name, text in shown.items()} == {
+        "chats": 10, "tasks": 5, "notes": 5,
+    }  # fmt: skip
+    assert sum(unseen) == sum(count for state, _, count in splits.ledger if state == "not_scheduled") > 0
+    assert summary.describe_training(project.project, splits)[0].startswith("20 sequences in 5 steps; ")
+
+
+def test_step_s_line_does_not_deny_that_documents_are_longer_than_the_limit(built: CliProject) -> None:
+    step = next(one for one in plan_steps(built.project) if one.key == ("small", "notes", "truncation_stats"))
+    made = manifest.load_current(built.project.store, step.key)
+    assert made is not None
+
+    line = console.summarize_output(made)
+
+    assert "over 128" not in line
+    assert line.endswith("longer than 128 is cut by packing, not truncated")
 
 
 def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProject, tmp_path: Path) -> None:

@@ -153,13 +153,7 @@ def _render_summary_places(project: Project) -> list[RenderableType]:
             label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{packed_shards.STAGE.name}"))
         )
     if splits is not None:
-        order = read_facts(TrainingSplitsFacts, splits.facts)
-        lines.append(
-            label_value(
-                "order",
-                join_facts([format_count(order.places, "place"), format_count(order.steps, "step")]),
-            )
-        )
+        lines.append(label_value("training", "\n".join(describe_training(project, splits))))
     if ranks is not None:
         where = project.store.path(f"{get_stage_folder(ranks.key)}/current.json")
         facts = read_facts(GpuPartitionsFacts, ranks.facts)
@@ -175,6 +169,22 @@ def _render_summary_places(project: Project) -> list[RenderableType]:
         label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
         for export, made in find_built_exports(project)
     ]
+    return lines
+
+
+def describe_training(project: Project, splits: Manifest) -> list[str]:
+    """Describe what training on an order will see: steps, padding, epochs, and sequences that it never sees."""
+    order = read_facts(TrainingSplitsFacts, splits.facts)
+    shown = f"{format_count(order.places, 'sequence')} in {format_count(order.steps, 'step')}"
+    padding = 1 - order.tokens / max(order.places * project.recipe.seq_len, 1)
+    fillers = f", {format_count(order.fillers, 'filler sequence')} included" if order.fillers else ""
+    lines = [f"{shown}; {format_percent(padding)} of their positions are padding{fillers}"]
+    available = {row[0]: int(row[3]) for row in splits.tables["splits"].rows if row[1] == "train"}
+    for dataset, _, _, epochs, _, _ in splits.tables["mixture"].rows:
+        sequences = available.get(dataset, 0)
+        unseen = round(sequences * max(1 - epochs, 0))
+        rest = f"; {unseen:,} of its {format_count(sequences, 'sequence')} are never scheduled" if unseen else ""
+        lines.append(f"{dataset}: {epochs:,.2f} {'epoch' if epochs == 1 else 'epochs'}{rest}")
     return lines
 
 

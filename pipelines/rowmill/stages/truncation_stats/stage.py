@@ -220,6 +220,8 @@ def _trained_shares(columns: pa.Table) -> Histogram:
 def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Sequence[str]:
     del rows
     quantiles = [f"{name} {facts.quantiles[name]:,}" for name in ("p50", "p95", "max")]
+    if facts.quantiles["max"] > facts.limit and not facts.context_overflow:
+        return *quantiles, f"longer than {facts.limit:,} is cut by packing, not truncated"
     return *quantiles, f"{format_percent(facts.context_overflow)} over {facts.limit:,}"
 
 

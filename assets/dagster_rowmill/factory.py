@@ -35,7 +35,7 @@ from rowmill.core import number_text
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import DISK_FULL_ERRNOS, Store
 from rowmill.reports import console
-from rowmill.reports.progress import format_rates
+from rowmill.reports.progress import RateMeter
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 
@@ -202,16 +202,20 @@ class LogProgress:
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
+        self._rates = RateMeter()
         # Counted from the start, so that a short stage logs nothing.
         self._last_s = clock()
 
-    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+    def __call__(
+        self, where: str, *, done: int, total: int, rows: int, total_rows: int, tokens: int, seconds: float
+    ) -> None:
         """Log a line if the last one is old enough."""
+        rates = self._rates.describe(where, rows=rows, total_rows=total_rows, tokens=tokens, seconds=seconds)
         now_s = self._clock()
         if now_s - self._last_s < LOG_INTERVAL_S:
             return
         self._last_s = now_s
-        self._log(f"{where}: {done:,} of {total:,} parts, {format_rates(done, total, rows, tokens, seconds)}")
+        self._log(f"{where}: {done:,} of {total:,} parts, {rates}")
 
 
 def open_asset_inputs(

@@ -197,7 +197,7 @@ def test_stats_with_hint_exit_3_only_when_strict(
     project = CliProject(tmp_path).write(seq_len=4096)
 
     assert project.rowmill("stats", *options) == status
-    assert "lower max_length to reduce VRAM usage" in capsys.readouterr().out
+    assert "lower seq_len to reduce VRAM usage" in capsys.readouterr().out
 
 
 def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,8 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
 
     for second in range(1, 13):
         now = float(second)
-        progress("chats/canonical_rows", done=second, total=20, rows=100 * second, tokens=0, seconds=now)
+        rows = 100 * second
+        progress("chats/canonical_rows", done=second, total=20, rows=rows, total_rows=2000, tokens=0, seconds=now)
 
     assert lines == [
         "chats/canonical_rows: 5 of 20 parts, 100 rows/s, 15.0 s left",

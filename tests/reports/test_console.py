@@ -174,8 +174,22 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
 
 
 def test_rates_word_speed_and_what_is_left() -> None:
-    assert progress.format_rates(5, 20, 1000, 50_000, 10.0) == "100 rows/s, 5k tokens/s, 30.0 s left"
-    assert progress.format_rates(5, 20, 1000, 0, 10.0) == "100 rows/s, 30.0 s left"
+    meter = progress.RateMeter()
+
+    # The first part took 20 s, 18 of which went to opening the tokenizer.
+    said_of = [
+        meter.describe("chats/tokenized_examples", rows=rows, total_rows=5000, tokens=50 * rows, seconds=seconds)
+        for rows, seconds in [(0, 0.0), (200, 20.0), (1200, 30.0), (5000, 68.0)]
+    ]
+    next_stage = meter.describe("chats/packed_shards", rows=10, total_rows=40, tokens=0, seconds=2.0)
+
+    assert said_of == [
+        "starting",
+        "10 rows/s, 500 tokens/s",
+        "100 rows/s, 5k tokens/s, 38.0 s left",
+        "100 rows/s, 5k tokens/s, 0.0 s left",
+    ]
+    assert next_stage == "5 rows/s"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +205,8 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
     with progress.BuildProgress(project, steps, screen, aside) as watch:
         watch.begin(steps[0])
         for second in range(1, 13):
-            watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
+            rows, seconds = 100 * second, float(second)
+            watch("chats/raw_dataset", done=second, total=24, rows=rows, total_rows=2400, tokens=0, seconds=seconds)
 
     assert said(aside) == [
         "chats/raw_dataset: 5 of 24 parts, 100 rows/s, 19.0 s left",
@@ -206,7 +221,7 @@ def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) ->
     steps = plan_steps(project)[:1]
     with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
         watch.begin(steps[0])
-        watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
+        watch(steps[0].name, done=1, total=2, rows=10, total_rows=20, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})
         watch.tell(steps[0], report, runner.check_step(project, steps[0], report.manifest))
 

@@ -15,6 +15,7 @@ from rowmill.cli.projects import open_project, recipe_path
 from rowmill.core.errors import ConfigError, GateError, suggest_name
 
 if TYPE_CHECKING:
+    from rowmill.build.preflight import Finding
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.arguments import Commands
@@ -71,14 +72,14 @@ def add_build_commands(commands: "Commands") -> None:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from rowmill.build import plan, preflight
+    from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import json_output, table_plans
     from rowmill.reports.console import render_plan, render_remarks
 
     project, console = open_project(args), terminal.make_console()
-    remarks = preflight.require_no_mistakes(project)
+    remarks = _try_first_records(project)
     forecasts = plan.forecast_steps(project)
     if args.json:
         print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
@@ -133,7 +134,7 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 
 
 def _run_build(args: argparse.Namespace) -> int:
-    from rowmill.build import preflight, runner
+    from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports import report_page
     from rowmill.reports.console import render_remarks
@@ -142,7 +143,7 @@ def _run_build(args: argparse.Namespace) -> int:
     project = open_project(args)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
     _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
-    if not args.skip_preflight and (remarks := preflight.require_no_mistakes(project, steps)):
+    if not args.skip_preflight and (remarks := _try_first_records(project, steps)):
         terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
         return _print_build_as_json(project, steps, args.only)
@@ -155,6 +156,15 @@ def _run_build(args: argparse.Namespace) -> int:
     if not args.only:
         print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
     return BLOCKED if blocked else DONE
+
+
+def _try_first_records(project: "Project", steps: "Sequence[Step] | None" = None) -> "list[Finding]":
+    """Run the pre-flight while a terminal shows that it runs."""
+    from rowmill.build import preflight
+    from rowmill.core import console as terminal
+
+    with terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan"):
+        return preflight.require_no_mistakes(project, steps)
 
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:

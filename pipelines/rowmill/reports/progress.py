@@ -1,7 +1,7 @@
 """Progress of a running build: a live line on a terminal, a plain line every few seconds elsewhere.
 
-What belongs here: receiving progress and finished steps, and showing both. What does not: the text of a finished step
-(`reports/console.py`).
+What belongs here: receiving progress and finished steps, rates and remaining time, and showing them. What does not: the
+text of a finished step (`reports/console.py`).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step
@@ -35,6 +35,7 @@ class BuildProgress:
         self._screen = screen
         self._aside = aside
         self._printed_s = 0.0
+        self._rates = RateMeter()
         self._live = _make_live_line(screen) if screen.is_terminal else None
         self._task = self._live.add_task("", total=None, rates="") if self._live else None
 
@@ -52,11 +53,13 @@ class BuildProgress:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+    def __call__(
+        self, where: str, *, done: int, total: int, rows: int, total_rows: int, tokens: int, seconds: float
+    ) -> None:
         """Receive the progress of the current step: `done` of `total` parts are finished."""
-        rates = format_rates(done, total, rows, tokens, seconds)
+        rates = self._rates.describe(where, rows=rows, total_rows=total_rows, tokens=tokens, seconds=seconds)
         if self._live is not None and self._task is not None:
-            self._live.update(self._task, completed=done, total=total, rates=rates)
+            self._live.update(self._task, completed=rows, total=total_rows, rates=rates)
         elif seconds - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
@@ -84,20 +87,50 @@ def _make_live_line(screen: Console) -> Progress:
         SpinnerColumn(style="cyan"),
         TextColumn("{task.description:<20}", style="cyan"),
         BarColumn(bar_width=20, complete_style="cyan", pulse_style="cyan", style="bright_black"),
+        TimeElapsedColumn(),
         TextColumn("{task.fields[rates]}", style=DIM),
     )
     return Progress(*columns, console=screen, transient=True, refresh_per_second=8)
 
 
-def format_rates(done: int, total: int, rows: int, tokens: int, seconds: float) -> str:
-    """Format rates and remaining time: `830 rows/s, 12.3k tokens/s, 4 s left`."""
-    if seconds <= 0:
-        return ""
+class RateMeter:
+    """Words the rates of a stage, and the time that is left of it: `830 rows/s, 12.3k tokens/s, 4.0 s left`.
+
+    A stage's first part takes longer, because it opens the tokenizer and probes the template. So rates count from the
+    end of the first part, and until then nothing is said of the time left.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a stage."""
+        self._where = ""
+        self._first: tuple[int, int, float] | None = None
+
+    def describe(self, where: str, *, rows: int, total_rows: int, tokens: int, seconds: float) -> str:
+        """Return the rates of a stage after its parts with so many rows and tokens took so long."""
+        if where != self._where or not rows:
+            self._where, self._first = where, None
+        if not rows or seconds <= 0:
+            return "starting"
+        if self._first is None:
+            self._first = rows, tokens, seconds
+            return _format_rates(rows, tokens, seconds)
+        first_rows, first_tokens, first_seconds = self._first
+        since_s = seconds - first_seconds
+        if rows <= first_rows or since_s <= 0:
+            return _format_rates(rows, tokens, seconds)
+        left_s = since_s / (rows - first_rows) * (total_rows - rows)
+        return f"{_format_rates(rows - first_rows, tokens - first_tokens, since_s)}, {_format_time_left(left_s)}"
+
+
+def _format_rates(rows: int, tokens: int, seconds: float) -> str:
     rates = [f"{format_short_number(rows / seconds)} rows/s"]
     if tokens:
         rates.append(f"{format_short_number(tokens / seconds)} tokens/s")
-    rates.append(f"{number_text.format_seconds(seconds / done * (total - done))} left" if done else "")
-    return ", ".join(rate for rate in rates if rate)
+    return ", ".join(rates)
+
+
+def _format_time_left(seconds: float) -> str:
+    return f"{number_text.format_seconds(seconds)} left"
 
 
 def format_short_number(value: float) -> str:

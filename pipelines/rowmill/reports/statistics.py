@@ -36,8 +36,15 @@ def list_hints(project: Project) -> list[str]:
     found: list[str] = []
     for name in project.recipe.datasets:
         made = load_current(project, name, truncation_stats.STAGE)
-        found += [f"{name}: {hint}" for hint in (_read_truncation(made).hints if made else [])]
+        found += [f"{name}: {hint}" for hint in (describe_hints(project, name, made) if made else [])]
     return found
+
+
+def describe_hints(project: Project, name: str, made: Manifest) -> list[str]:
+    """Return a dataset's hints; the limit in them is the option that sets it, `seq_len` if the dataset has none."""
+    dataset = project.recipe.datasets[name]
+    option, value = dataset.format.get_length_limit(dataset)
+    return [hint.replace("max_length", "seq_len" if value is None else option) for hint in _read_truncation(made).hints]
 
 
 def load_current(project: Project, dataset: str | None, stage: StageDeclaration) -> Manifest | None:
@@ -59,6 +66,7 @@ def _render_dataset_statistics(project: Project, name: str) -> RenderableType:
         lines += _render_tools(read_facts(TokenizedExamplesFacts, examples.facts))
     if lengths is not None:
         lines += _render_lengths(lengths)
+        lines += [Text(f"\n  ! {hint}", LOOK) for hint in describe_hints(project, name, lengths)]
     lines += _render_rejects(rows, examples)
     dropped = examples.tables.get("dropped") if examples is not None else None
     if dropped is not None and dropped.rows:
@@ -134,7 +142,7 @@ def _render_lengths(made: Manifest) -> list[RenderableType]:
     lines: list[RenderableType] = [
         _render_label(f"{made.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
-        _render_label(f"length as a share of max_length {facts.limit:,}"), buckets,
+        _render_label(f"length as a share of the limit of {facts.limit:,}"), buckets,
     ]  # fmt: skip
     if "stages" in made.tables:
         taken = [
@@ -144,7 +152,7 @@ def _render_lengths(made: Manifest) -> list[RenderableType]:
         lines += [_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
     if facts.dropped_for_length:
         lines.append(Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}"))
-    return [*lines, *_render_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts.hints)]
+    return [*lines, *_render_what_if(made)]
 
 
 def _render_what_if(made: Manifest) -> list[RenderableType]:

@@ -62,8 +62,13 @@ TaskT = TypeVar("TaskT")
 class ProgressCallback(Protocol):
     """Callback that receives a stage's progress."""
 
-    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Receive progress: `done` of `total` parts of `where` (`chats/canonical_rows`) are finished."""
+    def __call__(
+        self, where: str, *, done: int, total: int, rows: int, total_rows: int, tokens: int, seconds: float
+    ) -> None:
+        """Receive progress: `done` of `total` parts of `where` (`chats/canonical_rows`) are finished.
+
+        The first call comes before any part is made; `rows` of `total_rows` input rows are in finished parts.
+        """
         ...
 
 
@@ -326,15 +331,21 @@ def _make_and_keep(
 
 
 def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:
-    """Pass parts through and tell whoever listens how far the stage is."""
-    begin, rows, tokens = time.monotonic(), 0, 0
+    """Pass parts through, and report before the first part and after each how far the stage is."""
+    begin, rows, tokens, total_rows = time.monotonic(), 0, 0, sum(plan.rows for plan in planned)
+
+    def report(done: int) -> None:
+        if work.progress is not None and planned:
+            where, seconds = "/".join(work.key[1:]), time.monotonic() - begin
+            work.progress(
+                where, done=done, total=len(planned), rows=rows, total_rows=total_rows, tokens=tokens, seconds=seconds
+            )
+
+    report(0)
     for done, part in enumerate(made, 1):
         rows += planned[done - 1].rows
         tokens += int(part.facts.get("tokens", 0))
-        if work.progress is not None:
-            seconds = time.monotonic() - begin
-            where = "/".join(work.key[1:])
-            work.progress(where, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
+        report(done)
         yield part
 
 

@@ -33,6 +33,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
+from rowmill.formats.removal_filters import Benchmark, Decontaminate
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture_options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
@@ -66,6 +67,8 @@ TITLES: dict[type[Config], str] = {
     **{model: f"`datasets.<name>.{name}`" for name, model in OPTION_GROUPS.items()},
     TokenizerChoice: "`tokenizer`",
     TemplateChoice: "Template choice",
+    Decontaminate: "`datasets.<name>.filters.decontaminate`",
+    Benchmark: "`filters.decontaminate.benchmarks`",
     Boundaries: "Boundaries",
     **{
         model: f"Records: `{name}`"

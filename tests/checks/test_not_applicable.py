@@ -15,6 +15,7 @@ import pytest
 from dagster_rowmill import metadata
 from dagster_rowmill.checks import make_asset_check_result
 from rowmill import stats
+from rowmill.checks.catalog import CHECKS
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core import number_text
@@ -36,6 +37,8 @@ IDLE: Mapping[str, set[str]] = {
     "groups": {"preference_data", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
+ON_REQUEST = {check.name for check in CHECKS if check.is_on_request}
+"""The checks of options that no dataset here sets."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,8 @@ def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built:
     results = results_of(built, dataset)
 
     # Of a recipe that was never published, nothing can have shrunk.
-    assert {check for check, one in results.items() if one.outcome == "not_applicable"} == IDLE[dataset] | {"shrunk"}
+    idle = IDLE[dataset] | ON_REQUEST | {"shrunk"}
+    assert {check for check, one in results.items() if one.outcome == "not_applicable"} == idle
     for check in IDLE[dataset]:
         one = results[check]
         assert (one.passed, one.failed, one.blocking, one.value) == (False, False, False, None)

@@ -14,7 +14,18 @@ import pytest
 
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.schema import ledger, reject_reasons
-from tests.support.recipes import CHAT, CHATML, TEXT, Built, Road, chat, sentence, tokenizer_json, write_tokenizer
+from tests.support.recipes import (
+    CHAT,
+    CHATML,
+    TEXT,
+    Built,
+    Road,
+    chat,
+    document,
+    sentence,
+    tokenizer_json,
+    write_tokenizer,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,6 +80,8 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     "missing_field": ({**CHAT, "messages_field": "dialog"}, [{"messages": [USER, BOT]}], {}),
     "duplicate": (CHAT, [chat(1), chat(1)], {}),
+    "contaminated": (TEXT, [document(1)], {"filters": {"decontaminate": {
+        "benchmarks": [{"name": "itself", "urls": ["data/contaminated.jsonl"], "fields": ["text"]}]}}}),
     "empty_text": (TEXT, [{"text": " \n"}], {}),
     "too_short": (TEXT, [{"text": "ab"}], {"filters": {"min_chars": 3}}),
     "too_long": (TEXT, [{"text": "abcd"}], {"filters": {"max_chars": 3}}),

@@ -44,6 +44,11 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "format", "table"): {
         "columns": {"who": {"type": "text"}, "time": {"type": "number"}, "amount": {"type": "integer", "use": False}}
     },
+    ("datasets", "*", "filters", "decontaminate"): {
+        "benchmarks": [{"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}]
+    },
+    ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "urls"): ["data/texts.jsonl"],
+    ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "fields"): ["messages"],
     ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
     ("datasets", "*", "template", "on_dropped"): {"reasoning": "count"},
     ("datasets", "*", "reasoning", "think_tags"): [["<t>", "</t>"]],
@@ -127,8 +132,13 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
         "table": {"kind": "records", "data": data, "generation": {"backend": BACKEND}},
         "series": {"kind": "records", "data": data, "time_series": {"is_timeseries": True}, "generation": {}},
     }
+    datasets: dict[str, dict[str, Any]] = {
+        name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()
+    }
+    benchmark = {"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}
+    datasets["chats"]["filters"] = {"decontaminate": {"benchmarks": [benchmark]}}
     made.recipe(
-        {name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()},
+        datasets,
         tokenizer={"name": "tokenizer"},
         mixture={"batch_size": 4, "steps": 4},
         exports=[{"kind": "native", "name": "shards"}],

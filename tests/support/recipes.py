@@ -272,17 +272,17 @@ class Built:
 
     def rejects(self, dataset: str = "rows") -> list[tuple[int, str]]:
         """Return the rejects of all stages as (record number from 0, reason), in order of number."""
-        found = [
-            row
-            for stage in ("canonical_rows", "tokenized_examples")
-            for row in self.rows_of(dataset, stage, file="rejects")
-        ]
+        found = self.rejected_rows(dataset)
         return sorted((parse_row_id(row["row_id"])[1], str(row["reason"])) for row in found)
 
     def details(self, dataset: str = "rows") -> list[str]:
         """Return the details of all rejects."""
-        stages = ("canonical_rows", "tokenized_examples")
-        return [str(row["detail"]) for stage in stages for row in self.rows_of(dataset, stage, file="rejects")]
+        return [str(row["detail"]) for row in self.rejected_rows(dataset)]
+
+    def rejected_rows(self, dataset: str = "rows") -> list[dict[str, Any]]:
+        """Return the rejects of the stages that were built, with all columns."""
+        stages = [stage for stage in ("canonical_rows", "tokenized_examples") if (dataset, stage) in self.steps]
+        return [row for stage in stages for row in self.rows_of(dataset, stage, file="rejects")]
 
     def kept(self, dataset: str = "rows") -> list[int]:
         """Return the record numbers that became examples."""

@@ -52,6 +52,9 @@ class Check:
     """The remedy for records datasets, if the general one does not apply."""
     only_for: RowKind | None = None
     """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
+    is_on_request: bool = False
+    """Whether its stage counts its fact only where the recipe asks for it, so that other outputs keep their versions;
+    an output without the fact is not applicable."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     before_build: str = ""
@@ -125,6 +128,15 @@ CHECKS: tuple[Check, ...] = (
         "prompts of which equal copies have different ground truths",
         "correct the ground truths, or take one source of them; of equal prompts the first is kept",
         applies_to="prompts", only_for="prompt", names_samples=True),
+    Check("decontamination_items", (CANONICAL_ROWS,), "at_least", 1, "error",
+        "items in the file of filters.decontaminate that has fewest",
+        "name columns in filters.decontaminate.benchmarks.fields that the records of every file have; the table "
+        "benchmarks counts the items of each", applies_to="datasets with filters.decontaminate", is_on_request=True),
+    Check("contaminated", (CANONICAL_ROWS,), "at_most", 0.05, "warn",
+        "share of rows that have an item of a benchmark, removed or not",
+        "read the rows beside their items in the table contamination; ask where the data is from, or raise "
+        "filters.decontaminate.coverage if they only share phrases",
+        applies_to="datasets with filters.decontaminate", is_on_request=True, is_share=True),
     Check("mask_verified", (TOKENIZED_EXAMPLES,), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",

@@ -216,7 +216,8 @@ def _make_check_result(
 ) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
     # A custom rule may name a fact that other kinds of data do not count.
-    absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
+    may_be_absent = threshold.expectation is not None or CHECKS_BY_NAME[threshold.check].is_on_request
+    absent = NOT_APPLICABLE if may_be_absent and threshold.applies_to else None
     applies = not threshold.applies_to or manifest.facts.get(threshold.fact, absent) != NOT_APPLICABLE
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
     passed = value is not None and threshold.holds(value)

@@ -1,7 +1,8 @@
 """Filters before tokenization: documents that are too short or too long, and duplicate rows.
 
-What belongs here: the limits, the hashes that define equal rows, which of equal rows is kept. What does not:
-near-duplicates across splits, which need tokens and are counted by a check.
+What belongs here: the limits, the hashes that define equal rows, which of equal rows is kept. What does not: rows that
+resemble others or benchmarks (`removal_filters.py`), and near duplicates across splits, which need tokens and are
+counted by a check.
 
     content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
     prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
@@ -17,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json
+from rowmill.formats.removal_filters import Decontaminate
 from rowmill.schema.rows import CONTENT_COLUMNS, Message, Rejected, Row
 
 HASH_BYTES = 16
@@ -48,6 +50,8 @@ class Filters(Config):
     key-sorted JSON starts with the same 200 characters; off (false): all are kept."""
     max_items: Annotated[int, Field(ge=1)] | None = None
     """Number of records to take, from the first; null: all. The others are `not_taken`."""
+    decontaminate: Decontaminate | None = None
+    """Removes rows that have an item of a benchmark; null: no row is compared."""
 
     @field_validator("deduplicate", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.formats.kind import DatasetKind, DatasetOptions
+from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import RowKind
 from rowmill.tabular.generation import Generation
@@ -193,7 +194,7 @@ class Records(DatasetKind):
     ROW_KIND: ClassVar[RowKind] = "record"
     GROUPS: ClassVar[frozenset[str]] = frozenset({"filters", "splits", "packing"})
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
-        "filters": frozenset({"min_chars", "max_chars"}),
+        "filters": frozenset({"min_chars", "max_chars"}) | REMOVAL_FILTERS,
         "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
         "splits": frozenset({"gap", "crossing_groups"}),
     }

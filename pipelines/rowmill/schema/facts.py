@@ -96,6 +96,10 @@ class CanonicalRowsFacts:
     unpinned_boundaries: int | str
     validation_source: bool
     """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
+    # Filters that compare rows with others.
+    decontamination_items: int | Uncounted = UNCOUNTED
+    """Items of the benchmark file that has fewest."""
+    contaminated: float | Uncounted = UNCOUNTED
     # All but tables.
     notes: dict[str, int] | Uncounted = UNCOUNTED
     """What was noticed in records and changed nothing, by name."""

@@ -125,6 +125,13 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "duplicate": ReasonDescription(
         "rows", "an earlier row has the same content", "set `filters.deduplicate: off` if copies are intended"
     ),
+    "contaminated": ReasonDescription(
+        "rows",
+        "the row has an item of a benchmark of `filters.decontaminate`; the detail names the item, the share of its "
+        "words that the row has, and the first n-gram that both have",
+        "read both texts in the view `contamination`; raise `filters.decontaminate.coverage` if they only share "
+        "phrases",
+    ),
     "skipped_by_format": ReasonDescription(
         "rows", "the custom class returned nothing for the record", "nothing, if that is intended"
     ),

@@ -82,10 +82,7 @@ class Files(Config):
     @field_validator("train_urls", "validation_urls")
     @classmethod
     def _require_known_suffixes(cls, values: list[str]) -> list[str]:
-        for url in values:
-            for one in urls.expand_braces(url):
-                _require_known_suffix(one)
-        return values
+        return require_known_suffixes(values)
 
     @field_serializer("train_urls", "validation_urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
@@ -120,6 +117,21 @@ def _lacks_option(url: str, option: str) -> bool:
     """Return whether a URL's suffix shows that its files do not have an option."""
     asked = choose_file_format(url)
     return asked is not None and option not in asked[0].options
+
+
+def require_known_suffixes(values: list[str]) -> list[str]:
+    """Return the URLs if each names a folder or a kind of file that can be read.
+
+    Raises
+    ------
+    ValueError
+        For the first URL with an unknown suffix.
+
+    """
+    for url in values:
+        for one in urls.expand_braces(url):
+            _require_known_suffix(one)
+    return values
 
 
 def _require_known_suffix(url: str) -> None:

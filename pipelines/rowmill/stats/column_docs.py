@@ -39,6 +39,7 @@ VIEW_DOCS: Final[Mapping[str, str]] = {
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
     "token_ledger": "Where tokens ended, each in exactly one class; for packed_shards, those in no sequence.",
     "rejects": "Rejected records, one row each.",
+    "contamination": "Rows that have an item of a benchmark, removed or not, beside the item that they match most.",
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
@@ -105,6 +106,16 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "rejects": {
         "reason": "Why, from a closed list.",
         "detail": "What was found in this record.",
+    },
+    "contamination": {
+        "benchmark": "The benchmark's name.",
+        "item": "The item's number in the benchmark, from 0 through its files.",
+        "source": "The benchmark's file.",
+        "record": "The item's record in that file, from 1.",
+        "coverage": "Share of the item's words in n-grams that the row has too.",
+        "ngram": "The first n-gram that both have.",
+        "text": "The text of the row that has the n-gram, its first 300 characters.",
+        "item_text": "The item's text, its first 300 characters.",
     },
     "rows": {
         "kind": "conversation, pair, text, record, prompt or tokens.",

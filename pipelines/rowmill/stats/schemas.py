@@ -32,6 +32,10 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "ledger": _make_schema(stage=_TEXT, state=_TEXT, reason=_TEXT, records=_COUNT),
     "token_ledger": _make_schema(stage=_TEXT, split=_TEXT, **{"class": _TEXT}, tokens=_COUNT),
     "rejects": _make_schema(stage=_TEXT, row_id=_TEXT, reason=_TEXT, detail=_TEXT),
+    "contamination": _make_schema(
+        row_id=_TEXT, benchmark=_TEXT, item=_COUNT, source=_TEXT, record=_COUNT, coverage=_NUMBER, ngram=_TEXT,
+        text=_TEXT, item_text=_TEXT,
+    ),
     "rows": _make_schema(
         row_id=_TEXT, kind=_TEXT, split=_TEXT, group_key=_TEXT, domain=_TEXT, schema=_TEXT,
         extracted_think_from_content=_COUNT, moved_reasoning_keys=_COUNT, dropped_think_messages=_COUNT,

@@ -10,7 +10,7 @@ The original part is kept as well: the next build starts from it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, digest_json
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
+from rowmill.stages.base import PartTask, StageContext
 from rowmill.stages.canonical_rows.text_rows import count_normalizations
 from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 
@@ -40,6 +41,16 @@ class RewriteTask:
     drop: tuple[int, ...]
     why: tuple[Rejected, ...]
     splits: bytes | None = None
+
+
+def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask:
+    """Return the task that rejects some rows of a part; a part without any keeps its fingerprint."""
+    drop = tuple(sorted(removed))
+    if not drop:
+        return PartTask(part.fingerprint, None, 0, 0)
+    why = tuple(removed[place] for place in drop)
+    fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
+    return PartTask(fingerprint, RewriteTask(work.store.root, work.folder, fingerprint, part, drop, why), 0, 0)
 
 
 def rewrite_rows(task: RewriteTask) -> Part:

@@ -4,8 +4,8 @@ What belongs here: which parts to make, duplicates across parts, summing counts.
 (`canonicalization.py`) or one part (`text_rows.py`).
 
 Duplicates are found after all parts are made, from their hashes alone: the first of equal rows in source order is kept,
-so appended rows never displace earlier ones and a finished part stays finished. Then follow splits by time that need
-all rows (`time_splits.py`).
+so appended rows never displace earlier ones and a finished part stays finished. Then follow rows that have items of
+benchmarks (`contaminated_rows.py`), and splits by time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,10 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
+from rowmill.formats.removal_filters import REMOVAL_FILTERS, identify_removal_filters
+from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import CanonicalRowsFacts
+from rowmill.schema.facts import UNCOUNTED, CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
@@ -44,7 +46,15 @@ from rowmill.stages.base import (
     make_parts,
     scan_rows,
 )
-from rowmill.stages.canonical_rows import table_report, table_schema, text_rows, time_splits
+from rowmill.stages.canonical_rows import (
+    benchmark_items,
+    contaminated_rows,
+    table_report,
+    table_schema,
+    text_rows,
+    time_splits,
+)
+from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -60,8 +70,17 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
+    # A part's rows are made without these filters, and recipes without them keep their identity.
+    rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}}
+    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **_identify_removal(dataset)}
+
+
+def _identify_removal(dataset: Dataset) -> dict[str, Any]:
+    """Return the filters that compare rows with other texts; nothing if there are none."""
+    removal = identify_removal_filters(dataset.filters)
+    versions = [benchmark_items.VERSION, contaminated_rows.VERSION]
+    return {"removal": {"versions": versions, **removal}} if removal else {}
 
 
 def _digest_row_options(work: StageContext) -> str:
@@ -70,8 +89,17 @@ def _digest_row_options(work: StageContext) -> str:
     return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(work.recipe, name)["rows"])
 
 
-def make_canonical_rows(work: StageContext) -> StageOutput:
-    """Make the rows of all parts, and drop duplicates."""
+def _prepare_canonical_rows(work: StageContext) -> PreparedStage:
+    """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
+    benchmarks = benchmark_items.scan_benchmarks(work)
+    outside = benchmark_items.identify_benchmarks(benchmarks)
+    return PreparedStage(
+        tuple(outside), lambda: make_canonical_rows(work, benchmarks), partial(_is_under_contract, work)
+    )
+
+
+def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:
+    """Make the rows of all parts, and drop duplicates and what other filters remove."""
     part_groups = inputs.load_part_groups(work.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     _require_one_holdout(work, scanned)
@@ -86,11 +114,13 @@ def make_canonical_rows(work: StageContext) -> StageOutput:
         made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, tasks)
         known = None
     distinct = _drop_duplicates(work, made)
-    split = time_splits.split_by_time(work, distinct)
+    search = contaminated_rows.remove_contaminated_rows(work, distinct, benchmarks)
+    clean = distinct if search is None else search.parts
+    split = time_splits.split_by_time(work, clean)
     final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(work, final)
-    facts = _count_rows(work, scanned, final, groups, boundaries)
+    facts = _count_rows(work, scanned, final, groups, boundaries, search)
     conflicts = _find_truth_conflicts(work, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
@@ -98,7 +128,13 @@ def make_canonical_rows(work: StageContext) -> StageOutput:
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
-    draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
+    steps = {part.fingerprint for part in (*made, *distinct, *clean, *split.parts)}
+    if search is not None:
+        draft.parts = [replace(part, files=part.files | found) for part, found in zip(final, search.found, strict=True)]
+        draft.tables |= search.tables
+        draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
+        steps |= search.made_of
+    draft.details["made_of"] = sorted(steps - ends)
     return draft if known is None else table_report.complete_table_output(work, draft, facts, known)
 
 
@@ -221,6 +257,7 @@ def _count_rows(
     final: Sequence[Part],
     groups: pl.DataFrame,
     boundaries: dict[str, str],
+    search: contaminated_rows.ContaminationSearch | None,
 ) -> CanonicalRowsFacts:
     """Sum the counts of the parts."""
     records = sum(part.records for part in scanned)
@@ -240,6 +277,8 @@ def _count_rows(
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
+        decontamination_items=UNCOUNTED if search is None else search.fewest_items,
+        contaminated=UNCOUNTED if search is None else compute_share(search.rows, taken),
         records=records,
         kept=kept,
         rejected=sum(reasons.values()),
@@ -435,9 +474,12 @@ STAGE = StageDeclaration(
     facts=CanonicalRowsFacts,
     description="One row per record, in one shape for all sources; rejects are kept with their reason.",
     identity=identify_canonical_rows,
-    prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work), partial(_is_under_contract, work)),
+    prepare=_prepare_canonical_rows,
     inputs=(RAW_DATASET,),
-    feeds=StatsInputs(count_rows_by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
+    feeds=StatsInputs(
+        count_rows_by_fact("kept", "row"),
+        files={"rows": "rows", "rejects": "rejects", "contamination": "contamination"},
+    ),
     summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
 )

@@ -23,6 +23,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
+from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -58,7 +59,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
         "mode": form.mode,
         "time_series": form.time_series.model_dump(mode="json", include=times),
         "table": None if form.table is None else form.table.to_json(),
-        "filters": dataset.filters.model_dump(mode="json"),
+        "filters": dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS)),
         "splits": dataset.splits.model_dump(mode="json"),
     }
     advice = {"limit": recipe.limit_of(name), "cap": form.cap, "on_overflow": form.assembly.on_overflow}

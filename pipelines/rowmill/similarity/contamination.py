@@ -1,0 +1,258 @@
+"""Finds the benchmark items that a row has, by the share of an item's words inside n-grams that both have.
+
+What belongs here: the index of the items' n-grams, coverage, the best item of a row. What does not: reading benchmark
+files and removing rows (`stages/canonical_rows/contaminated_rows.py`).
+
+    n 3, item  a b c d e f                        n-grams in the row    words covered   coverage
+    row        x a b c d y                        abc bcd               a b c d         4/6
+    row        a b c x d e f                      abc def               a b c d e f     6/6
+    row        a b x c d                          none                                  0
+
+Hashes find the candidates; then the words themselves are compared, so that no equal hash removes a row. Rejected: one
+common n-gram as contamination. Of the questions of GSM8K's train file 97 share eight words with its test file, nearly
+all of them phrases such as "how much money does he have left"; three cover half of a test question.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints, expand_ranges
+from rowmill.similarity.words import (
+    HashedTexts,
+    Hashes,
+    hash_ngrams,
+    hash_whole_texts,
+    join_texts,
+    split_words,
+)
+
+FREQUENT_ITEMS = 10
+"""An n-gram in more items than this is a phrase of the benchmark, not part of a question, and is ignored."""
+
+_MAX_FILTER_BITS = 26
+_FILTER_SPARSENESS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ItemNGrams:
+    """The n-grams of all items, sorted by hash: the item of each and the word of the item that it begins with."""
+
+    hashes: Hashes
+    items: Ints
+    starts: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ShortTexts:
+    """The texts of items without any n-gram, sorted by hash; a row has such an item if it has all its texts."""
+
+    hashes: Hashes
+    items: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ItemIndex:
+    """What a row's n-grams are looked up in; items are numbered as in `words`, the number of words of each."""
+
+    n: int
+    ngrams: ItemNGrams
+    short: ShortTexts
+    words: Ints
+    ignored: int
+    """N-grams that are left out because too many items have them."""
+
+
+class Candidate(NamedTuple):
+    """An item that a row may have: its texts, and the coverage of its hashes."""
+
+    item: int
+    texts: Sequence[str]
+    coverage: float
+
+
+class Match(NamedTuple):
+    """The item that a row has: the share of its words that the row covers, and the first n-gram that both have."""
+
+    item: int
+    coverage: float
+    ngram: str
+
+
+def number_distinct_items(texts: HashedTexts, owners: Ints, count: int) -> Ints:
+    """Return for each item the first one with the same words; an item without words is its own.
+
+    `owners` are the items of the texts, ascending.
+    """
+    hashes = hash_whole_texts(join_texts(texts, owners, count))
+    _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+    return first[which].astype(np.int64)
+
+
+def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemIndex:
+    """Index the n-grams of `count` distinct items; `owners` are the items of the texts, ascending."""
+    ngrams = hash_ngrams(texts, n)
+    words = join_texts(texts, owners, count)
+    items = owners[ngrams.texts]
+    starts = ngrams.starts - words.offsets[items]
+    order = np.lexsort((starts, items, ngrams.hashes))
+    found = ItemNGrams(ngrams.hashes[order], items[order], starts[order])
+    is_frequent = _mark_frequent(found)
+    kept = ItemNGrams(found.hashes[~is_frequent], found.items[~is_frequent], found.starts[~is_frequent])
+    has_ngrams = np.zeros(count, np.bool_)
+    has_ngrams[items] = True
+    return ItemIndex(n, kept, _index_short_texts(texts, owners, has_ngrams), words.lengths, int(is_frequent.sum()))
+
+
+def _mark_frequent(ngrams: ItemNGrams) -> Bools:
+    """Mark the n-grams of too many items; an item that repeats one counts once."""
+    begins = np.ones(len(ngrams.hashes), np.bool_)
+    begins[1:] = ngrams.hashes[1:] != ngrams.hashes[:-1]
+    is_new = begins.copy()
+    is_new[1:] |= ngrams.items[1:] != ngrams.items[:-1]
+    which = np.cumsum(begins) - 1
+    return np.bincount(which[is_new])[which] > FREQUENT_ITEMS if len(which) else begins
+
+
+def _index_short_texts(texts: HashedTexts, owners: Ints, has_ngrams: Bools) -> ShortTexts:
+    asked = np.flatnonzero(~has_ngrams[owners] & (texts.lengths > 0))
+    hashes, items = _sort_distinct(hash_whole_texts(texts)[asked], owners[asked])
+    return ShortTexts(hashes, items)
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredItems:
+    """Pairs of a row and an item that share hashes, with the share of the item's words that these cover."""
+
+    rows: Ints
+    items: Ints
+    coverage: NDArray[np.float64]
+
+
+class ItemSearch:
+    """Looks up rows in an index; opened once for many parts."""
+
+    def __init__(self, index: ItemIndex) -> None:
+        """Prepare the lookup of an index."""
+        self.index = index
+        hashes = index.ngrams.hashes
+        begins = np.ones(len(hashes), np.bool_)
+        begins[1:] = hashes[1:] != hashes[:-1]
+        self._borders = np.append(np.flatnonzero(begins), len(hashes))
+        self._distinct = hashes[self._borders[:-1]]
+        # Most of a row's n-grams are in no item: one look into a small table leaves them out.
+        bits = min(max(10, (_FILTER_SPARSENESS * len(self._distinct)).bit_length()), _MAX_FILTER_BITS)
+        self._mask = np.uint64((1 << bits) - 1)
+        self._is_known = np.zeros(1 << bits, np.bool_)
+        self._is_known[self._distinct & self._mask] = True
+
+    def find_covered(self, texts: HashedTexts, rows: Ints, coverage: float) -> CoveredItems:
+        """Return the items that rows cover by hashes: by row, the best first, ties by item; `rows` own the texts."""
+        ngrams, short = self._cover_items(texts, rows), self._match_short(texts, rows)
+        covered = [np.concatenate(pair) for pair in zip(_columns(ngrams), _columns(short), strict=True)]
+        order = np.lexsort((covered[1], -covered[2], covered[0]))
+        order = order[covered[2][order] >= coverage]
+        return CoveredItems(*(column[order] for column in covered))
+
+    def _cover_items(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
+        ngrams = hash_ngrams(texts, self.index.n)
+        likely = np.flatnonzero(self._is_known[ngrams.hashes & self._mask])
+        at = np.searchsorted(self._distinct, ngrams.hashes[likely])
+        is_found = np.append(self._distinct, np.uint64(0))[at] == ngrams.hashes[likely]
+        is_found &= at < len(self._distinct)
+        at, owners = at[is_found], rows[ngrams.texts[likely[is_found]]]
+        counts = (self._borders[1:] - self._borders[:-1])[at]
+        places = expand_ranges(self._borders[at], counts)
+        known = self.index.ngrams
+        owners, items, starts = _sort_distinct(np.repeat(owners, counts), known.items[places], known.starts[places])
+        return _measure_coverage(owners, items, starts, self.index)
+
+    def _match_short(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
+        """Return the short items of which a row has every text."""
+        short = self.index.short
+        asked = np.flatnonzero((texts.lengths > 0) & (texts.lengths < self.index.n))
+        hashes = hash_whole_texts(texts)[asked]
+        first, last = np.searchsorted(short.hashes, hashes, "left"), np.searchsorted(short.hashes, hashes, "right")
+        owners, places = _sort_distinct(np.repeat(rows[asked], last - first), expand_ranges(first, last - first))
+        owners, items, counts = _count_pairs(owners, short.items[places])
+        needed = np.bincount(short.items, minlength=len(self.index.words))
+        whole = counts == needed[items]
+        return CoveredItems(owners[whole], items[whole], np.ones(int(whole.sum())))
+
+    def find_best_match(self, texts: Sequence[str], candidates: Iterable[Candidate], coverage: float) -> Match | None:
+        """Return the item that a row's words cover most, ties to the lower; None if no coverage is reached.
+
+        `candidates` are sorted by the coverage of their hashes, which that of the words never exceeds: usually the
+        first is the best.
+        """
+        of_row = [split_words(text) for text in texts]
+        best: Match | None = None
+        for candidate in candidates:
+            if best is not None and best.coverage >= candidate.coverage:
+                break
+            match = self._compare_words(of_row, candidate)
+            if match is not None and match.coverage >= max(coverage, 0 if best is None else best.coverage):
+                best = match
+        return best
+
+    def _compare_words(self, of_row: Sequence[list[str]], candidate: Candidate) -> Match | None:
+        n, item = self.index.n, candidate.item
+        of_item = [words for text in candidate.texts if (words := split_words(text))]
+        if all(len(words) < n for words in of_item):
+            is_whole = all(words in of_row for words in of_item)
+            return Match(item, 1.0, " ".join(of_item[0])) if is_whole else None
+        known = {tuple(words[k : k + n]) for words in of_row for k in range(len(words) - n + 1)}
+        words = [word for one in of_item for word in one]
+        offsets, starts = self._starts_by_item
+        begins = np.sort(starts[offsets[item] : offsets[item + 1]]).tolist()
+        common = [k for k in begins if tuple(words[k : k + n]) in known]
+        if not common:
+            return None
+        covered = sum(min(n, following - k) for k, following in pairwise([*common, common[-1] + n]))
+        return Match(item, covered / len(words), " ".join(words[common[0] : common[0] + n]))
+
+    @cached_property
+    def _starts_by_item(self) -> tuple[Ints, Ints]:
+        items = self.index.ngrams.items
+        order = np.argsort(items, kind="stable")
+        return np.searchsorted(items[order], np.arange(len(self.index.words) + 1)), self.index.ngrams.starts[order]
+
+
+def _columns(covered: CoveredItems) -> tuple[NDArray[Any], ...]:
+    return covered.rows, covered.items, covered.coverage
+
+
+def _measure_coverage(rows: Ints, items: Ints, starts: Ints, index: ItemIndex) -> CoveredItems:
+    """Sum the words in the n-grams of each pair of row and item; the lines are sorted and distinct."""
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = (rows[1:] != rows[:-1]) | (items[1:] != items[:-1])
+    # An n-gram adds the words that the one before it has not.
+    added = np.full(len(rows), index.n)
+    added[1:] = np.where(begins[1:], index.n, np.minimum(index.n, starts[1:] - starts[:-1]))
+    pairs = np.flatnonzero(begins)
+    covered = np.add.reduceat(added, pairs) if len(pairs) else np.empty(0, np.int64)
+    return CoveredItems(rows[pairs], items[pairs], covered / index.words[items[pairs]])
+
+
+def _count_pairs(rows: Ints, items: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the distinct pairs, and how often each occurs."""
+    order = np.lexsort((items, rows))
+    rows, items = rows[order], items[order]
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = (rows[1:] != rows[:-1]) | (items[1:] != items[:-1])
+    pairs = np.flatnonzero(begins)
+    return rows[pairs], items[pairs], np.diff(np.append(pairs, len(rows)))
+
+
+def _sort_distinct(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Return the distinct lines of some columns, sorted by the first, then the next."""
+    order = np.lexsort(columns[::-1])
+    lines = [column[order] for column in columns]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in lines])
+    return tuple(column[is_new] for column in lines)

@@ -1,0 +1,254 @@
+"""Splits texts into words, and hashes words and runs of words without a Python object for any of them.
+
+What belongs here: what a word is, hashes of words and of n-grams. What does not: comparing texts.
+
+    "Don't say 東京!"  ─NFKC, casefold─►  "don't say 東京!"  ─►  don t say 東 京  ─►  one 64-bit hash each
+    n-grams of 3                                              don t say │ t say 東 │ say 東 京
+
+A word is a run of letters, digits and `_`, with the marks on them. Scripts without spaces between words have one word
+per character: Han, Kana, Thai, Lao, Khmer, Myanmar. Rejected: a segmenter for these, which would tie a recipe's rows to
+a dictionary's version.
+
+A word's hash is a polynomial of its characters modulo 2^64, scrambled. Sums over a whole chunk of text give all words
+at once: with P[i] the sum of c[k]·M^k over k < i, the word [a, b) is (P[b] − P[a])·M^(−a).
+"""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints
+from rowmill.core.permutation import GAMMA, mix_array
+
+Hashes: TypeAlias = NDArray[np.uint64]
+
+CHUNK_CHARS = 1 << 18
+"""Characters that are hashed together: their arrays stay in the cache; only a longer run without a space exceeds it."""
+
+_MULTIPLIER = 0x5851F42D4C957F2D
+_INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
+_NGRAM_MULTIPLIER = np.uint64(0xD1342543DE82EF95)
+
+_UNKNOWN, _OTHER, _LETTER, _ALONE, _MARK = range(5)
+_ALONE_NAMES = (
+    "CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI ", "LAO ",
+    "KHMER ", "MYANMAR ",
+)  # fmt: skip
+"""How Unicode's names of the characters begin that are words by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashedTexts:
+    """The words of some texts: text t has the hashes `[offsets[t], offsets[t + 1])`."""
+
+    hashes: Hashes
+    offsets: Ints
+
+    @property
+    def lengths(self) -> Ints:
+        """Words of each text."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class NGrams:
+    """The n-grams of some texts: a hash each, the number of the word that it begins with, and the text."""
+
+    hashes: Hashes
+    starts: Ints
+    texts: Ints
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text."""
+    found: list[str] = []
+    for piece in _cut_at_spaces(text):
+        folded = fold_text(piece)
+        starts, ends, _ = _find_words(_read_code_points(folded), np.array([0, len(folded)]))
+        found += [folded[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return found
+
+
+def fold_text(text: str) -> str:
+    """Return a text in the form whose words are compared: NFKC, without case."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def hash_words(texts: Sequence[str]) -> HashedTexts:
+    """Hash the words of each text; equal words have equal hashes."""
+    hashes: list[Hashes] = [np.empty(0, np.uint64)]
+    counts: list[Ints] = [np.empty(0, np.int64)]
+    for pieces, owners in _collect_chunks(texts):
+        offsets = make_offsets([len(one) for one in pieces])
+        starts, ends, of_pieces = _find_words(codes := _read_code_points("".join(pieces)), offsets)
+        hashes.append(_hash_runs(codes, starts, ends))
+        counts.append(np.asarray(owners, np.int64)[of_pieces])
+    of_texts = np.bincount(np.concatenate(counts), minlength=len(texts))
+    return HashedTexts(np.concatenate(hashes), make_offsets(of_texts))
+
+
+def hash_ngrams(words: HashedTexts, n: int) -> NGrams:
+    """Hash the runs of `n` words inside each text."""
+    count = max(0, len(words.hashes) - n + 1)
+    hashes = words.hashes[:count].copy()
+    for place in range(1, n):
+        np.multiply(hashes, _NGRAM_MULTIPLIER, out=hashes)
+        np.add(hashes, words.hashes[place : place + count], out=hashes)
+    texts = np.repeat(np.arange(len(words.lengths)), words.lengths)[:count]
+    starts = np.flatnonzero(words.offsets[texts + 1] - np.arange(count) >= n)
+    hashes = hashes[starts]
+    mix_array(hashes)
+    return NGrams(hashes, starts, texts[starts])
+
+
+def hash_whole_texts(words: HashedTexts) -> Hashes:
+    """Hash each text's words as one run; texts are equal if their words are."""
+    powers = _raise_multiplier(int(words.lengths.max(initial=0)))
+    places = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.lengths)
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words.hashes * powers[places], dtype=np.uint64)))
+    hashes = sums[words.offsets[1:]] - sums[words.offsets[:-1]] + words.lengths.astype(np.uint64) * np.uint64(GAMMA)
+    mix_array(hashes)
+    return hashes
+
+
+def _collect_chunks(texts: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield folded pieces of texts, and the text of each."""
+    pieces: list[str] = []
+    owners: list[int] = []
+    held = 0
+    for number, text in enumerate(texts):
+        for piece in _cut_at_spaces(text):
+            # What is ASCII needs no normalization: most texts.
+            pieces.append(folded := piece.lower() if piece.isascii() else fold_text(piece))
+            owners.append(number)
+            held += len(folded)
+            if held >= CHUNK_CHARS:
+                yield pieces, owners
+                pieces, owners, held = [], [], 0
+    yield pieces, owners
+
+
+def _cut_at_spaces(text: str) -> Iterator[str]:
+    """Cut a long text after spaces: no word, and nothing that folding joins, crosses one."""
+    begin = 0
+    while len(text) - begin > CHUNK_CHARS:
+        space = max(text.rfind(one, begin, begin + CHUNK_CHARS) for one in " \n")
+        if space < begin:
+            following = [at for one in " \n" if (at := text.find(one, begin)) >= 0]
+            space = min(following, default=len(text) - 1)
+        yield text[begin : space + 1]
+        begin = space + 1
+    yield text[begin:] if begin else text
+
+
+def _read_code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _find_words(codes: NDArray[np.uint32], offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return where words begin and end, and the text of each; text t is `codes[offsets[t]:offsets[t + 1]]`."""
+    kinds = _classify(codes)
+    is_first = np.zeros(len(codes) + 1, np.bool_)
+    is_first[offsets] = True
+    marks = np.flatnonzero(kinds == _MARK)
+    if len(marks):
+        kinds[marks] = _find_base_kinds(kinds, is_first[:-1], marks)
+    begins = kinds == _LETTER
+    begins[1:] &= is_first[1:-1] | (kinds[:-1] != _LETTER)
+    begins |= kinds == _ALONE
+    begins[marks] = False
+    borders = np.flatnonzero(begins | (kinds == _OTHER) | is_first[:-1])
+    ends = np.append(borders[1:], len(codes))
+    is_word = begins[borders]
+    starts = borders[is_word]
+    return starts, ends[is_word], np.searchsorted(offsets, starts, "right") - 1
+
+
+def _find_base_kinds(kinds: NDArray[np.uint8], is_first: Bools, marks: Ints) -> NDArray[np.uint8]:
+    """Return the kind of the character that each mark is on; a mark on nothing belongs to no word."""
+    places = np.arange(len(kinds))
+    base = np.maximum.accumulate(np.where(kinds == _MARK, 0, places))[marks]
+    first = np.maximum.accumulate(np.where(is_first, places, 0))[marks]
+    return np.where((kinds[base] == _MARK) | (base < first), _OTHER, kinds[base]).astype(np.uint8)
+
+
+def _classify(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    table = _open_kind_table()
+    kinds = table[codes]
+    if (unknown := kinds == _UNKNOWN).any():
+        for code in np.unique(codes[unknown]).tolist():
+            table[code] = _find_kind(chr(code))
+        kinds = table[codes]
+    return kinds
+
+
+@cache
+def _open_kind_table() -> NDArray[np.uint8]:
+    """Return each character's kind; those beyond ASCII are filled in when they occur."""
+    table = np.full(0x110000, _UNKNOWN, np.uint8)
+    table[:128] = [_find_kind(chr(code)) for code in range(128)]
+    return table
+
+
+def _find_kind(character: str) -> int:
+    category = unicodedata.category(character)
+    if category[0] not in "LMN" and character != "_":
+        return _OTHER
+    if unicodedata.name(character, "").startswith(_ALONE_NAMES):
+        return _ALONE
+    return _MARK if category[0] == "M" else _LETTER
+
+
+def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
+    powers = _raise_multiplier(len(codes))
+    sums = np.zeros(len(codes) + 1, np.uint64)
+    # 0 is added to no character, so that a word and the same after a NUL differ.
+    np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
+    hashes = (sums[ends] - sums[starts]) * _raise_inverse(len(codes))[starts]
+    hashes += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
+    mix_array(hashes)
+    return hashes
+
+
+def _raise_multiplier(count: int) -> Hashes:
+    return _raise_to(_MULTIPLIER, _round_up(count))
+
+
+def _raise_inverse(count: int) -> Hashes:
+    return _raise_to(_INVERSE, _round_up(count))
+
+
+def _round_up(count: int) -> int:
+    """Return a size that few chunks exceed, so that equal powers are computed once."""
+    return max(2 * CHUNK_CHARS, 1 << max(0, count - 1).bit_length())
+
+
+_KEPT_POWERS: dict[int, Hashes] = {}
+
+
+def _raise_to(base: int, count: int) -> Hashes:
+    """Return base^0 … base^(count - 1) modulo 2^64; the longest list so far is kept."""
+    known = _KEPT_POWERS.get(base)
+    if known is None or len(known) < count:
+        factors = np.full(count, base, np.uint64)
+        factors[:1] = 1
+        known = _KEPT_POWERS[base] = np.cumprod(factors, dtype=np.uint64)
+    return known
+
+
+def join_texts(words: HashedTexts, owners: Ints, count: int) -> HashedTexts:
+    """Return the words of all texts of an owner as one text; `owners` ascend, below `count`."""
+    ends = np.searchsorted(owners, np.arange(count), "right")
+    return HashedTexts(words.hashes, np.append(0, words.offsets[ends]))
+
+
+def make_offsets(lengths: Sequence[int] | Ints) -> Ints:
+    """Return where each text begins, and the end of the last."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

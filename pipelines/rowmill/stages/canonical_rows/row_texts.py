@@ -1,0 +1,95 @@
+"""The texts of canonical rows that are compared with other texts: each message by itself, of all roles.
+
+What belongs here: which columns of a row are its texts. What does not: words (`similarity/words.py`).
+
+A message has up to three kinds of text: its reasoning, its content, and its calls, each a name and arguments. Tools are
+none: two dialogues that differ only in the tools on offer are the same text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.core.arrays import Ints
+from rowmill.core.json import Json, from_json, to_json
+from rowmill.schema.rows import Message
+
+TEXT_COLUMNS = ("messages", "text", "output", "record")
+"""The columns of a row that hold text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTexts:
+    """The texts of some rows: text t is of row `rows[t]`, ascending."""
+
+    texts: list[str]
+    rows: Ints
+    count: int
+    """Rows, those without texts among them."""
+
+    def of_row(self, row: int) -> list[str]:
+        """Return the texts of one row."""
+        first, last = np.searchsorted(self.rows, [row, row + 1]).tolist()
+        return self.texts[first:last]
+
+    @property
+    def characters(self) -> Ints:
+        """Characters of each row."""
+        lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
+        return np.bincount(self.rows, lengths, self.count).astype(np.int64)
+
+
+def list_row_texts(rows: pa.Table) -> RowTexts:
+    """Return the texts of a part's rows; `rows` has `TEXT_COLUMNS`."""
+    columns = [rows.column(name).to_pylist() for name in TEXT_COLUMNS]
+    texts: list[str] = []
+    counts: list[int] = []
+    for messages, *plain, record in zip(*columns, strict=True):
+        before = len(texts)
+        if messages is not None:
+            texts += _list_message_texts(from_json(messages))
+        texts += [text for text in plain if text]
+        if record is not None:
+            texts += list_strings(from_json(record))
+        counts.append(len(texts) - before)
+    return RowTexts(texts, np.repeat(np.arange(len(counts)), counts), len(counts))
+
+
+def _list_message_texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if reasoning := message.get("reasoning_content"):
+            yield reasoning
+        if content := message["content"]:
+            yield content
+        for call in message.get("tool_calls") or ():
+            yield _write_call(call["function"])
+
+
+def _write_call(function: Any) -> str:
+    return "\n".join([function["name"], *_list_arguments(function.get("arguments"))])
+
+
+def _list_arguments(value: Json) -> Iterator[str]:
+    """Yield the keys and values of a call's arguments; as JSON, escapes would be letters of words."""
+    if type(value) is dict:
+        for key, inner in value.items():
+            yield key
+            yield from _list_arguments(inner)
+    elif type(value) is list:
+        for inner in value:
+            yield from _list_arguments(inner)
+    else:
+        yield value if type(value) is str else to_json(value)
+
+
+def list_strings(value: Json) -> Iterator[str]:
+    """Yield every text inside a JSON value, in its order; keys are none."""
+    if type(value) is str:
+        if value:
+            yield value
+    elif type(value) in (dict, list):
+        for inner in value.values() if type(value) is dict else value:
+            yield from list_strings(inner)

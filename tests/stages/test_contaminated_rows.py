@@ -1,0 +1,255 @@
+"""`filters.decontaminate` in a build: what goes, what is said of it, and what a change of the benchmarks remakes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.core.errors import ConfigError, GateError, SourceError
+from rowmill.stats import query_views
+from tests.support.recipes import PAIR, Road, chat
+
+UP_TO_ROWS = ("raw_dataset", "canonical_rows")
+QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"
+OTHER = "Which planet of the solar system has the shortest day, and how long is it in hours?"
+
+
+def user(text: str, answer: str = "I do not know that, sorry.") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]}
+
+
+def decontaminate(*urls: str, fields: Sequence[str] = ("question",), **changes: Any) -> dict[str, Any]:
+    return {
+        "decontaminate": {"benchmarks": [{"name": "riddles", "urls": list(urls), "fields": list(fields)}], **changes}
+    }
+
+
+def project(folder: Path, rows: Sequence[Mapping[str, Any]], items: Sequence[Any], **changes: Any) -> Road:
+    road = Road(folder)
+    road.write("items.jsonl", items)
+    return road.one("rows.jsonl", rows, filters=decontaminate("data/items.jsonl", **changes))
+
+
+def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) -> None:
+    rows = [chat(0), user(f"Riddle: {QUESTION.upper()}"), chat(1), user("Hm.", f"You asked: {OTHER}"), chat(2)]
+    road = project(tmp_path, rows, [{"question": OTHER}, {"question": QUESTION}])
+
+    built = road.build(only=UP_TO_ROWS)
+
+    assert built.rejects() == [(1, "contaminated"), (3, "contaminated")]
+    assert [json.loads(detail) for detail in built.details()] == [
+        {"benchmark": "riddles", "item": 1, "coverage": 1.0, "ngram": "a farmer has nine sheep and all but"},
+        {"benchmark": "riddles", "item": 0, "coverage": 1.0, "ngram": "which planet of the solar system has the"},
+    ]
+    facts = built.manifest("rows", "canonical_rows").facts
+    assert (facts["kept"], facts["contaminated"], facts["decontamination_items"]) == (3, 0.4, 2)
+    assert facts["rejects"] == facts["accounted"] == 0
+
+
+def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Path) -> None:
+    half = " ".join(QUESTION.split()[:11])
+    road = project(tmp_path, [user(half), chat(1), user(QUESTION)], [{"question": "?"}, {"question": QUESTION}])
+
+    built = road.build(only=UP_TO_ROWS)
+
+    select = "select benchmark, item, source, record, round(coverage, 3), text, item_text from contamination"
+    _, found = query_views(road.project.store, f"{select} order by coverage")
+    source = "data/items.jsonl"
+    assert found == [
+        ("riddles", 1, source, 2, 0.579, half, QUESTION),
+        ("riddles", 1, source, 2, 1.0, QUESTION, QUESTION),
+    ]
+    made = built.manifest("rows", "canonical_rows")
+    assert [line[1:] for line in made.tables["contamination"].rows] == [
+        (QUESTION, "riddles", 1, QUESTION, 1.0),
+        (half, "riddles", 1, QUESTION, 0.578947368),
+    ]
+    assert made.tables["benchmarks"].rows == (("riddles", source, 2, 1, 2),)
+
+
+def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
+    road = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
+
+    built = road.build(only=UP_TO_ROWS)
+
+    made = built.manifest("rows", "canonical_rows")
+    assert (built.rejects(), made.facts["kept"], made.facts["contaminated"]) == ([], 2, 0.5)
+    assert query_views(road.project.store, "select count(*) from contamination")[1] == [(1,)]
+    result = next(one for one in built.steps["rows", "canonical_rows"][1] if one.check == "contaminated")
+    assert (result.failed, result.blocking) == (True, False)
+
+
+def test_without_the_filter_its_checks_do_not_apply(tmp_path: Path) -> None:
+    built = Road(tmp_path).one("rows.jsonl", [chat(0)]).build(only=UP_TO_ROWS)
+
+    outcomes = {one.check: one.outcome for one in built.steps["rows", "canonical_rows"][1]}
+    assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
+    assert "contaminated" not in built.manifest("rows", "canonical_rows").facts
+
+
+def test_a_file_without_items_closes_the_gate(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}])
+    road.write("empty.jsonl", [{"query": QUESTION}, {"question": None}, {"question": " ?! "}])
+    road.one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", "data/empty.jsonl"))
+
+    with pytest.raises(GateError, match=r"decontamination_items: 0 .*fields that the records of every file have"):
+        road.build()
+
+
+@pytest.mark.parametrize(
+    ("fields", "record"),
+    [
+        (["turns"], {"turns": [OTHER, QUESTION]}),
+        (["q.text"], {"q": {"text": QUESTION}}),
+        (["prompt"], {"prompt": [{"role": "user", "content": QUESTION}]}),
+        (["answer", "question"], {"question": QUESTION, "answer": "7"}),
+    ],
+)
+def test_fields_are_paths_to_texts_lists_or_messages(tmp_path: Path, fields: list[str], record: dict[str, Any]) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [record])
+    road.one("rows.jsonl", [user(QUESTION)], filters=decontaminate("data/items.jsonl", fields=fields, coverage=0.4))
+
+    assert road.build(only=UP_TO_ROWS).rejects() == [(0, "contaminated")]
+
+
+def test_every_kind_of_message_text_is_searched(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": QUESTION}}}
+    ends = [{"role": "tool", "content": "No."}, {"role": "assistant", "content": "Sorry."}]
+    start = {"role": "user", "content": "Find it."}
+    rows = [
+        {"messages": [start, {"role": "assistant", "content": "", "tool_calls": [call]}, *ends]},
+        {"messages": [start, {"role": "assistant", "content": "Seven", "reasoning_content": QUESTION}]},
+        {"messages": [{"role": "system", "content": QUESTION}, start, ends[1]]},
+    ]
+
+    built = project(tmp_path, rows, [{"question": QUESTION}]).build(only=UP_TO_ROWS)
+
+    assert built.rejects() == [(0, "contaminated"), (1, "contaminated"), (2, "contaminated")]
+
+
+def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}])
+    filters = decontaminate("data/items.jsonl")
+    sources = {
+        "pairs": (PAIR, [{"prompt": QUESTION, "answer": "7"}, {"prompt": "Say it.", "answer": QUESTION}]),
+        "texts": ({"kind": "text"}, [{"text": f"Chapter 1. {QUESTION} Chapter 2."}, {"text": "Nothing of it."}]),
+    }
+    road.recipe(
+        {
+            name: {"source": {"train_urls": [road.write(f"{name}.jsonl", rows)]}, "format": kind, "filters": filters}
+            for name, (kind, rows) in sources.items()
+        }
+    )
+
+    built = road.build(only=UP_TO_ROWS)
+
+    assert [reason for _, reason in built.rejects("pairs")] == ["contaminated", "contaminated"]
+    assert built.rejects("texts") == [(0, "contaminated")]
+
+
+def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_path: Path) -> None:
+    road = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
+    first = road.build(only=UP_TO_ROWS)
+    again = road.build(only=UP_TO_ROWS)
+
+    road.write("items.jsonl", [{"question": OTHER}, {"question": QUESTION}])
+    changed = road.build(only=UP_TO_ROWS)
+
+    assert (again.made(), changed.made()) == (set(), {"rows/canonical_rows"})
+    assert (first.rejects(), changed.rejects()) == (
+        [(0, "contaminated")],
+        [(0, "contaminated"), (1, "contaminated")],
+    )
+
+
+def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
+    rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
+    dated = [row | {"time": at} for at, row in enumerate(rows)]
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}])
+    splits = {"time_key": "time", "boundaries": {"validation": 5}}
+    road.one("rows.jsonl", dated, filters=decontaminate("data/items.jsonl"), splits=splits)
+
+    built = road.build(only=UP_TO_ROWS)
+
+    assert sorted(built.rejects()) == [(0, "contaminated"), (2, "duplicate"), (3, "duplicate")]
+    made = built.manifest("rows", "canonical_rows")
+    assert made.facts["splits"] == {"train": 2, "validation": 1}
+    assert query_views(road.project.store, "select count(*) from contamination")[1] == [(1,)]
+
+
+def test_too_many_ngrams_are_an_error_that_says_how_many(tmp_path: Path) -> None:
+    road = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
+
+    with pytest.raises(ConfigError, match=r"datasets\.rows\.filters\.decontaminate\.max_ngrams: .* have 12 n-grams"):
+        road.build(only=UP_TO_ROWS)
+
+
+def test_a_missing_benchmark_is_an_error(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/none.jsonl"))
+
+    with pytest.raises(SourceError, match=r"found no data at data/none\.jsonl"):
+        road.build(only=UP_TO_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"coverage": 0}, "coverage"),
+        ({"ngram": 1}, "ngram"),
+        ({"benchmarks": []}, "benchmarks"),
+        ({"benchmarks": [{"name": "a", "urls": ["a.doc"], "fields": ["q"]}]}, "has no known suffix"),
+        ({"benchmarks": [{"name": "a", "urls": ["a.jsonl"], "fields": ["q"]}] * 2}, "2 are called 'a'"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", **changes))
+
+    with pytest.raises(ConfigError, match=problem):
+        _ = road.project
+
+
+def test_tables_do_not_read_the_filter(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl"))
+
+    with pytest.raises(ConfigError, match=r"filters\.decontaminate: a records dataset does not read this option"):
+        _ = road.project
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("coverage", "rows"), [(0.5, [20, 1314, 5162]), (0.8, [])])
+def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_question(
+    tmp_path: Path, real_data: Path, coverage: float, rows: list[int]
+) -> None:
+    road = Road(tmp_path)
+    content = (real_data / "math" / "gsm8k_train.jsonl").read_bytes()
+    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"), coverage=coverage)
+    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
+    road.one("train.jsonl", content, form, filters=filters)
+
+    built = road.build(only=UP_TO_ROWS)
+
+    questions = [json.loads(line)["question"] for line in content.splitlines()]
+    rejects = built.rows_of("rows", "canonical_rows", file="rejects")
+    removed = [json.loads(json.loads(one["raw"])["messages"])[0]["content"] for one in rejects]
+    assert [questions.index(question) for question in removed] == rows
+    assert [json.loads(one["detail"])["item"] for one in rejects] == [632, 602, 602][: len(rows)]
+
+
+@pytest.mark.real_data
+def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path: Path, real_data: Path) -> None:
+    content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()
+    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"))
+    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
+    built = Road(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=UP_TO_ROWS)
+
+    facts = built.manifest("rows", "canonical_rows").facts
+    assert (facts["contaminated"], facts["kept"]) == (1.0, 0)
+    items = [json.loads(detail) for detail in built.details()]
+    assert len(items) == len(content.splitlines()) == 1319
+    assert sum(one["item"] == number for number, one in enumerate(items)) == 1319

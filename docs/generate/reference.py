@@ -33,7 +33,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
-from rowmill.formats.removal_filters import Benchmark, Decontaminate
+from rowmill.formats.removal_filters import Benchmark, Decontaminate, NearDuplicates
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture_options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
@@ -69,6 +69,7 @@ TITLES: dict[type[Config], str] = {
     TemplateChoice: "Template choice",
     Decontaminate: "`datasets.<name>.filters.decontaminate`",
     Benchmark: "`filters.decontaminate.benchmarks`",
+    NearDuplicates: "`datasets.<name>.filters.near_duplicates`",
     Boundaries: "Boundaries",
     **{
         model: f"Records: `{name}`"

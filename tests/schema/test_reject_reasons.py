@@ -80,6 +80,9 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     "missing_field": ({**CHAT, "messages_field": "dialog"}, [{"messages": [USER, BOT]}], {}),
     "duplicate": (CHAT, [chat(1), chat(1)], {}),
+    "near_duplicate": (
+        TEXT, [document(1), {"text": f"{document(1)['text']} Indeed."}], {"filters": {"near_duplicates": {}}},
+    ),
     "contaminated": (TEXT, [document(1)], {"filters": {"decontaminate": {
         "benchmarks": [{"name": "itself", "urls": ["data/contaminated.jsonl"], "fields": ["text"]}]}}}),
     "empty_text": (TEXT, [{"text": " \n"}], {}),

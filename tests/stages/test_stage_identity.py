@@ -47,6 +47,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "filters", "decontaminate"): {
         "benchmarks": [{"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}]
     },
+    ("datasets", "*", "filters", "near_duplicates"): {"threshold": 0.9},
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "urls"): ["data/texts.jsonl"],
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "fields"): ["messages"],
     ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
@@ -136,7 +137,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
         name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()
     }
     benchmark = {"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}
-    datasets["chats"]["filters"] = {"decontaminate": {"benchmarks": [benchmark]}}
+    datasets["chats"]["filters"] = {"decontaminate": {"benchmarks": [benchmark]}, "near_duplicates": {}}
     made.recipe(
         datasets,
         tokenizer={"name": "tokenizer"},

@@ -137,6 +137,11 @@ CHECKS: tuple[Check, ...] = (
         "read the rows beside their items in the table contamination; ask where the data is from, or raise "
         "filters.decontaminate.coverage if they only share phrases",
         applies_to="datasets with filters.decontaminate", is_on_request=True, is_share=True),
+    Check("near_duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",
+        "share of rows that resemble a longer row of the dataset, removed or not",
+        "compare some pairs in the table near_duplicates; find the origin of the copies, or raise "
+        "filters.near_duplicates.threshold",
+        applies_to="datasets with filters.near_duplicates", is_on_request=True, is_share=True),
     Check("mask_verified", (TOKENIZED_EXAMPLES,), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",

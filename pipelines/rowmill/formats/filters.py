@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json
-from rowmill.formats.removal_filters import Decontaminate
+from rowmill.formats.removal_filters import Decontaminate, NearDuplicates
 from rowmill.schema.rows import CONTENT_COLUMNS, Message, Rejected, Row
 
 HASH_BYTES = 16
@@ -52,6 +52,8 @@ class Filters(Config):
     """Number of records to take, from the first; null: all. The others are `not_taken`."""
     decontaminate: Decontaminate | None = None
     """Removes rows that have an item of a benchmark; null: no row is compared."""
+    near_duplicates: NearDuplicates | None = None
+    """Removes rows that resemble a longer row of the dataset; null: no row is compared."""
 
     @field_validator("deduplicate", mode="before")
     @classmethod

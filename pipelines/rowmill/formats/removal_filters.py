@@ -1,7 +1,7 @@
 """Filters that compare rows with other texts: their options.
 
-What belongs here: the options of `filters.decontaminate`. What does not: comparing texts (`similarity/`), and removing
-rows (`stages/canonical_rows/`).
+What belongs here: the options of `filters.decontaminate` and `filters.near_duplicates`. What does not: comparing texts
+(`similarity/`), and removing rows (`stages/canonical_rows/`).
 """
 
 from typing import Annotated, Any, Literal
@@ -67,7 +67,21 @@ class Decontaminate(Config):
         return self
 
 
-REMOVAL_FILTERS: frozenset[str] = frozenset({"decontaminate"})
+class NearDuplicates(Config):
+    """Removes rows that resemble a longer row of the dataset."""
+
+    threshold: Annotated[float, Field(ge=0.7, le=1)] = 0.8
+    """Share of common n-grams among those of either row (Jaccard similarity), from which the shorter row goes. At 0.8
+    two such rows are found with probability 0.998, at 0.7 with 0.92."""
+    ngram: Annotated[int, Field(ge=1)] = 5
+    """Words in an n-gram, which may cross messages."""
+    min_words: Annotated[int, Field(ge=1)] = 20
+    """Rows with fewer words are left alone."""
+    action: Action = "reject"
+    """reject: such rows are rejected as `near_duplicate`; report: they are kept and counted."""
+
+
+REMOVAL_FILTERS: frozenset[str] = frozenset({"decontaminate", "near_duplicates"})
 """The options of `filters` that compare rows with others; a row by itself does not depend on them."""
 
 

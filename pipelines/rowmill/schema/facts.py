@@ -100,6 +100,10 @@ class CanonicalRowsFacts:
     decontamination_items: int | Uncounted = UNCOUNTED
     """Items of the benchmark file that has fewest."""
     contaminated: float | Uncounted = UNCOUNTED
+    near_duplicates: float | Uncounted = UNCOUNTED
+    displaced: int | Uncounted = UNCOUNTED
+    """Near duplicates that go in favour of a row after them in the source: an appended row may take the place of one
+    that an earlier build kept."""
     # All but tables.
     notes: dict[str, int] | Uncounted = UNCOUNTED
     """What was noticed in records and changed nothing, by name."""

@@ -28,8 +28,8 @@ REJECT_REASONS = frozenset(
     "unknown_schema missing_field bad_messages empty_conversation empty_assistant content_not_text multimodal_content "
     "unknown_content_part unclosed_think orphan_think unknown_role bad_tools bad_tool_call bad_tool_arguments "
     "flag_conflict bad_weight bad_system_prompt bad_template_kwargs empty_text too_short too_long duplicate "
-    "contaminated skipped_by_format format_error bad_example missing_ground_truth prompt_ends_with_assistant "
-    "bad_tokens bad_mask length_mismatch labels_disagree not_append_only padded_inside "
+    "contaminated near_duplicate skipped_by_format format_error bad_example missing_ground_truth "
+    "prompt_ends_with_assistant bad_tokens bad_mask length_mismatch labels_disagree not_append_only padded_inside "
     # Splits
     "group_missing order_missing order_unparsable split_gap straddles_split "
     # Records
@@ -46,7 +46,9 @@ REJECT_REASONS = frozenset(
 )
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
-INTENDED_REASONS = frozenset("blank duplicate contaminated too_short too_long split_gap straddles_split".split())
+INTENDED_REASONS = frozenset(
+    "blank duplicate contaminated near_duplicate too_short too_long split_gap straddles_split".split()
+)
 """Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
 
 LEDGER_SCHEMA = pa.schema(

@@ -132,6 +132,11 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "read both texts in the view `contamination`; raise `filters.decontaminate.coverage` if they only share "
         "phrases",
     ),
+    "near_duplicate": ReasonDescription(
+        "rows",
+        "the row resembles a longer row that is kept; the detail has its id and their similarity",
+        "compare both with `rowmill trace`; raise `filters.near_duplicates.threshold` if such rows should stay",
+    ),
     "skipped_by_format": ReasonDescription(
         "rows", "the custom class returned nothing for the record", "nothing, if that is intended"
     ),

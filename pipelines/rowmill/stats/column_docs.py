@@ -40,6 +40,7 @@ VIEW_DOCS: Final[Mapping[str, str]] = {
     "token_ledger": "Where tokens ended, each in exactly one class; for packed_shards, those in no sequence.",
     "rejects": "Rejected records, one row each.",
     "contamination": "Rows that have an item of a benchmark, removed or not, beside the item that they match most.",
+    "near_duplicate_groups": "Rows that resemble a longer row, removed or not; those of one kept_row_id are a group.",
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
@@ -116,6 +117,11 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "ngram": "The first n-gram that both have.",
         "text": "The text of the row that has the n-gram, its first 300 characters.",
         "item_text": "The item's text, its first 300 characters.",
+    },
+    "near_duplicate_groups": {
+        "kept_row_id": "The row that stays instead.",
+        "similarity": "Share of common n-grams among those of either row.",
+        "displaced": "Whether the row that stays comes after it in the source.",
     },
     "rows": {
         "kind": "conversation, pair, text, record, prompt or tokens.",

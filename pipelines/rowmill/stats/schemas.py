@@ -36,6 +36,9 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         row_id=_TEXT, benchmark=_TEXT, item=_COUNT, source=_TEXT, record=_COUNT, coverage=_NUMBER, ngram=_TEXT,
         text=_TEXT, item_text=_TEXT,
     ),
+    "near_duplicate_groups": _make_schema(
+        kept_row_id=_TEXT, row_id=_TEXT, similarity=_NUMBER, displaced=_FLAG
+    ),
     "rows": _make_schema(
         row_id=_TEXT, kind=_TEXT, split=_TEXT, group_key=_TEXT, domain=_TEXT, schema=_TEXT,
         extracted_think_from_content=_COUNT, moved_reasoning_keys=_COUNT, dropped_think_messages=_COUNT,

@@ -28,15 +28,20 @@ from rowmill.similarity.words import hash_words, split_words
 from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
 from rowmill.stages.canonical_rows.benchmark_items import BenchmarkItems, ScannedBenchmark, load_items, make_index
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
-from rowmill.stages.canonical_rows.row_texts import TEXT_COLUMNS, RowTexts, list_row_texts
+from rowmill.stages.canonical_rows.row_texts import (
+    MAX_SHOWN_CHARS,
+    SHOWN_ROWS,
+    TEXT_COLUMNS,
+    RowTexts,
+    list_row_texts,
+    shorten_text,
+)
 from rowmill.stages.part_files import write_parquet
 
 VERSION = 1
 """Increase it when a row may match another item, or with another coverage."""
 
 CONTAMINATION_FILE = "contamination"
-SHOWN_ROWS = 30
-MAX_SHOWN_CHARS = 300
 
 CONTAMINATION_SCHEMA = pa.schema(
     [
@@ -164,11 +169,6 @@ def _describe_match(known: BenchmarkItems, row: int, texts: Sequence[str], match
         "text": shorten_text(next(having, "")),
         "item_text": shorten_text("\n".join(item["texts"])),
     }
-
-
-def shorten_text(text: str) -> str:
-    """Return the begin of a text, for tables that compare two."""
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
 
 
 def _list_rejects(work: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:

@@ -20,6 +20,11 @@ from rowmill.schema.rows import Message
 TEXT_COLUMNS = ("messages", "text", "output", "record")
 """The columns of a row that hold text."""
 
+SHOWN_ROWS = 30
+"""Rows that a table shows beside the texts that they resemble."""
+MAX_SHOWN_CHARS = 300
+"""Characters of a text in such a table."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowTexts:
@@ -93,3 +98,8 @@ def list_strings(value: Json) -> Iterator[str]:
     elif type(value) in (dict, list):
         for inner in value.values() if type(value) is dict else value:
             yield from list_strings(inner)
+
+
+def shorten_text(text: str) -> str:
+    """Return the begin of a text, for tables that compare two."""
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"

@@ -5,7 +5,7 @@ What belongs here: which parts to make, duplicates across parts, summing counts.
 
 Duplicates are found after all parts are made, from their hashes alone: the first of equal rows in source order is kept,
 so appended rows never displace earlier ones and a finished part stays finished. Then follow rows that have items of
-benchmarks (`contaminated_rows.py`), and splits by time that need all rows (`time_splits.py`).
+benchmarks or resemble a longer row (`similar_rows.py`), and splits by time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,9 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
-from rowmill.formats.removal_filters import REMOVAL_FILTERS, identify_removal_filters
-from rowmill.recipe.dataset import Dataset
+from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import UNCOUNTED, CanonicalRowsFacts
+from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
@@ -49,6 +48,8 @@ from rowmill.stages.base import (
 from rowmill.stages.canonical_rows import (
     benchmark_items,
     contaminated_rows,
+    near_duplicate_rows,
+    similar_rows,
     table_report,
     table_schema,
     text_rows,
@@ -73,14 +74,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     # A part's rows are made without these filters, and recipes without them keep their identity.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **_identify_removal(dataset)}
-
-
-def _identify_removal(dataset: Dataset) -> dict[str, Any]:
-    """Return the filters that compare rows with other texts; nothing if there are none."""
-    removal = identify_removal_filters(dataset.filters)
-    versions = [benchmark_items.VERSION, contaminated_rows.VERSION]
-    return {"removal": {"versions": versions, **removal}} if removal else {}
+    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **similar_rows.identify_filters(dataset)}
 
 
 def _digest_row_options(work: StageContext) -> str:
@@ -114,13 +108,12 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
         made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, tasks)
         known = None
     distinct = _drop_duplicates(work, made)
-    search = contaminated_rows.remove_contaminated_rows(work, distinct, benchmarks)
-    clean = distinct if search is None else search.parts
-    split = time_splits.split_by_time(work, clean)
+    filtered = similar_rows.filter_similar_rows(work, distinct, benchmarks)
+    split = time_splits.split_by_time(work, filtered.parts)
     final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(work, final)
-    facts = _count_rows(work, scanned, final, groups, boundaries, search)
+    facts = _count_rows(work, scanned, final, groups, boundaries, filtered)
     conflicts = _find_truth_conflicts(work, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
@@ -128,13 +121,9 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
-    steps = {part.fingerprint for part in (*made, *distinct, *clean, *split.parts)}
-    if search is not None:
-        draft.parts = [replace(part, files=part.files | found) for part, found in zip(final, search.found, strict=True)]
-        draft.tables |= search.tables
-        draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
-        steps |= search.made_of
-    draft.details["made_of"] = sorted(steps - ends)
+    steps = {part.fingerprint for part in (*made, *distinct, *filtered.parts, *split.parts)}
+    filtered.complete_output(draft)
+    draft.details["made_of"] = sorted((steps | filtered.made_of) - ends)
     return draft if known is None else table_report.complete_table_output(work, draft, facts, known)
 
 
@@ -257,7 +246,7 @@ def _count_rows(
     final: Sequence[Part],
     groups: pl.DataFrame,
     boundaries: dict[str, str],
-    search: contaminated_rows.ContaminationSearch | None,
+    filtered: similar_rows.FilteredRows,
 ) -> CanonicalRowsFacts:
     """Sum the counts of the parts."""
     records = sum(part.records for part in scanned)
@@ -277,8 +266,7 @@ def _count_rows(
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
-        decontamination_items=UNCOUNTED if search is None else search.fewest_items,
-        contaminated=UNCOUNTED if search is None else compute_share(search.rows, taken),
+        **filtered.count_facts(taken),
         records=records,
         kept=kept,
         rejected=sum(reasons.values()),
@@ -478,7 +466,12 @@ STAGE = StageDeclaration(
     inputs=(RAW_DATASET,),
     feeds=StatsInputs(
         count_rows_by_fact("kept", "row"),
-        files={"rows": "rows", "rejects": "rejects", "contamination": "contamination"},
+        files={
+            "rows": "rows",
+            "rejects": "rejects",
+            contaminated_rows.CONTAMINATION_FILE: "contamination",
+            near_duplicate_rows.NEAR_DUPLICATES_FILE: "near_duplicate_groups",
+        },
     ),
     summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),

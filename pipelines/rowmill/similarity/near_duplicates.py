@@ -1,0 +1,179 @@
+"""Chooses which of similar rows stay, from integers alone.
+
+What belongs here: shingles, the exact Jaccard similarity of pairs, the decision. What does not: signatures
+(`minhash.py`), reading rows and removing them (`stages/canonical_rows/near_duplicate_rows.py`).
+
+Rows are ranked: more characters first, then by content hash. A row goes if an earlier row that *stays* is in one of its
+bands and is at least as similar as the threshold. So the rows that stay do not depend on the order of files, and of a
+chain a ~ b ~ c with a and c unlike, c stays. Rejected: "the first row stays", which depends on file names; connected
+components, whose chains remove rows that are unlike every row that stays.
+
+    bands     1: a b c   2: b d   3: c e                    ranks a < b < c < d < e
+    round 1   a is first in all of its bands: it stays, and is compared with b and c; b goes, c is unlike
+    round 2   c and d are first in what is left of theirs: they stay; c is compared with e, …
+
+Each round settles the first rows of all bands together; a band in which k rows stay takes k rounds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints, expand_ranges
+from rowmill.core.permutation import mix_array
+from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams
+
+_PAIR_VALUES = 1 << 22
+"""Shingles that are compared at once."""
+
+Compare = Callable[[Ints, Ints], NDArray[np.float64]]
+"""Returns the similarity of each pair of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shingles:
+    """The distinct shingles of some rows, sorted: row r has `[offsets[r], offsets[r + 1])`."""
+
+    values: Hashes
+    offsets: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        """Shingles of each row."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Rows that go, each with the row that stays instead and their similarity."""
+
+    rows: Ints
+    kept: Ints
+    similarity: NDArray[np.float64]
+
+
+def collect_shingles(words: HashedTexts, n: int) -> Shingles:
+    """Return the distinct n-grams of each text."""
+    ngrams = hash_ngrams(words, n)
+    order = np.lexsort((ngrams.hashes, ngrams.texts))
+    values, texts = ngrams.hashes[order], ngrams.texts[order]
+    is_new = np.ones(len(values), np.bool_)
+    is_new[1:] = (values[1:] != values[:-1]) | (texts[1:] != texts[:-1])
+    return Shingles(values[is_new], np.searchsorted(texts[is_new], np.arange(len(words.lengths) + 1)))
+
+
+def compute_similarity(shingles: Shingles, first: Ints, second: Ints) -> NDArray[np.float64]:
+    """Return the Jaccard similarity of pairs of rows: shingles in both by shingles in either."""
+    sizes = shingles.sizes
+    both = sizes[first] + sizes[second]
+    common = np.empty(len(first), np.int64)
+    borders = _cut_pairs(both)
+    for begin, end in pairwise(borders):
+        common[begin:end] = _count_common(shingles, first[begin:end], second[begin:end])
+    return common / np.maximum(both - common, 1)
+
+
+def _cut_pairs(sizes: Ints) -> list[int]:
+    """Cut pairs into runs of about as many shingles as are compared at once, at least one pair each."""
+    ends = np.cumsum(sizes)
+    borders = [0]
+    while borders[-1] < len(sizes):
+        reached = int(ends[borders[-1] - 1]) if borders[-1] else 0
+        borders.append(max(borders[-1] + 1, int(np.searchsorted(ends, reached + _PAIR_VALUES, "right"))))
+    return borders
+
+
+def _count_common(shingles: Shingles, first: Ints, second: Ints) -> Ints:
+    sizes = shingles.sizes
+    one, other = (shingles.values[expand_ranges(shingles.offsets[side], sizes[side])] for side in (first, second))
+    # Shingles become small numbers, so that a pair and a shingle fit one integer.
+    known, numbers = np.unique(one, return_inverse=True)
+    places = np.searchsorted(known, other)
+    is_known = np.append(known, np.uint64(0))[places] == other
+    is_known &= places < len(known)
+    pairs = np.arange(len(first))
+    width = len(known) + 1
+    of_one = np.repeat(pairs, sizes[first]) * width + numbers
+    of_other = np.repeat(pairs, sizes[second])[is_known] * width + places[is_known]
+    at = np.minimum(np.searchsorted(of_one, of_other), len(of_one) - 1)
+    is_common = of_one[at] == of_other
+    return np.bincount(of_other[is_common] // width, minlength=len(first))
+
+
+def drop_equal_groups(groups: Ints, rows: Ints) -> Bools:
+    """Mark the lines to keep of groups of rows, sorted by group: of groups with the same rows, one.
+
+    Rows with equal shingles agree in all bands; comparing them once is enough.
+    """
+    begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])[: len(groups)])
+    if not len(begins):
+        return np.zeros(0, np.bool_)
+    mixed = rows.astype(np.uint64)
+    mix_array(mixed)
+    counts = np.diff(np.append(begins, len(groups)))
+    sums = np.add.reduceat(mixed, begins) + counts.astype(np.uint64)
+    _, first = np.unique(sums, return_index=True)
+    is_kept = np.zeros(len(begins), np.bool_)
+    is_kept[first] = True
+    return np.repeat(is_kept, counts)
+
+
+def find_near_duplicates(groups: Ints, rows: Ints, threshold: float, compare: Compare) -> Removed:
+    """Return the rows that go; `rows` are numbered by rank, and each line puts one into a group (a band's key).
+
+    `compare` returns the exact similarity of pairs of rows.
+    """
+    order = np.lexsort((rows, groups))
+    groups, rows = groups[order], rows[order]
+    is_open = np.ones(int(rows.max(initial=-1)) + 1, np.bool_)
+    found = [Removed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    while len(rows):
+        begins = np.append(True, groups[1:] != groups[:-1])
+        stays = _find_firsts(rows, begins, len(is_open))
+        leaders = rows[begins][np.cumsum(begins) - 1]
+        asked = np.flatnonzero(~begins & stays[leaders])
+        kept, others = _list_distinct_pairs(leaders[asked], rows[asked])
+        similarity = compare(kept, others)
+        near = similarity >= threshold
+        kept, others, similarity = _choose_one(kept[near], others[near], similarity[near])
+        found.append(Removed(others, kept, similarity))
+        is_open[np.flatnonzero(stays)] = False
+        is_open[others] = False
+        left = is_open[rows]
+        groups, rows = groups[left], rows[left]
+        shared = np.append(False, groups[1:] == groups[:-1])
+        shared |= np.append(groups[1:] == groups[:-1], False)
+        # A row alone in what is left of a group is compared with nothing there.
+        groups, rows = groups[shared[: len(groups)]], rows[shared[: len(rows)]]
+    gone = np.concatenate([one.rows for one in found])
+    order = np.argsort(gone)
+    kept, similarity = np.concatenate([one.kept for one in found]), np.concatenate([one.similarity for one in found])
+    return Removed(gone[order], kept[order], similarity[order])
+
+
+def _find_firsts(rows: Ints, begins: Bools, count: int) -> Bools:
+    """Mark the rows that are first in every group they are in."""
+    is_first = np.zeros(count, np.bool_)
+    is_first[rows[begins]] = True
+    is_first[rows[~begins]] = False
+    return is_first
+
+
+def _list_distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    order = np.lexsort((first, second))
+    first, second = first[order], second[order]
+    is_new = np.ones(len(first), np.bool_)
+    is_new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return first[is_new], second[is_new]
+
+
+def _choose_one(kept: Ints, others: Ints, similarity: NDArray[np.float64]) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Return one pair for each row that goes: the most similar, ties to the earlier row that stays."""
+    order = np.lexsort((kept, -similarity, others))
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = others[order][1:] != others[order][:-1]
+    chosen = order[is_new]
+    return kept[chosen], others[chosen], similarity[chosen]

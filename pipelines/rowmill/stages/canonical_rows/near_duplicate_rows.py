@@ -1,0 +1,327 @@
+"""Finds the rows of a dataset that resemble a longer row, over all parts, and removes them.
+
+What belongs here: one worker's signatures of a part, the rows that agree in a band over all parts, the removal, and
+what the page shows of it. What does not: signatures and the decision (`similarity/`).
+
+    part ─► words ─► shingles, MinHashes ─► bands.parquet, shingles.parquet      kept by fingerprint: made once per part
+                                             │
+    all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► who goes ─► rewrite_part.py
+
+Only rows that share a key with another are looked at together, and buckets are sorted one after the other, so memory
+follows the number of candidates, not of rows.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints, expand_ranges
+from rowmill.core.json import to_json
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.formats.removal_filters import NearDuplicates
+from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.rows import Rejected
+from rowmill.similarity.minhash import BANDS, compute_signatures, hash_bands
+from rowmill.similarity.near_duplicates import (
+    Removed,
+    Shingles,
+    collect_shingles,
+    compute_similarity,
+    drop_equal_groups,
+    find_near_duplicates,
+)
+from rowmill.similarity.words import hash_words, join_texts, make_offsets
+from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder, scratch_folder
+from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
+from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TEXT_COLUMNS, list_row_texts, shorten_text
+from rowmill.stages.part_files import write_parquet
+
+VERSION = 1
+"""Increase it when another row may go."""
+
+NEAR_DUPLICATES_FILE = "near_duplicates"
+BUCKET_LINES = 1 << 22
+"""Lines of a bucket, some 64 MB, on average; there are at most 256 buckets."""
+
+_LINE = np.dtype([("key", np.uint64), ("row", np.int64)])
+
+NEAR_DUPLICATE_SCHEMA = pa.schema(
+    [
+        pa.field("place", pa.int64(), nullable=False),
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("kept_row_id", pa.string(), nullable=False),
+        pa.field("similarity", pa.float64(), nullable=False),
+        pa.field("displaced", pa.bool_(), nullable=False),
+    ]
+)
+"""A row of a part that goes, and the row that stays. `displaced`: the row that stays comes after it in the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearDuplicateSearch:
+    """The parts without near duplicates, the files about these, by part, and what is counted and shown."""
+
+    parts: list[Part]
+    found: Sequence[dict[str, File]]
+    rows: int
+    displaced: int
+    tables: Mapping[str, DisplayTable]
+    made_of: frozenset[str]
+
+
+def remove_near_duplicates(work: StageContext, made: list[Part]) -> NearDuplicateSearch | None:
+    """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
+    options = work.dataset.filters.near_duplicates
+    if options is None:
+        return None
+    signed, _, _ = make_parts(work, sign_part, [_plan_signatures(work, part, options) for part in made])
+    starts = make_offsets([int(part.facts["kept"]) for part in made])
+    removed = _find_removed(work, signed, starts, options.threshold)
+    names = _name_rows(work, made, starts, removed)
+    by_part = [_list_lines(removed, names, starts, number) for number in range(len(made))]
+    parts = made
+    if options.action == "reject":
+        planned = [plan_removal(work, part, _reject(lines)) for part, lines in zip(made, by_part, strict=True)]
+        parts = make_parts(work, rewrite_rows, planned)[0]
+    return NearDuplicateSearch(
+        parts=parts,
+        found=[_write_lines(work, part, lines) for part, lines in zip(made, by_part, strict=True)],
+        rows=len(removed.rows),
+        displaced=int((removed.kept > removed.rows).sum()),
+        tables=_tabulate_pairs(work, made, removed, names, starts),
+        made_of=frozenset(one.fingerprint for one in signed),
+    )
+
+
+# ── One part ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _SignTask:
+    root: str
+    folder: str
+    fingerprint: str
+    rows: File
+    ngram: int
+    min_words: int
+
+
+def _plan_signatures(work: StageContext, part: Part, options: NearDuplicates) -> PartTask:
+    decides = [options.ngram, options.min_words]
+    fingerprint = digest_json("signatures", VERSION, part.fingerprint, decides)
+    rows = part.files["rows"]
+    task = _SignTask(work.store.root, work.folder, fingerprint, rows, options.ngram, options.min_words)
+    return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
+
+
+def sign_part(task: _SignTask) -> Part:
+    """Write the shingles and the band keys of a part's rows; rows with too few words have none."""
+    store = Store(task.root)
+    rows = store.table(task.rows, ("content_hash", *TEXT_COLUMNS))
+    texts = list_row_texts(rows)
+    # A dialogue is one text: what its turns say to each other counts, and turns shorter than an n-gram do.
+    words = join_texts(hash_words(texts.texts), texts.rows, texts.count)
+    shingles = collect_shingles(words, task.ngram)
+    asked = np.flatnonzero((words.lengths >= task.min_words) & (shingles.sizes > 0))
+    chosen = _take_shingles(shingles, asked)
+    keys = hash_bands(compute_signatures(chosen.values, chosen.offsets)).ravel()
+    order = np.argsort(keys, kind="stable")
+    sizes = np.zeros(texts.count, np.int64)
+    sizes[asked] = chosen.sizes
+    lists = pa.LargeListArray.from_arrays(make_offsets(sizes), pa.array(chosen.values))
+    at = part_folder(task.folder, task.fingerprint)
+    bands = pa.table({"key": keys[order], "row": np.repeat(asked, BANDS)[order]})
+    columns = {"characters": texts.characters, "content_hash": rows.column("content_hash"), "shingles": lists}
+    files = {
+        "bands": write_parquet(store, f"{at}/bands.parquet", bands),
+        "shingles": write_parquet(store, f"{at}/shingles.parquet", pa.table(columns)),
+    }
+    return Part(task.fingerprint, files, {"lines": len(keys)})
+
+
+def _take_shingles(shingles: Shingles, rows: Ints) -> Shingles:
+    sizes = shingles.sizes[rows]
+    return Shingles(shingles.values[expand_ranges(shingles.offsets[rows], sizes)], make_offsets(sizes))
+
+
+# ── All parts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:
+    """Return the rows that go, numbered through all parts."""
+    with scratch_folder(work) as folder:
+        groups, rows = _collect_groups(work, signed, starts, folder)
+        candidates, numbers = np.unique(rows, return_inverse=True)
+        order, shingles = _read_candidates(work, signed, starts, candidates, folder)
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        found = find_near_duplicates(
+            groups,
+            ranks[numbers],
+            threshold,
+            lambda first, second: compute_similarity(shingles, order[first], order[second]),
+        )
+    by_rank = candidates[order]
+    rows, kept = by_rank[found.rows], by_rank[found.kept]
+    in_order = np.argsort(rows)
+    return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
+
+
+def _collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints, folder: Path) -> tuple[Ints, Ints]:
+    """Return the rows that share a key with another row: the number of the key and the row."""
+    found: list[tuple[Ints, Ints]] = []
+    count = 0
+    for lines in _read_buckets(work, signed, starts, folder):
+        ordered = lines[np.argsort(lines["key"], kind="stable")]
+        keys = ordered["key"]
+        is_same = keys[1:] == keys[:-1]
+        is_shared = np.append(is_same, False) | np.append(False, is_same)
+        keys, rows = keys[is_shared[: len(keys)]], ordered["row"][is_shared[: len(keys)]]
+        groups = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]) + count
+        is_kept = drop_equal_groups(groups, rows)
+        found.append((groups[is_kept], rows[is_kept]))
+        count += len(keys)
+    return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+
+
+def _read_buckets(work: StageContext, signed: Sequence[Part], starts: Ints, folder: Path) -> Iterator[NDArray[np.void]]:
+    """Yield the lines of all parts in buckets by the first bits of their keys."""
+    wanted = sum(int(part.facts["lines"]) for part in signed) // BUCKET_LINES
+    bits = min(wanted.bit_length(), 8)
+    firsts = np.array([number << (64 - bits) for number in range(1, 1 << bits)], np.uint64)
+    files = [(folder / f"bucket-{number}").open("w+b") for number in range(1 << bits)]
+    try:
+        for start, part in zip(starts.tolist(), signed, strict=False):
+            table = work.store.table(part.files["bands"])
+            lines = np.empty(len(table), _LINE)
+            lines["key"], lines["row"] = table.column("key").to_numpy(), table.column("row").to_numpy() + start
+            # The lines of a part are sorted by key.
+            borders = np.searchsorted(lines["key"], firsts)
+            for file, some in zip(files, np.split(lines, borders), strict=True):
+                file.write(some.tobytes())
+        for file in files:
+            file.seek(0)
+            yield np.frombuffer(file.read(), _LINE)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _read_candidates(
+    work: StageContext, signed: Sequence[Part], starts: Ints, candidates: Ints, folder: Path
+) -> tuple[Ints, Shingles]:
+    """Return the candidates' order by rank, and their shingles, which lie in a file in `folder`."""
+    characters: list[Ints] = [np.empty(0, np.int64)]
+    hashes: list[NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
+    sizes: list[Ints] = [np.empty(0, np.int64)]
+    path = folder / "shingles"
+    with path.open("wb") as file:
+        for number, part in enumerate(signed):
+            first, last = np.searchsorted(candidates, starts[number : number + 2])
+            if first == last:
+                continue
+            asked = pa.array(candidates[first:last] - starts[number])
+            table = work.store.table(part.files["shingles"]).take(asked).combine_chunks()
+            characters.append(table.column("characters").to_numpy())
+            raw = b"".join(table.column("content_hash").to_pylist())
+            # As bytes are compared: the first byte counts most.
+            hashes.append(np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64))
+            lists = table.column("shingles").combine_chunks()
+            sizes.append(np.diff(lists.offsets.to_numpy()))
+            file.write(lists.flatten().to_numpy().tobytes())
+    of_rows, halves = np.concatenate(characters), np.concatenate(hashes)
+    order = np.lexsort((candidates, halves[:, 1], halves[:, 0], -of_rows))
+    values = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
+    return order, Shingles(values, make_offsets(np.concatenate(sizes)))
+
+
+# ── What goes, and what is shown of it ───────────────────────────────────────────────────────────────
+
+
+def _name_rows(work: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> dict[int, str]:
+    """Return the ids of the rows that go, and of those that stay instead."""
+    asked = np.unique(np.concatenate((removed.rows, removed.kept)))
+    names: dict[int, str] = {}
+    for number, part in enumerate(parts):
+        first, last = np.searchsorted(asked, starts[number : number + 2])
+        if first < last:
+            places = pa.array(asked[first:last] - starts[number])
+            ids = work.store.table(part.files["rows"], ["row_id"]).column(0).take(places).to_pylist()
+            names.update(zip(asked[first:last].tolist(), ids, strict=True))
+    return names
+
+
+def _list_lines(removed: Removed, names: Mapping[int, str], starts: Ints, number: int) -> list[dict[str, Any]]:
+    """Return the rows of a part that go, in `NEAR_DUPLICATE_SCHEMA`."""
+    first, last = np.searchsorted(removed.rows, starts[number : number + 2]).tolist()
+    columns = zip(
+        removed.rows[first:last].tolist(),
+        removed.kept[first:last].tolist(),
+        removed.similarity[first:last].tolist(),
+        strict=True,
+    )
+    return [
+        {
+            "place": row - int(starts[number]),
+            "row_id": names[row],
+            "kept_row_id": names[kept],
+            "similarity": round(similarity, 9),
+            "displaced": kept > row,
+        }
+        for row, kept, similarity in columns
+    ]
+
+
+def _reject(lines: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
+    return {
+        line["place"]: Rejected(
+            "near_duplicate", to_json({"row_id": line["kept_row_id"], "similarity": round(line["similarity"], 4)})
+        )
+        for line in lines
+    }
+
+
+def _write_lines(work: StageContext, part: Part, lines: Sequence[Mapping[str, Any]]) -> dict[str, File]:
+    if not lines:
+        return {}
+    table = pa.Table.from_pylist(list(lines), schema=NEAR_DUPLICATE_SCHEMA)
+    fingerprint = digest_json("near duplicates", VERSION, part.fingerprint, table.to_pydict())
+    path = f"{part_folder(work.folder, fingerprint)}/near_duplicates.parquet"
+    return {NEAR_DUPLICATES_FILE: write_parquet(work.store, path, table)}
+
+
+def _tabulate_pairs(
+    work: StageContext, parts: Sequence[Part], removed: Removed, names: Mapping[int, str], starts: Ints
+) -> dict[str, DisplayTable]:
+    """Tabulate rows that go beside those that stay; the least similar first, which are the ones to look at."""
+    shown = np.lexsort((removed.rows, removed.similarity))[:SHOWN_ROWS]
+    if not len(shown):
+        return {}
+    rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
+    texts = _shorten_row_texts(work, parts, starts, np.unique([*rows, *kept]))
+    lines = zip(rows, kept, removed.similarity[shown].tolist(), strict=True)
+    columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")
+    return {
+        NEAR_DUPLICATES_FILE: DisplayTable(
+            columns,
+            tuple((names[row], texts[row], names[other], texts[other], round(share, 4)) for row, other, share in lines),
+        )
+    }
+
+
+def _shorten_row_texts(work: StageContext, parts: Sequence[Part], starts: Ints, rows: Ints) -> dict[int, str]:
+    """Return the begin of each row's text."""
+    found: dict[int, str] = {}
+    for number, part in enumerate(parts):
+        first, last = np.searchsorted(rows, starts[number : number + 2])
+        if first < last:
+            places = pa.array(rows[first:last] - starts[number])
+            texts = list_row_texts(work.store.table(part.files["rows"], TEXT_COLUMNS).take(places))
+            for k, row in enumerate(rows[first:last].tolist()):
+                found[row] = shorten_text("\n".join(texts.of_row(k)))
+    return found

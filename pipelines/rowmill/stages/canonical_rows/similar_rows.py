@@ -1,0 +1,76 @@
+"""The filters that compare rows with other texts, in their order, and what they add to the stage's output.
+
+What belongs here: the order, the facts, files and tables. What does not: the filters (`contaminated_rows.py`,
+`near_duplicate_rows.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rowmill.core.storage import File
+from rowmill.formats.removal_filters import identify_removal_filters
+from rowmill.recipe.dataset import Dataset
+from rowmill.schema.manifest import Part
+from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.canonical_rows import benchmark_items, contaminated_rows, near_duplicate_rows
+from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
+from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch
+from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearch
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredRows:
+    """The parts after the filters, and what each filter found; None: the dataset does not ask for it."""
+
+    parts: list[Part]
+    contamination: ContaminationSearch | None
+    near_duplicates: NearDuplicateSearch | None
+    scans: Sequence[Mapping[str, Any]]
+
+    def count_facts(self, taken: int) -> dict[str, float | int]:
+        """Return the facts of the filters that ran, of `taken` records."""
+        facts: dict[str, float | int] = {}
+        if self.contamination is not None:
+            facts["decontamination_items"] = self.contamination.fewest_items
+            facts["contaminated"] = compute_share(self.contamination.rows, taken)
+        if self.near_duplicates is not None:
+            facts["near_duplicates"] = compute_share(self.near_duplicates.rows, taken)
+            facts["displaced"] = self.near_duplicates.displaced
+        return facts
+
+    def complete_output(self, draft: StageOutput) -> None:
+        """Add the files and tables about what was found, and the scans of benchmarks."""
+        for one in (self.contamination, self.near_duplicates):
+            if one is not None:
+                draft.parts = _attach_files(draft.parts, one.found)
+                draft.tables |= one.tables
+        if self.contamination is not None:
+            draft.details["scans"] = list(self.scans)
+
+    @property
+    def made_of(self) -> frozenset[str]:
+        """Fingerprints of the parts that the searches are kept in."""
+        found = (self.contamination, self.near_duplicates)
+        return frozenset(name for one in found if one is not None for name in one.made_of)
+
+
+def filter_similar_rows(work: StageContext, made: list[Part], benchmarks: tuple[ScannedBenchmark, ...]) -> FilteredRows:
+    """Remove contaminated rows, then near duplicates among the others, as the dataset asks for it."""
+    contamination = contaminated_rows.remove_contaminated_rows(work, made, benchmarks)
+    clean = made if contamination is None else contamination.parts
+    near = near_duplicate_rows.remove_near_duplicates(work, clean)
+    scans = [scan.to_json() for one in benchmarks for scan in one.scans]
+    return FilteredRows(clean if near is None else near.parts, contamination, near, scans)
+
+
+def identify_filters(dataset: Dataset) -> dict[str, Any]:
+    """Return the options and versions of the filters that a dataset asks for; nothing if there are none."""
+    versions = {"decontaminate": [benchmark_items.VERSION, contaminated_rows.VERSION],
+                "near_duplicates": [near_duplicate_rows.VERSION]}  # fmt: skip
+    removal = identify_removal_filters(dataset.filters)
+    return {"removal": {name: [*versions[name], options] for name, options in removal.items()}} if removal else {}
+
+
+def _attach_files(parts: Sequence[Part], found: Sequence[dict[str, File]]) -> list[Part]:
+    return [replace(part, files=part.files | files) for part, files in zip(parts, found, strict=True)]

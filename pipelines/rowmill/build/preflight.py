@@ -258,7 +258,7 @@ def _note_unread_columns(trial: Project, dataset: str, raw: Manifest) -> Iterato
     options = trial.recipe.datasets[dataset]
     if options.format.IS_TABLE:
         return
-    reader = options.format.open_row_reader(options, trial.base)
+    reader = options.format.open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):
         return
     records = [

@@ -223,7 +223,7 @@ def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) ->
         watch.begin(steps[0])
         watch(steps[0].name, done=1, total=2, rows=10, total_rows=20, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})
-        watch.tell(steps[0], report, runner.check_step(project, steps[0], report.manifest))
+        watch.finish(steps[0], report, runner.check_step(project, steps[0], report.manifest))
 
     assert isinstance(screen.file, io.StringIO)
     shown = Text.from_ansi(screen.file.getvalue()).plain

@@ -57,7 +57,7 @@ STAGE = StageDeclaration(
     identity=lambda recipe, name: {"versions": [1]},
     prepare=lambda work: PreparedStage((), lambda: make(work)),
     inputs=("canonical_rows",),
-    feeds=StatsInputs(count_rows_by_fact("seen", "row")),
+    stats_inputs=StatsInputs(count_rows_by_fact("seen", "row")),
     summarize=lambda facts, rows: (rows, format_count(facts.datasets, "dataset")),
     compared=(ComparedFact("rows seen", "seen"),),
 )
@@ -104,7 +104,7 @@ def test_stage_names_earlier_stages_and_tables_that_there_are(stage: StageDeclar
     assert stage.name not in earlier
     assert set(stage.inputs) | set(stage.gates) <= set(earlier)
     assert not set(stage.inputs) & set(stage.gates), "what is read is a gate already"
-    assert {*stage.feeds.files.values(), *stage.feeds.tables} <= set(SCHEMAS)
+    assert {*stage.stats_inputs.files.values(), *stage.stats_inputs.tables} <= set(SCHEMAS)
     assert stage.description.endswith(".")
 
 

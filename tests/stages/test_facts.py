@@ -57,7 +57,7 @@ def test_output_holds_the_declared_facts_and_no_others(tmp_path: Path) -> None:
         required = {one.name for one in fields(stage.facts) if one.default is MISSING}
         assert required <= set(made.facts) <= names_of(stage), made.key
         assert name_facts(read_facts(stage.facts, made.facts)) == made.facts, made.key
-        assert stage.feeds.rows(made) is not None, "its number of rows is a fact"
+        assert stage.stats_inputs.rows(made) is not None, "its number of rows is a fact"
 
 
 def test_fact_that_an_earlier_release_did_not_count_is_false() -> None:

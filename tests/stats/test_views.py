@@ -57,7 +57,7 @@ def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reus
 
 def feeds_of(stage: str) -> stats.StatsInputs:
     """Return what the statistics take from a stage."""
-    return catalog.find_stage(stage).feeds
+    return catalog.find_stage(stage).stats_inputs
 
 
 def part_of(store: Store, name: str, **files: pa.Table) -> Part:

@@ -197,8 +197,8 @@ def _report_reuse(kept: Manifest, started: float) -> StepReport:
 def _record_report(project: Project, step: Step, work: StageContext, report: StepReport) -> StepReport:
     if step.stage.publish is not None:
         _publish_output(project, step, work, report.manifest, step.stage.publish)
-    made, feeds = report.manifest, step.stage.feeds
-    stats.record_manifest(work.store, made, feeds, reused=report.reused, parts_reused=report.parts_reused)
+    made, stats_inputs = report.manifest, step.stage.stats_inputs
+    stats.record_manifest(work.store, made, stats_inputs, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
@@ -270,14 +270,14 @@ def build(
     *,
     progress: ProgressCallback | None = None,
     begin: Callable[[Step], None] | None = None,
-    tell: Callable[[Step, StepReport, list[CheckResult]], None] | None = None,
+    finish: Callable[[Step, StepReport, list[CheckResult]], None] | None = None,
     only: Sequence[str] = (),
     datasets: Collection[str] | None = None,
 ) -> list[tuple[Step, StepReport, list[CheckResult]]]:
     """Run a recipe's steps in order, with their checks; leave out steps behind a closed gate, and build all others.
 
     `only` limits the build to stages of these names or labels; without it, on-demand stages are left out. `datasets`
-    limits it to steps of these datasets. `begin` is called before each step that is run, `tell` after it.
+    limits it to steps of these datasets. `begin` is called before each step that is run, `finish` after it.
 
     Raises
     ------
@@ -315,8 +315,8 @@ def build(
         report = run_step(project, step, inputs, progress=progress, run_id=run_id)
         results = check_step(project, step, report.manifest)
         done.append((step, report, results))
-        if tell is not None:
-            tell(step, report, results)
+        if finish is not None:
+            finish(step, report, results)
     if closed:
         names = ", ".join("/".join(key[1:]) for key in left_out)
         raise GateError("\n".join([*closed, f"not built because of that: {names}"]))

@@ -221,11 +221,11 @@ def build_stages(
     ended = [] if finished is None else finished
     with BuildProgress(project, steps, terminal.make_console(screen), terminal.make_console(sys.stderr)) as progress:
 
-        def tell(step: "Step", report: "StepReport", results: "list[CheckResult]") -> None:
+        def finish(step: "Step", report: "StepReport", results: "list[CheckResult]") -> None:
             ended.append((step, report, results))
-            progress.tell(step, report, results)
+            progress.finish(step, report, results)
 
-        runner.build(project, progress=progress, begin=progress.begin, tell=tell, only=only, datasets=datasets)
+        runner.build(project, progress=progress, begin=progress.begin, finish=finish, only=only, datasets=datasets)
     return any(result.blocking for _, _, results in ended for result in results)
 
 

@@ -23,7 +23,7 @@ PRINT_INTERVAL_S = 5.0
 
 
 class BuildProgress:
-    """Shows the progress of a build, inside `with`; pass it as `progress`, and its methods `begin` and `tell`.
+    """Shows the progress of a build, inside `with`; pass it as `progress`, and its methods `begin` and `finish`.
 
     Finished steps are printed to `screen`. Without a terminal there, progress lines are printed to `aside`.
     """
@@ -73,7 +73,7 @@ class BuildProgress:
         if self._live is not None and self._task is not None:
             self._live.reset(self._task, description=step.label, total=None, rates="")
 
-    def tell(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
+    def finish(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
         """Receive a finished step."""
         self._print(console.render_step(step, report, results))
 

@@ -222,7 +222,7 @@ class StageDeclaration:
     """Publish an output for trainers; None for stages whose output the reader does not open."""
 
     # Hooks of reports and statistics.
-    feeds: StatsInputs = field(default_factory=StatsInputs)
+    stats_inputs: StatsInputs = field(default_factory=StatsInputs)
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
     summarize: Callable[[Any, str], Sequence[str]] = _summarize_rows
     """Summarize an output in a few phrases, from its facts (of the type above) and its number of rows (`1,342 rows`, or

@@ -53,7 +53,7 @@ def list_stages(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclarat
 
 def count_output_rows(made: Manifest) -> RowCount | None:
     """Return the rows of an output with their noun; None if its stage does not count them."""
-    return find_stage(made.stage).feeds.rows(made)
+    return find_stage(made.stage).stats_inputs.rows(made)
 
 
 def list_stages_up_to(last: StageDeclaration) -> tuple[str, ...]:

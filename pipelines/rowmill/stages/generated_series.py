@@ -267,7 +267,7 @@ STAGE = StageDeclaration(
     inputs=(TOKENIZED_EXAMPLES, CANONICAL_ROWS),
     applies=_has_backend,
     command="generate",
-    feeds=StatsInputs(
+    stats_inputs=StatsInputs(
         count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
     ),
     summarize=_summarize_generated_series,

@@ -453,7 +453,7 @@ STAGE = StageDeclaration(
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
     find_data_version=_identify_rank_data,
     # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
-    feeds=StatsInputs(count_rows_by_fact("sequences", "sequence")),
+    stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),
     summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
     compared=(
         ComparedFact("ranks", "ranks"),

@@ -214,7 +214,7 @@ STAGE = StageDeclaration(
     applies=_has_generation,
     command="parse",
     uses_all_cores=True,
-    feeds=StatsInputs(
+    stats_inputs=StatsInputs(
         count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
     ),
     summarize=_summarize_parsed_records,

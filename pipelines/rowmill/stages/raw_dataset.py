@@ -90,7 +90,7 @@ STAGE = StageDeclaration(
     description="Source files, read once and cut into parts with digests; columns are not changed.",
     identity=identify_raw_dataset,
     prepare=prepare_raw_dataset,
-    feeds=StatsInputs(count_rows_by_fact("records", "record"), files={"rejects": "rejects"}),
+    stats_inputs=StatsInputs(count_rows_by_fact("records", "record"), files={"rejects": "rejects"}),
     summarize=_summarize_raw_dataset,
 )
 

@@ -68,13 +68,13 @@ __all__ = [
 
 
 def record_manifest(
-    store: Store, manifest: Manifest, feeds: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+    store: Store, manifest: Manifest, inputs: StatsInputs, *, reused: bool = False, parts_reused: int = 0
 ) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
     In this order: a reader that sees the pointer must find the rows it points to. The caller publishes the views
     (`stats.duckdb`), the command line and Dagster do: they change only with their definitions.
     """
-    write_manifest_tables(store, manifest, feeds, reused=reused, parts_reused=parts_reused)
+    write_manifest_tables(store, manifest, inputs, reused=reused, parts_reused=parts_reused)
     recipe, scope = split_stage_key(manifest.key)
     set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))

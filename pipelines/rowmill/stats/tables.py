@@ -90,7 +90,7 @@ def set_current_versions(store: Store, recipe: str, scope: str, stage: str, vers
 
 
 def write_manifest_tables(
-    store: Store, manifest: Manifest, feeds: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+    store: Store, manifest: Manifest, inputs: StatsInputs, *, reused: bool = False, parts_reused: int = 0
 ) -> None:
     """Write every table that a manifest contributes to, under its version.
 
@@ -104,10 +104,10 @@ def write_manifest_tables(
         If a part file or a table of the manifest lacks a column, which is a bug of the stage that wrote it.
 
     """
-    _write_build_row(store, manifest, feeds, reused, parts_reused)
-    for table, lines, where in _list_short_tables(manifest, feeds):
+    _write_build_row(store, manifest, inputs, reused, parts_reused)
+    for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
-    for table, files in _find_long_tables(manifest, feeds).items():
+    for table, files in _find_long_tables(manifest, inputs).items():
         _copy_long_table(store, manifest, table, files)
 
 
@@ -160,9 +160,9 @@ def _make_check_row(stage: str, result: CheckResult) -> dict[str, Any]:
     }
 
 
-def _write_build_row(store: Store, manifest: Manifest, feeds: StatsInputs, reused: bool, parts_reused: int) -> None:
+def _write_build_row(store: Store, manifest: Manifest, inputs: StatsInputs, reused: bool, parts_reused: int) -> None:
     folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
-    rows, parts = feeds.rows(manifest), count_parts(manifest)
+    rows, parts = inputs.rows(manifest), count_parts(manifest)
     line = {
         "stage": manifest.stage,
         "built_at": manifest.built_at,
@@ -185,7 +185,7 @@ def _write_build_row(store: Store, manifest: Manifest, feeds: StatsInputs, reuse
 _Lines = list[dict[str, Any]]
 
 
-def _list_short_tables(manifest: Manifest, feeds: StatsInputs) -> Iterator[tuple[str, _Lines, str]]:
+def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tuple[str, _Lines, str]]:
     """Yield each table that a manifest holds completely: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
@@ -193,7 +193,7 @@ def _list_short_tables(manifest: Manifest, feeds: StatsInputs) -> Iterator[tuple
     for table, lines in (("ledger", ledger), ("token_ledger", tokens)):
         if lines:
             yield table, lines, f"{where}: {table}"
-    for table in feeds.tables:
+    for table in inputs.tables:
         if table in manifest.tables:
             at = f"{where}: table {table}"
             yield table, _align_lines(manifest.tables[table], SCHEMAS[table], at), at
@@ -231,23 +231,25 @@ class _PartFile:
     file: File
 
 
-def _find_long_tables(manifest: Manifest, feeds: StatsInputs) -> dict[str, list[_PartFile]]:
+def _find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[_PartFile]]:
     tables: dict[str, list[_PartFile]] = {}
     for part in manifest.parts:
         for name, file in part.files.items():
-            if name in feeds.files:
-                tables.setdefault(feeds.files[name], []).append(_PartFile(part, file))
+            if name in inputs.files:
+                tables.setdefault(inputs.files[name], []).append(_PartFile(part, file))
     return tables
 
 
-def _copy_long_table(store: Store, manifest: Manifest, table: str, feeds: Sequence[_PartFile]) -> None:
+def _copy_long_table(store: Store, manifest: Manifest, table: str, sources: Sequence[_PartFile]) -> None:
     """Copy a table's columns from part files; an existing copy with this schema is complete and is kept."""
     schema = SCHEMAS[table]
     path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
     if store.exists(path) and _has_schema(store, path, schema):
         return
     shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
-    batches = (shape(batch, feed, row) for feed in feeds for row, batch in _read_batches(store, feed.file, schema))
+    batches = (
+        shape(batch, source, row) for source in sources for row, batch in _read_batches(store, source.file, schema)
+    )
     with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
         for group in _join_batches(batches, schema):
             writer.write_table(group, row_group_size=GROUP_ROWS)
@@ -258,19 +260,19 @@ _BatchShaper = Callable[[pa.RecordBatch, _PartFile, int], pa.Table]
 
 
 def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, feed: _PartFile, row: int) -> pa.Table:
+    def shape(batch: pa.RecordBatch, source: _PartFile, row: int) -> pa.Table:
         del row
         content = pa.Table.from_batches([batch])
         if "shard_row" in content.column_names:
-            content = _number_sequences(content, content.column("shard_row"), feed)
-        return _cast_to_schema(content, schema, feed.file.path)
+            content = _number_sequences(content, content.column("shard_row"), source)
+        return _cast_to_schema(content, schema, source.file.path)
 
     return shape
 
 
-def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", feed: _PartFile) -> pa.Table:
+def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", source: _PartFile) -> pa.Table:
     """Add the numbers of sequences in their split: shards know only their own rows, manifests where each begins."""
-    first = pa.scalar(int(feed.part.facts["first_sequence"]), pa.int64())
+    first = pa.scalar(int(source.part.facts["first_sequence"]), pa.int64())
     return content.append_column("sequence_id", pc.add(shard_rows.cast(pa.int64()), first))
 
 
@@ -285,17 +287,17 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
             "that writes it"
         )
 
-    def shape(batch: pa.RecordBatch, feed: _PartFile, row: int) -> pa.Table:
+    def shape(batch: pa.RecordBatch, source: _PartFile, row: int) -> pa.Table:
         content = pa.Table.from_batches([batch])
-        if "sequence_id" not in content.column_names and "first_sequence" in feed.part.facts:
-            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), feed)
-        constants: dict[str, object] = {"shard": feed.file.path, "split": feed.part.facts.get("split", "")}
+        if "sequence_id" not in content.column_names and "first_sequence" in source.part.facts:
+            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), source)
+        constants: dict[str, object] = {"shard": source.file.path, "split": source.part.facts.get("split", "")}
         for name, value in constants.items():
             if name not in content.column_names:
                 content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
-        _require_schema_columns(schema, {*content.column_names, "fill"}, feed.file.path)
+        _require_schema_columns(schema, {*content.column_names, "fill"}, source.file.path)
         fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
-        return _cast_to_schema(content.append_column("fill", fill), schema, feed.file.path)
+        return _cast_to_schema(content.append_column("fill", fill), schema, source.file.path)
 
     return shape
 

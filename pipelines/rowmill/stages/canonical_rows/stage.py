@@ -464,7 +464,7 @@ STAGE = StageDeclaration(
     identity=identify_canonical_rows,
     prepare=_prepare_canonical_rows,
     inputs=(RAW_DATASET,),
-    feeds=StatsInputs(
+    stats_inputs=StatsInputs(
         count_rows_by_fact("kept", "row"),
         files={
             "rows": "rows",

@@ -236,6 +236,6 @@ STAGE = StageDeclaration(
     prepare=lambda work: PreparedStage((), lambda: make_export(work)),
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
-    feeds=StatsInputs(_count_export_rows),
+    stats_inputs=StatsInputs(_count_export_rows),
     summarize=_summarize_export,
 )

@@ -201,7 +201,7 @@ STAGE = StageDeclaration(
     # Shards are not packed past a failed check of the statistics.
     gates=(TRUNCATION_STATS,),
     uses_all_cores=True,
-    feeds=StatsInputs(
+    stats_inputs=StatsInputs(
         count_rows_by_fact("sequences", "sequence"),
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),

@@ -436,7 +436,9 @@ STAGE = StageDeclaration(
     require_ready=require_tokenizer_ready,
     find_outside_change=describe_tokenizer_change,
     uses_all_cores=True,
-    feeds=StatsInputs(count_rows_by_fact("examples", "example"), files={"examples": "examples", "rejects": "rejects"}),
+    stats_inputs=StatsInputs(
+        count_rows_by_fact("examples", "example"), files={"examples": "examples", "rejects": "rejects"}
+    ),
     summarize=_summarize_tokenized_examples,
     compared=(
         ComparedFact("examples", "examples"),

@@ -348,7 +348,7 @@ STAGE = StageDeclaration(
     prepare=lambda work: PreparedStage((), lambda: make_training_splits(work)),
     inputs=(PACKED_SHARDS,),
     shows_overdue=True,
-    feeds=StatsInputs(
+    stats_inputs=StatsInputs(
         count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")
     ),
     summarize=lambda facts, rows: (rows, format_count(facts.steps, "step")),

@@ -233,7 +233,7 @@ STAGE = StageDeclaration(
     prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),
     inputs=(TOKENIZED_EXAMPLES,),
     # It writes no rows; these are the measured ones.
-    feeds=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
+    stats_inputs=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
     summarize=_summarize_truncation_stats,
     compared=(
         ComparedFact("longer than the context", "context_overflow", is_share=True),

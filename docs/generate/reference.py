@@ -243,7 +243,7 @@ def _render_section(model: type[Config], level: int = 2, title: str | None = Non
 
 
 def _render_recipe_section() -> Iterator[str]:
-    yield from ("## The file", "", "`execution` changes no byte of the output; every other option may.", "")
+    yield from ("## The file", "", "`execution` does not affect the output; every other option may.", "")
     yield from render_option_table(Recipe, [name for name in Recipe.model_fields if name != "name"])
     words = "Groups for all datasets; a dataset's own value wins, and a kind takes only the groups it reads."
     yield _format_table_row("`defaults`", "mapping of groups", "`{}`", words)

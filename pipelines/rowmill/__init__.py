@@ -18,7 +18,7 @@ Layers, each importing only those below it (held by the contract in `pyproject.t
     inspection   questions about a build
     build        the graph of stages, running, gates, reuse
     stages       one module or package for each Dagster asset
-    recipe       everything that decides the bytes, validated once
+    recipe       all options of a build, validated once
     exports · formats · stats
     checks · conversation · executors · packing · reader · shards · sources · tabular · tokenization
     schema       rows, examples, ledger, manifest: the nouns and their Arrow schemas

@@ -26,16 +26,15 @@ GROUP_ALIASES = {"splits": {"straddle": "crossing_groups"}}
 
 
 _CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
-"""Cache options of other projects; rowmill finds stored tokens by the digest of everything that decides them."""
+"""Cache options of other projects; rowmill finds stored tokens by a digest of everything that affects them."""
 
 
 def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
     for name in _CACHE_OPTIONS:
         if name in raw:
             raise ConfigError(
-                f"{at}: {name}: a recipe holds only what decides the bytes, and this does not; set the storage root "
-                "with "
-                "--root or ROWMILL_STORE, and workers with execution.workers; delete it"
+                f"{at}: {name}: a recipe holds only options that affect the output, and this one does not; set "
+                "the storage root with --root or ROWMILL_STORE, and workers with execution.workers; delete it"
             )
 
 
@@ -179,7 +178,7 @@ def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -
 
 
 def resolve_group_aliases(groups: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Return a dataset's or the defaults' groups with the names that options have today."""
+    """Return the groups of a dataset, or of the defaults, with options under their current names."""
     out = dict(groups)
     for group, aliases in GROUP_ALIASES.items():
         if isinstance(out.get(group), dict):

@@ -1,4 +1,4 @@
-"""How a recipe is run: nothing here changes a byte of the output.
+"""How a recipe is run: the options that do not affect the output.
 
 What belongs here: options that never enter a fingerprint. What does not: all other options (`recipe.py`).
 """
@@ -12,7 +12,7 @@ from rowmill.executors import AnyExecutor, LocalExecutor
 
 
 class Execution(Config):
-    """How a recipe is run; no option here changes a byte or enters a fingerprint."""
+    """How a recipe is run; no option here affects the output or is part of a fingerprint."""
 
     workers: int = Field(default=0, ge=0)
     """Number of worker processes on this machine; 0 is one per core."""

@@ -1,4 +1,4 @@
-"""The recipe: everything that decides the bytes, read and validated once, with `execution`, which decides none of them.
+"""The recipe: all options that affect the output, read and validated once, and `execution`, which does not affect it.
 
 What belongs here: composing the packages' option groups, defaults, aliases, reading a recipe file. What does not: an
 option itself; its class is in the module whose behaviour it sets.
@@ -42,7 +42,7 @@ from rowmill.tokenization.tokenizer_source import (
 
 
 class Recipe(Config):
-    """A recipe. Only `execution` and the file's location do not affect the bytes."""
+    """A recipe; every option but `execution` affects the output."""
 
     FILLED_IN: ClassVar = ("name",)
     USED_UP: ClassVar = ("defaults",)
@@ -68,7 +68,7 @@ class Recipe(Config):
     gates: Gates = Gates()
     """Thresholds of the checks."""
     execution: Execution = Execution()
-    """How the recipe is run; decides no byte."""
+    """How the recipe is run; does not affect the output."""
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "Recipe":

@@ -8,7 +8,7 @@
     views.py     `stats.duckdb`: views over these files, and queries on them
 
 What does not belong here: the numbers that checks judge (a stage counts them into its manifest while it writes) and
-drawing (`plots.py`). Statistics decide no byte of a shard, so none of them enters a fingerprint.
+drawing (`plots.py`). Shards do not depend on statistics, so these are not part of a fingerprint.
 """
 
 from rowmill.core.storage import Store

@@ -45,7 +45,7 @@ VERSION = 5
 
 
 def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide rows, and apart from them those of the advice on groups; prompts decide none."""
+    """Return the options that decide rows, and separately those of the advice on groups; prompts affect neither."""
     dataset = recipe.datasets[name]
     form = dataset.format.require_table()
     times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}

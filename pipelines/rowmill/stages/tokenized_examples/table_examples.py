@@ -64,7 +64,7 @@ ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unser
 
 
 def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide examples; what a trained model is asked for decides none."""
+    """Return the options that decide examples; those of generation do not affect them."""
     return {
         "versions": [VERSION, tokenizer.TOKENIZATION_VERSION],
         "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),

@@ -95,9 +95,9 @@ def write_packed(chunks: Iterator[SequenceBatch], folder: Path, path: str, terms
     return tally.written(path)
 
 
-def make_packed_table(sequences: SequenceBatch) -> pa.Table:
-    """Return sequences in the columns of a shard, with their weights if they have some."""
-    segments = Segments(
+def make_segments(sequences: SequenceBatch) -> Segments:
+    """Return the segments of sequences, as native shards hold them."""
+    return Segments(
         ids=sequences.ids,
         mask=sequences.trained,
         offsets=sequences.offsets,
@@ -106,6 +106,10 @@ def make_packed_table(sequences: SequenceBatch) -> pa.Table:
         starts=sequences.starts,
         weights=sequences.weights,
     )
+
+
+def make_packed_table(sequences: SequenceBatch) -> pa.Table:
+    """Return sequences in the columns of a shard, with their weights if they have some."""
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
     spans = Spans(
@@ -114,6 +118,6 @@ def make_packed_table(sequences: SequenceBatch) -> pa.Table:
         lengths=lengths,
         offsets=span_offsets,
     )
-    table = number_sequences(make_shard_table(segments, spans, dataset=""), sequences.numbers)
+    table = number_sequences(make_shard_table(make_segments(sequences), spans, dataset=""), sequences.numbers)
     place = table.schema.get_field_index("dataset")
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())

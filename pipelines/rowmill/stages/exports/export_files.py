@@ -19,6 +19,7 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.exports import export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout, WrittenFile
 from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
+from rowmill.exports.native import make_segments
 from rowmill.schema.manifest import File
 from rowmill.shards import native
 from rowmill.shards.host_scratch import HostScratch
@@ -87,7 +88,7 @@ def write_export_job(task: _ExportTask, shelf: ExportShelf) -> tuple[list[FileDi
         for segments, offsets in task.job.chunks(task.export.rows_at_once(task.terms.seq_len)):
             chunk = take_segments(source, segments, offsets)
             require_valid_tokens(chunk, vocab_size=task.terms.vocab_size, where=f"exports.{task.export.name}")
-            found += sum(native.hash_segments(_to_segments(chunk), chunk.trained))
+            found += sum(native.hash_segments(make_segments(chunk), chunk.trained))
             yield chunk
 
     with shelf.copies.scratch.open_folder() as folder:
@@ -108,18 +109,6 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
     for one in written:
         _move_file(store, folder / one.path, f"{at}/{one.path}")
     return files
-
-
-def _to_segments(chunk: SequenceBatch) -> native.Segments:
-    return native.Segments(
-        ids=chunk.ids,
-        mask=chunk.trained,
-        offsets=chunk.offsets,
-        sequence_offsets=chunk.sequence_offsets,
-        example_ids=chunk.example_ids,
-        starts=chunk.starts,
-        weights=chunk.weights,
-    )
 
 
 def write_export_files(

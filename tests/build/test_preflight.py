@@ -313,7 +313,7 @@ def test_mistakes_of_all_datasets_are_said_at_once(
     }
     project.write_recipe(tokenizer="./nowhere", datasets=datasets)
 
-    assert project.rowmill(command) == main.WRONG
+    assert project.rowmill(command) == main.ExitStatus.INVALID
 
     require_said(
         capsys.readouterr().err,
@@ -332,7 +332,7 @@ def test_build_that_skips_the_preflight_ends_at_the_closed_gate(
     project = CliProject(tmp_path).write()
     project.write_recipe(**FIRST_RECORDS["columns of other names"].change(project))
 
-    assert project.rowmill("build", "--skip-preflight") == main.BLOCKED
+    assert project.rowmill("build", "--skip-preflight") == main.ExitStatus.GATE_CLOSED
 
     assert "missing_field: 50" in capsys.readouterr().err
     assert "small" in written_outputs(project)
@@ -340,7 +340,7 @@ def test_build_that_skips_the_preflight_ends_at_the_closed_gate(
 
 def test_dataset_is_tried_again_only_if_its_options_changed(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     for name in ("chats.jsonl", "tasks.csv", "notes.jsonl"):
         project.write_data(name, "nothing that any kind reads\n")
 

@@ -124,7 +124,7 @@ def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road)
     # The first writes the report and the views, which a build by the engine alone does not.
     said = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(2)][-1]
 
-    assert said.stdout.splitlines()[-1] == f"{main.DONE} []"
+    assert said.stdout.splitlines()[-1] == f"{main.ExitStatus.SUCCESS} []"
 
 
 def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:

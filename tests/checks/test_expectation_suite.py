@@ -96,7 +96,7 @@ def test_verify_fails_where_the_library_denies_a_saved_result(
 ) -> None:
     road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
     built = road.build()
-    assert main.main(["verify", str(road.config)]) == main.DONE
+    assert main.main(["verify", str(road.config)]) == main.ExitStatus.SUCCESS
     store, folder = built.project.store, "road/rows/canonical_rows/check_results"
     (name,) = store.list(folder)
     saved = store.read_sealed(f"{folder}/{name}")
@@ -108,7 +108,7 @@ def test_verify_fails_where_the_library_denies_a_saved_result(
 
     status = main.main(["verify", str(road.config)])
 
-    assert status == main.BLOCKED
+    assert status == main.ExitStatus.GATE_CLOSED
     shown = " ".join(capsys.readouterr().out.split())
     assert "nonempty 5: Great Expectations passes, the saved result fails" in shown
     assert "1 denied by Great Expectations" in shown
@@ -128,4 +128,4 @@ def test_build_never_imports_the_library_and_verify_does(tmp_path: Path) -> None
         for verb in ("build", "verify")
     ]
 
-    assert last == [f"{main.DONE} False", f"{main.DONE} True"]
+    assert last == [f"{main.ExitStatus.SUCCESS} False", f"{main.ExitStatus.SUCCESS} True"]

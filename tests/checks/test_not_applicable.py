@@ -96,7 +96,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
 ) -> None:
     every = [one for _, results in built.steps.values() for one in results]
     idle = sum(one.outcome == "not_applicable" for one in every)
-    assert main.main(["verify", "--all", str(built.project.base / "configs/road.yaml")]) == main.DONE
+    assert main.main(["verify", "--all", str(built.project.base / "configs/road.yaml")]) == main.ExitStatus.SUCCESS
     shown = capsys.readouterr().out
     report_page.write_report(built.project)
     page = built.project.store.read(report_page.report_path("road")).decode()

@@ -14,7 +14,7 @@ import pytest
 
 from rowmill.build import plan, steps
 from rowmill.cli import main
-from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, choose_exit_status, explain_error
+from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error
 from rowmill.core.errors import (
     BusyError,
     ConfigError,
@@ -40,34 +40,34 @@ def caused(error: Exception, cause: Exception) -> Exception:
 StorageError = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
 
 STATUS = [
-    (GateError("closed"), BLOCKED),
-    (ConfigError("wrong"), WRONG),
-    (caused(ConfigError("wrong"), OSError(errno.EIO, "x")), WRONG),
-    (ContextOverflowError("too long"), WRONG),
-    (SchemaError("columns"), WRONG),
-    (SourceError("found no data"), WRONG),
-    (caused(SourceError("cut short"), EOFError("end")), WRONG),
-    (caused(SourceError("cut short"), BadGzipFile("crc")), WRONG),
-    (caused(SourceError("no such file"), FileNotFoundError(errno.ENOENT, "x")), WRONG),
-    (IntegrityError("nothing is built"), WRONG),
-    (UnreachableError("no answer"), OUTSIDE),
-    (pickle.loads(pickle.dumps(UnreachableError("no answer, in a worker"))), OUTSIDE),
-    (BusyError("another build"), OUTSIDE),
-    (GenerationError("the backend"), OUTSIDE),
-    (caused(PipelineError("no room"), OSError(errno.ENOSPC, "x")), OUTSIDE),
-    (caused(IntegrityError("a worker died"), BrokenProcessPool("killed")), OUTSIDE),
-    (caused(SourceError("hub"), ConnectionError("refused")), OUTSIDE),
-    (OSError(errno.EIO, "Input/output error"), OUTSIDE),
-    (OSError(errno.EROFS, "Read-only file system", "/x"), OUTSIDE),
-    (PermissionError(errno.EACCES, "Permission denied", "/x"), OUTSIDE),
-    (BrokenPipeError(errno.EPIPE, "Broken pipe"), OUTSIDE),
-    (TimeoutError(), OUTSIDE),
-    (MemoryError(), OUTSIDE),
-    (StorageError("Could not connect to the endpoint URL"), OUTSIDE),
-    (KeyError("x"), BUG),
-    (AssertionError(), BUG),
-    (RecursionError("maximum recursion depth exceeded"), BUG),
-    (KeyboardInterrupt(), INTERRUPTED),
+    (GateError("closed"), ExitStatus.GATE_CLOSED),
+    (ConfigError("wrong"), ExitStatus.INVALID),
+    (caused(ConfigError("wrong"), OSError(errno.EIO, "x")), ExitStatus.INVALID),
+    (ContextOverflowError("too long"), ExitStatus.INVALID),
+    (SchemaError("columns"), ExitStatus.INVALID),
+    (SourceError("found no data"), ExitStatus.INVALID),
+    (caused(SourceError("cut short"), EOFError("end")), ExitStatus.INVALID),
+    (caused(SourceError("cut short"), BadGzipFile("crc")), ExitStatus.INVALID),
+    (caused(SourceError("no such file"), FileNotFoundError(errno.ENOENT, "x")), ExitStatus.INVALID),
+    (IntegrityError("nothing is built"), ExitStatus.INVALID),
+    (UnreachableError("no answer"), ExitStatus.OUTSIDE_FAILURE),
+    (pickle.loads(pickle.dumps(UnreachableError("no answer, in a worker"))), ExitStatus.OUTSIDE_FAILURE),
+    (BusyError("another build"), ExitStatus.OUTSIDE_FAILURE),
+    (GenerationError("the backend"), ExitStatus.OUTSIDE_FAILURE),
+    (caused(PipelineError("no room"), OSError(errno.ENOSPC, "x")), ExitStatus.OUTSIDE_FAILURE),
+    (caused(IntegrityError("a worker died"), BrokenProcessPool("killed")), ExitStatus.OUTSIDE_FAILURE),
+    (caused(SourceError("hub"), ConnectionError("refused")), ExitStatus.OUTSIDE_FAILURE),
+    (OSError(errno.EIO, "Input/output error"), ExitStatus.OUTSIDE_FAILURE),
+    (OSError(errno.EROFS, "Read-only file system", "/x"), ExitStatus.OUTSIDE_FAILURE),
+    (PermissionError(errno.EACCES, "Permission denied", "/x"), ExitStatus.OUTSIDE_FAILURE),
+    (BrokenPipeError(errno.EPIPE, "Broken pipe"), ExitStatus.OUTSIDE_FAILURE),
+    (TimeoutError(), ExitStatus.OUTSIDE_FAILURE),
+    (MemoryError(), ExitStatus.OUTSIDE_FAILURE),
+    (StorageError("Could not connect to the endpoint URL"), ExitStatus.OUTSIDE_FAILURE),
+    (KeyError("x"), ExitStatus.INTERNAL_ERROR),
+    (AssertionError(), ExitStatus.INTERNAL_ERROR),
+    (RecursionError("maximum recursion depth exceeded"), ExitStatus.INTERNAL_ERROR),
+    (KeyboardInterrupt(), ExitStatus.INTERRUPTED),
 ]
 
 
@@ -77,7 +77,20 @@ def test_status_says_who_has_to_act(error: BaseException, status: int) -> None:
 
 
 def test_statuses_are_told_apart() -> None:
-    assert len({0, BLOCKED, WRONG, OUTSIDE, main.FOUND, BUG, INTERRUPTED}) == 7
+    assert (
+        len(
+            {
+                0,
+                ExitStatus.GATE_CLOSED,
+                ExitStatus.INVALID,
+                ExitStatus.OUTSIDE_FAILURE,
+                main.ExitStatus.PROBLEM_FOUND,
+                ExitStatus.INTERNAL_ERROR,
+                ExitStatus.INTERRUPTED,
+            }
+        )
+        == 7
+    )
 
 
 def test_only_a_closed_gate_is_status_1() -> None:
@@ -127,7 +140,7 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
 
     monkeypatch.setattr(plan, "forecast_steps", broken)
 
-    assert project.rowmill("plan") == BUG
+    assert project.rowmill("plan") == ExitStatus.INTERNAL_ERROR
     err = capsys.readouterr().err
     assert err.startswith("a bug of rowmill, not of your recipe or data: KeyError: 'part_id'; the traceback is in ")
     assert "please report it with that file" in err
@@ -142,7 +155,7 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
 def test_storage_root_that_cannot_be_written_is_status_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, verb: str
 ) -> None:
-    assert CliProject(tmp_path).write().rowmill(verb, "--root", root) == OUTSIDE
+    assert CliProject(tmp_path).write().rowmill(verb, "--root", root) == ExitStatus.OUTSIDE_FAILURE
 
     err = capsys.readouterr().err
     assert err.startswith(root.rpartition("/")[0])
@@ -153,7 +166,7 @@ def test_storage_root_that_cannot_be_written_is_status_3(
 def test_project_whose_path_is_not_utf8_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xe9"))
 
-    assert CliProject(folder).write().rowmill("build") == WRONG
+    assert CliProject(folder).write().rowmill("build") == ExitStatus.INVALID
     assert r"f\xe9/configs/small.yaml: this path is not UTF-8" in capsys.readouterr().err
 
 
@@ -181,7 +194,7 @@ def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path,
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert ended.returncode == OUTSIDE, ended.stderr
+    assert ended.returncode == ExitStatus.OUTSIDE_FAILURE, ended.stderr
     assert f"({code})" in ended.stderr
     assert "Traceback" not in ended.stderr
     kept(ended.stderr).unlink()

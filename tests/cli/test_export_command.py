@@ -26,7 +26,7 @@ EXPORTS: list[dict[str, Any]] = [
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project whose partitions and exports are built, and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write(exports=EXPORTS)
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     return project
 
 
@@ -40,7 +40,7 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
 def test_build_makes_exports_last_and_says_where_they_are(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
 
     out = capsys.readouterr().out
     assert re.search(r"= exports/rows|✓ exports/rows +reused", out)
@@ -49,7 +49,7 @@ def test_build_makes_exports_last_and_says_where_they_are(
 
 
 def test_export_says_how_to_point_each_trainer_at_it(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export") == main.DONE
+    assert built.rowmill("export") == main.ExitStatus.SUCCESS
 
     out = capsys.readouterr().out
     assert "load_dataset" in out
@@ -63,7 +63,7 @@ def test_export_says_how_to_point_each_trainer_at_it(built: CliProject, capsys: 
 def test_export_by_name_leaves_the_others(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     copied.write_recipe(exports=[*EXPORTS, {"kind": "tinker", "name": "datums"}])
 
-    assert copied.rowmill("export", "--name", "datums") == main.DONE
+    assert copied.rowmill("export", "--name", "datums") == main.ExitStatus.SUCCESS
 
     out = capsys.readouterr().out
     assert "exports/datums" in out
@@ -73,14 +73,14 @@ def test_export_by_name_leaves_the_others(copied: CliProject, capsys: pytest.Cap
 def test_export_to_a_folder_is_a_copy_that_stays(copied: CliProject, tmp_path: Path) -> None:
     at = tmp_path / "mine"
 
-    assert copied.rowmill("export", "--name", "rows", "--to", str(at)) == main.DONE
+    assert copied.rowmill("export", "--name", "rows", "--to", str(at)) == main.ExitStatus.SUCCESS
     shutil.rmtree(copied.folder / ".rowmill")
 
     assert open_export(at, verify=True).count("tokens") > 0
 
 
 def test_export_of_unknown_name_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export", "--name", "row") == main.WRONG
+    assert built.rowmill("export", "--name", "row") == main.ExitStatus.INVALID
     assert "did you mean rows?" in capsys.readouterr().err
 
 
@@ -89,12 +89,12 @@ def test_export_of_a_recipe_without_exports_says_what_to_add(
 ) -> None:
     copied.write_recipe()
 
-    assert copied.rowmill("export") == main.WRONG
+    assert copied.rowmill("export") == main.ExitStatus.INVALID
     assert "add one under exports: in the recipe" in capsys.readouterr().err
 
 
 def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export", "--to", "somewhere") == main.WRONG
+    assert built.rowmill("export", "--to", "somewhere") == main.ExitStatus.INVALID
     assert "choose it with --name" in capsys.readouterr().err
 
 
@@ -103,10 +103,10 @@ def test_export_past_a_failed_finding_is_blocked(copied: CliProject, capsys: pyt
         exports=[{**EXPORTS[0], "shard_sequences": 3}],
         gates=RECIPE["gates"] | {"fill": {"at_least": 1, "severity": "error"}},
     )
-    assert copied.rowmill("verify") == main.BLOCKED
+    assert copied.rowmill("verify") == main.ExitStatus.GATE_CLOSED
     capsys.readouterr()
 
-    assert copied.rowmill("export") == main.BLOCKED
+    assert copied.rowmill("export") == main.ExitStatus.GATE_CLOSED
     said = capsys.readouterr().err
     assert "packed_shards: fill: " in said
     assert "wanted at least 1" in said
@@ -115,7 +115,7 @@ def test_export_past_a_failed_finding_is_blocked(copied: CliProject, capsys: pyt
 def test_export_before_anything_is_built_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write(exports=EXPORTS)
 
-    assert project.rowmill("export") == main.WRONG
+    assert project.rowmill("export") == main.ExitStatus.INVALID
     assert "it was never built" in capsys.readouterr().err
 
 
@@ -127,17 +127,17 @@ def test_verify_deep_reads_exports_again_and_finds_damage(
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
 
-    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
     assert "part-00000.parquet: digest" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProject) -> None:
     copied.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]])
-    assert copied.rowmill("export", "--name", "rows") == main.DONE
+    assert copied.rowmill("export", "--name", "rows") == main.ExitStatus.SUCCESS
     parts = copied.folder / ".rowmill/small/exports/rows/parts"
     assert len(list(parts.iterdir())) == 2
 
-    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
 
     [left] = parts.iterdir()
     assert open_export(left / "rows", verify=True).count("sequences") > 0

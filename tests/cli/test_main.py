@@ -24,7 +24,7 @@ STEPS = 3 * 5 + 2
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     return project
 
 
@@ -45,7 +45,7 @@ def rows_of(
     project: CliProject, query: str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> list[dict[str, object]]:
     capsys.readouterr()
-    assert main.main(["sql", query, project.recipe, "--format", "json", *options]) == main.DONE
+    assert main.main(["sql", query, project.recipe, "--format", "json", *options]) == main.ExitStatus.SUCCESS
     return json.loads(capsys.readouterr().out)
 
 
@@ -57,7 +57,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    assert project.rowmill("plan") == main.DONE
+    assert project.rowmill("plan") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert out.count("never built") == 3
     assert out.count("make if changed") == STEPS - 3
@@ -65,7 +65,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
 
 
 def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("plan") == main.DONE
+    assert built.rowmill("plan") == main.ExitStatus.SUCCESS
     assert f"{STEPS} reused" in capsys.readouterr().out
 
 
@@ -74,14 +74,14 @@ def test_plan_after_changed_option_names_the_stages_that_read_it(
 ) -> None:
     copied.write_recipe(mixture={"batch_size": 4})
 
-    assert copied.rowmill("plan") == main.DONE
+    assert copied.rowmill("plan") == main.ExitStatus.SUCCESS
     lines = capsys.readouterr().out.splitlines()
     made = [line.split()[1] for line in lines if line.startswith(("  + ", "  ~ "))]
     assert made == ["training_splits", "gpu_partitions"]
 
 
 def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build") == main.DONE
+    assert built.rowmill("build") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert out.count(" reused ") == STEPS
     assert "checks     every applicable check passed" in out
@@ -92,13 +92,13 @@ def test_build_of_one_stage_makes_that_stage_of_every_dataset(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
     assert capsys.readouterr().out.count("raw_dataset") == 3
     assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
 
 
 def test_build_of_unknown_stage_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build", "--only", "packed_shard") == main.WRONG
+    assert built.rowmill("build", "--only", "packed_shard") == main.ExitStatus.INVALID
     assert "did you mean packed_shards?" in capsys.readouterr().err
 
 
@@ -107,7 +107,7 @@ def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
 
-    assert copied.rowmill("build") == main.BLOCKED
+    assert copied.rowmill("build") == main.ExitStatus.GATE_CLOSED
     captured = capsys.readouterr()
     share = f"{100 / (CHATS + 1):.4g} %"
     assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
@@ -120,7 +120,7 @@ def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
 
-    assert copied.rowmill("build") == main.BLOCKED
+    assert copied.rowmill("build") == main.ExitStatus.GATE_CLOSED
     lines = capsys.readouterr().out.splitlines()
     below: dict[str, list[str]] = {}
     for line in lines[2:-1]:
@@ -140,13 +140,13 @@ def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_ro
 ) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
     project.write_data("tasks.csv", "prompt,response\n,\nq,a\n")
-    assert project.rowmill("build", "--root", str(tmp_path / "other place")) == main.BLOCKED
+    assert project.rowmill("build", "--root", str(tmp_path / "other place")) == main.ExitStatus.GATE_CLOSED
     found = re.search(r"small/chats/canonical_rows: rejects: .*`(rowmill sql [^`]+)`", capsys.readouterr().err)
     assert found is not None
     name, *arguments = shlex.split(found.group(1))
     arguments[arguments.index("small")] = project.recipe
 
-    assert main.main([*arguments, "--format", "json"]) == main.DONE
+    assert main.main([*arguments, "--format", "json"]) == main.ExitStatus.SUCCESS
     [line] = json.loads(capsys.readouterr().out)
     assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
@@ -155,7 +155,7 @@ def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkey
     project = CliProject(tmp_path / "project").write()
     monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
 
-    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
     assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
     assert not (tmp_path / "project" / ".rowmill").exists()
 
@@ -167,7 +167,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(
     built: CliProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(tmp_path / "other")
-    assert built.rowmill("stats", "--root", root) == main.DONE
+    assert built.rowmill("stats", "--root", root) == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     query = "select dataset, original_tokens from examples order by all"
 
@@ -178,7 +178,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(
 
 
 def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("stats") == main.DONE
+    assert built.rowmill("stats") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     what_if = rows_of(built, "select * from what_if where dataset = 'notes' and seq_len = 128", capsys)
 
@@ -190,7 +190,9 @@ def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys
     assert line[1] == str(NOTES)
 
 
-@pytest.mark.parametrize(("options", "status"), [((), main.DONE), (("--strict",), main.FOUND)])
+@pytest.mark.parametrize(
+    ("options", "status"), [((), main.ExitStatus.SUCCESS), (("--strict",), main.ExitStatus.PROBLEM_FOUND)]
+)
 def test_stats_with_hint_exit_3_only_when_strict(
     tmp_path: Path, options: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +206,7 @@ def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.Captur
     tasks = {"tasks": RECIPE["datasets"]["tasks"]}
     project = CliProject(tmp_path).write(seq_len=40, datasets=tasks)
 
-    assert project.rowmill("stats", "--strict") == main.DONE
+    assert project.rowmill("stats", "--strict") == main.ExitStatus.SUCCESS
     assert "max_length to" not in capsys.readouterr().out
 
 
@@ -213,7 +215,7 @@ def test_stats_behind_a_shut_gate_still_show_the_numbers(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert copied.rowmill("stats") == main.BLOCKED
+    assert copied.rowmill("stats") == main.ExitStatus.GATE_CLOSED
     captured = capsys.readouterr()
     assert "original length in tokens" in captured.out
     assert "wanted at most 0" in captured.err
@@ -228,9 +230,9 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
     counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1", capsys)
     of = {str(one["outcome"]): one["n"] for one in counts}
 
-    assert built.rowmill("verify") == main.DONE
+    assert built.rowmill("verify") == main.ExitStatus.SUCCESS
     short = capsys.readouterr().out
-    assert built.rowmill("verify", "--all") == main.DONE
+    assert built.rowmill("verify", "--all") == main.ExitStatus.SUCCESS
     whole = capsys.readouterr().out
 
     def count_marks(text: str) -> dict[str, int]:
@@ -246,7 +248,7 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
 
 
 def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("verify", "--deep", "--facts") == main.DONE
+    assert built.rowmill("verify", "--deep", "--facts") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     results = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from check_results", capsys)
 
@@ -260,7 +262,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert copied.rowmill("verify") == main.BLOCKED
+    assert copied.rowmill("verify") == main.ExitStatus.GATE_CLOSED
     out = capsys.readouterr().out
     assert "1 blocking" in out
     assert "✗ rejects" in out
@@ -271,7 +273,7 @@ def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytes
     waiver = {"check": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
 
-    assert copied.rowmill("verify") == main.DONE
+    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert "waived: one broken line, known" in out
     assert "1 waived" in out
@@ -286,8 +288,8 @@ def test_verify_deep_names_the_file_with_one_changed_byte(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    assert copied.rowmill("verify") == main.DONE
-    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
     assert f"✗ {shard}: digest" in capsys.readouterr().out
 
 
@@ -295,12 +297,12 @@ def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied.write_recipe(seq_len=160)
-    assert copied.rowmill("verify") == main.DONE
+    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
     assert "its options changed since: run rowmill build" in capsys.readouterr().out
 
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     capsys.readouterr()
-    assert copied.rowmill("verify") == main.DONE
+    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
     assert "its options changed" not in capsys.readouterr().out
 
 
@@ -308,12 +310,12 @@ def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.Cap
     rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()
 
-    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
     assert f"✗ {rows}: missing" in capsys.readouterr().out
 
 
 def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert CliProject(tmp_path).write().rowmill("verify") == main.WRONG
+    assert CliProject(tmp_path).write().rowmill("verify") == main.ExitStatus.INVALID
     assert "nothing is built" in capsys.readouterr().err
 
 
@@ -333,7 +335,7 @@ def test_sql_answers_in_each_form(
 ) -> None:
     query = "select dataset, count(*) as n from rows where dataset <> 'tasks' group by 1 order by 1"
 
-    assert main.main(["sql", query, built.recipe, "--format", form]) == main.DONE
+    assert main.main(["sql", query, built.recipe, "--format", form]) == main.ExitStatus.SUCCESS
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
 
@@ -345,7 +347,7 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
     other.write_text(
         yaml.safe_dump(RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}, sort_keys=False), encoding="utf-8"
     )
-    assert main.main(["build", str(other)]) == main.DONE
+    assert main.main(["build", str(other)]) == main.ExitStatus.SUCCESS
     query = "select dataset, count(*) as n from rows group by all order by all"
     notes = [{"dataset": "notes", "n": NOTES}]
 
@@ -354,31 +356,37 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
         *notes,
         {"dataset": "tasks", "n": TASKS},
     ]
-    assert main.main(["sql", query, str(other), "--format", "json"]) == main.DONE
+    assert main.main(["sql", query, str(other), "--format", "json"]) == main.ExitStatus.SUCCESS
     assert json.loads(capsys.readouterr().out) == notes
     assert rows_of(copied, query, capsys, "--all-recipes") == [
         {"dataset": "chats", "n": CHATS},
         {"dataset": "notes", "n": 2 * NOTES},
         {"dataset": "tasks", "n": TASKS},
     ]
-    assert main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == main.DONE
+    assert (
+        main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"])
+        == main.ExitStatus.SUCCESS
+    )
     assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
 
 
 def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     root = str(built.folder / ".rowmill")
 
-    assert main.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"]) == main.DONE
+    assert (
+        main.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"])
+        == main.ExitStatus.SUCCESS
+    )
     assert capsys.readouterr().out == "n\n1\n"
 
 
 def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["sql", "select * from row", built.recipe]) == main.WRONG
+    assert main.main(["sql", "select * from row", built.recipe]) == main.ExitStatus.INVALID
     assert "the views are builds, findings" in capsys.readouterr().err
 
 
 def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == main.WRONG
+    assert main.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == main.ExitStatus.INVALID
     assert "no statistics here" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
@@ -397,7 +405,7 @@ def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
 def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert project.rowmill("build", "--skip-preflight") == main.BLOCKED
+    assert project.rowmill("build", "--skip-preflight") == main.ExitStatus.GATE_CLOSED
     assert rows_in_statistics(project) == CHATS
 
 
@@ -406,7 +414,7 @@ def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -
     Path(copied.project.store.path("stats.duckdb")).unlink()
     version = current(copied, "chats", "raw_dataset").version
 
-    assert copied.rowmill("use", "chats/raw_dataset", version) == main.DONE
+    assert copied.rowmill("use", "chats/raw_dataset", version) == main.ExitStatus.SUCCESS
     assert rows_in_statistics(copied) == CHATS
 
 
@@ -420,9 +428,9 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     copied.append_chat(1000)
     copied.rowmill("build")
     second = current(copied, "chats", "raw_dataset").version
-    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == main.DONE
+    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == main.ExitStatus.SUCCESS
     said = capsys.readouterr().out
-    assert copied.rowmill("versions", "chats/raw_dataset") == main.DONE
+    assert copied.rowmill("versions", "chats/raw_dataset") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
 
     assert first != second
@@ -432,10 +440,10 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     # The printed command makes what follows of the version in use; a build of everything goes forward again.
     assert "a full build" in said
     [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
-    assert copied.rowmill("build", *stages.split()) == main.DONE
+    assert copied.rowmill("build", *stages.split()) == main.ExitStatus.SUCCESS
     assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
     assert current(copied, "chats", "raw_dataset").version == first
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert current(copied, "chats", "raw_dataset").version == second
 
 
@@ -445,19 +453,19 @@ def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) 
     before = json.loads(published.read_bytes())
     for number in range(1000, 1030):
         copied.append_chat(number)
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
-    assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.DONE
+    assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.ExitStatus.SUCCESS
 
     assert json.loads(published.read_bytes()) == before
     # The newest comes back by itself.
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
 
 def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.WRONG
+    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.ExitStatus.INVALID
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
 
 
@@ -471,9 +479,9 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     old = current(copied, "chats", "tokenized_examples")
     for number in (1000, 1001):
         copied.append_chat(number)
-        assert copied.rowmill("build") == main.DONE
+        assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     kept = {stage: current(copied, "chats", stage).version for stage in ("canonical_rows", "packed_shards")}
-    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
     store = copied.project.store
 
     assert [one.version for one in manifest.list_versions(store, ("small", "chats", "canonical_rows"))] == [
@@ -486,9 +494,9 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.parquet"}
     assert own
     assert not any(map(store.exists, own))
-    assert copied.rowmill("verify", "--deep") == main.DONE
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
     capsys.readouterr()
-    assert copied.rowmill("build") == main.DONE
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert capsys.readouterr().out.count(" reused ") == STEPS
     assert rows_of(copied, "select distinct version from examples_history where dataset = 'chats'", capsys) == [
         {"version": current(copied, "chats", "tokenized_examples").version}
@@ -501,11 +509,11 @@ def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> No
     copied.rowmill("build")
     copied.rowmill("use", "chats/canonical_rows", first)
 
-    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
     kept = {one.version for one in manifest.list_versions(copied.project.store, ("small", "chats", "canonical_rows"))}
     assert first in kept
     assert len(kept) == 2
-    assert copied.rowmill("verify", "--deep") == main.DONE
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
 
 
 def test_gc_dry_run_names_what_would_go_and_removes_nothing(
@@ -516,7 +524,7 @@ def test_gc_dry_run_names_what_would_go_and_removes_nothing(
     before = files_in(copied.folder)
     capsys.readouterr()
 
-    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == main.DONE
+    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == main.ExitStatus.SUCCESS
     assert "would remove" in capsys.readouterr().out
     assert files_in(copied.folder) == before
 
@@ -534,7 +542,7 @@ def test_recipe_is_found_by_name_from_below_the_project(
     monkeypatch.chdir(built.folder / "data")
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
 
-    assert main.main(["plan", "small"]) == main.DONE
+    assert main.main(["plan", "small"]) == main.ExitStatus.SUCCESS
     assert f"{STEPS} reused" in capsys.readouterr().out
 
 
@@ -544,7 +552,7 @@ def test_unknown_recipe_names_those_there_are_and_the_nearest(
     monkeypatch.chdir(built.folder)
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
 
-    assert main.main(["build", "smalll"]) == main.WRONG
+    assert main.main(["build", "smalll"]) == main.ExitStatus.INVALID
     err = capsys.readouterr().err
     assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err
@@ -555,7 +563,7 @@ def test_broken_recipe_says_where_what_allowed_and_what_to_do(
 ) -> None:
     project = CliProject(tmp_path).write(seq_length=128)
 
-    assert project.rowmill("build") == main.WRONG
+    assert project.rowmill("build") == main.ExitStatus.INVALID
     captured = capsys.readouterr()
     where, allowed, remedy = captured.err.strip().split("; ")
     assert where in (f"{project.recipe}.seq_length: unknown key", f"{project.recipe}: seq_length: unknown key")
@@ -565,7 +573,7 @@ def test_broken_recipe_says_where_what_allowed_and_what_to_do(
 
 
 def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("versions", "chats/rows") == main.WRONG
+    assert built.rowmill("versions", "chats/rows") == main.ExitStatus.INVALID
     assert "small/chats/canonical_rows" in capsys.readouterr().err
 
 
@@ -576,7 +584,7 @@ def test_wrong_words_exit_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(arguments)
 
-    assert stopped.value.code == main.WRONG
+    assert stopped.value.code == main.ExitStatus.INVALID
 
 
 def test_help_imports_nothing_that_takes_time() -> None:
@@ -616,7 +624,7 @@ def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: py
 def test_json_is_one_object_and_nothing_else_on_stdout(
     arguments: tuple[str, ...], fields: set[str], built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill(*arguments, "--json") == main.DONE
+    assert built.rowmill(*arguments, "--json") == main.ExitStatus.SUCCESS
 
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"recipe", "store", *fields}
@@ -628,7 +636,7 @@ def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
 
-    assert copied.rowmill("build", "--json") == main.BLOCKED
+    assert copied.rowmill("build", "--json") == main.ExitStatus.GATE_CLOSED
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     failed = [one for step in found["steps"] for one in step["checks"] if one["blocking"]]
@@ -643,9 +651,9 @@ def test_json_of_verify_and_versions_agrees_with_the_views(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1 order by 1", capsys)
-    assert built.rowmill("verify", "--json") == main.DONE
+    assert built.rowmill("verify", "--json") == main.ExitStatus.SUCCESS
     stages = json.loads(capsys.readouterr().out)["stages"]
-    assert built.rowmill("versions", "tasks/canonical_rows", "--json") == main.DONE
+    assert built.rowmill("versions", "tasks/canonical_rows", "--json") == main.ExitStatus.SUCCESS
     versions = json.loads(capsys.readouterr().out)
 
     outcomes = [one["outcome"] for stage in stages for one in stage["checks"]]

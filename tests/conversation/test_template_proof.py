@@ -321,7 +321,7 @@ def test_template_report_with_prove_shows_trained_text_and_ends_well(
     project = CliProject(tmp_path).write()
     project.write_recipe(datasets=project_datasets(chat_template="chatml"))
 
-    assert project.rowmill("template-report", "--prove") == main.DONE
+    assert project.rowmill("template-report", "--prove") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert "42 shapes: 42 proven" in out
     assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
@@ -338,7 +338,7 @@ def test_template_report_with_prove_of_a_template_without_ends_blocks(
     project = CliProject(tmp_path).write()
     project.write_recipe(datasets=project_datasets(chat_template=blocks))
 
-    assert project.rowmill("template-report", "--prove") == main.FOUND
+    assert project.rowmill("template-report", "--prove") == main.ExitStatus.PROBLEM_FOUND
     out = capsys.readouterr().out
     assert "end of turn '<end>' is not trained" in " ".join(out.split())
     assert "set template.spans: marks" in out

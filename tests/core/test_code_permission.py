@@ -43,7 +43,7 @@ def has_run(project: CliProject) -> bool:
 def test_command_without_code_refuses_the_recipe_and_runs_nothing(
     project: CliProject, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    assert project.rowmill(verb, "--no-code") == main.WRONG
+    assert project.rowmill(verb, "--no-code") == main.ExitStatus.INVALID
 
     assert not has_run(project)
     assert (
@@ -66,32 +66,38 @@ def test_package_of_a_class_is_not_run_to_find_the_class(
     }
     project.write(datasets={"own": own})
 
-    assert project.rowmill("plan", "--no-code") == main.WRONG
+    assert project.rowmill("plan", "--no-code") == main.ExitStatus.INVALID
 
     assert not has_run(project)
     assert "their_formats.rows:Mine is Python code, which --no-code" in capsys.readouterr().err
 
 
 def test_command_with_code_runs_it(project: CliProject) -> None:
-    assert project.rowmill("plan") == main.DONE
+    assert project.rowmill("plan") == main.ExitStatus.SUCCESS
 
     assert has_run(project)
 
 
 @pytest.mark.parametrize(
-    ("value", "status"), [("1", main.WRONG), ("true", main.WRONG), ("0", main.DONE), ("", main.DONE)]
+    ("value", "status"),
+    [
+        ("1", main.ExitStatus.INVALID),
+        ("true", main.ExitStatus.INVALID),
+        ("0", main.ExitStatus.SUCCESS),
+        ("", main.ExitStatus.SUCCESS),
+    ],
 )
 def test_variable_says_the_same(project: CliProject, monkeypatch: pytest.MonkeyPatch, value: str, status: int) -> None:
     monkeypatch.setenv(NO_CODE_VARIABLE, value)
 
     assert project.rowmill("plan") == status
-    assert has_run(project) is (status == main.DONE)
+    assert has_run(project) is (status == main.ExitStatus.SUCCESS)
 
 
 def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
     project.write_recipe()
 
-    assert project.rowmill("plan", "--no-code") == main.DONE
+    assert project.rowmill("plan", "--no-code") == main.ExitStatus.SUCCESS
 
 
 def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_store_that_fails_for_good_is_one_error_and_never_an_answer(
     assert words.startswith("s3://bucket/root/")
     assert "cannot be " in words and "must answer" in words and "check the path or address" in words
     assert isinstance(caught.value.__cause__, ConnectionError)
-    assert error_boundary.choose_exit_status(caught.value) == error_boundary.OUTSIDE
+    assert error_boundary.choose_exit_status(caught.value) == error_boundary.ExitStatus.OUTSIDE_FAILURE
     assert SECRET not in words and KEY_ID not in words
 
 

@@ -85,7 +85,7 @@ def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, momen
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
 
-    assert process.returncode == error_boundary.INTERRUPTED, said
+    assert process.returncode == error_boundary.ExitStatus.INTERRUPTED, said
     assert "Traceback" not in said
     assert (
         said.strip().splitlines()[-1].endswith("stopped; finished parts are kept, and the next build resumes from them")

@@ -32,7 +32,7 @@ END = "<|im_end|>"
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     return project
 
 
@@ -62,7 +62,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 def test_brackets_hold_the_answer_and_its_end_of_turn_and_nothing_else(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("inspect", "-n", "5", "--dataset", "chats") == main.DONE
+    assert built.rowmill("inspect", "-n", "5", "--dataset", "chats") == main.ExitStatus.SUCCESS
 
     # Five records, the second of them the broken line.
     assert re.findall(r"⟦(.*?)⟧", capsys.readouterr().out, re.DOTALL) == [answer(i) + END for i in range(4)]
@@ -116,7 +116,7 @@ def test_numbers_are_those_of_the_build(built: CliProject) -> None:
 
 
 def test_rejected_record_shows_reason_and_raw_line(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("inspect", "-n", "2", "--dataset", "chats") == main.DONE
+    assert built.rowmill("inspect", "-n", "2", "--dataset", "chats") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
 
     assert "invalid_json at canonical_rows" in out
@@ -138,12 +138,12 @@ def test_row_by_id_is_that_row(built: CliProject) -> None:
 def test_unknown_row_is_an_error_that_says_where_ids_are(
     built: CliProject, row: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("inspect", "--row", row) == main.WRONG
+    assert built.rowmill("inspect", "--row", row) == main.ExitStatus.INVALID
     assert "no row of chats, tasks, notes has this id" in capsys.readouterr().err
 
 
 def test_unknown_dataset_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("inspect", "--dataset", "chat") == main.WRONG
+    assert built.rowmill("inspect", "--dataset", "chat") == main.ExitStatus.INVALID
     assert "did you mean chats?" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_truncated_row_shows_what_each_stage_removed(tmp_path: Path, capsys: pyt
     [sample] = one.samples
     assert sample.tokens <= 128
     assert sample.removed == {"exchanges": sample.original_tokens - sample.tokens}
-    assert project.rowmill("inspect", "-n", "1") == main.DONE
+    assert project.rowmill("inspect", "-n", "1") == main.ExitStatus.SUCCESS
     assert f"which removed {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
 
 
@@ -168,7 +168,7 @@ def test_integers_beyond_64_bits_are_shown_as_the_source_has_them(
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
     project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
 
-    assert project.rowmill("inspect") == main.DONE
+    assert project.rowmill("inspect") == main.ExitStatus.SUCCESS
     assert 'f({"id":123456789012345678901234567890})' in capsys.readouterr().out
 
 
@@ -181,7 +181,7 @@ def test_escape_sequences_in_data_are_shown_not_obeyed(tmp_path: Path, capsys: p
     evil = [{"role": "user", "content": "a\x1b[2Jb"}, {"role": "assistant", "content": "c\x1b]0;title\x07d"}]
     project.write_data("chats.jsonl", json.dumps({"messages": evil}) + "\n")
 
-    assert project.rowmill("inspect") == main.DONE
+    assert project.rowmill("inspect") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x07" not in out
@@ -254,7 +254,7 @@ def test_with_colours_there_are_no_brackets_but_a_legend(built: CliProject) -> N
 
 
 def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("template-report") == main.DONE
+    assert built.rowmill("template-report") == main.ExitStatus.SUCCESS
     words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     observed = {line[0]: line[1].strip() for line in words if len(line) == 2}
 

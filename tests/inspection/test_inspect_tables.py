@@ -108,7 +108,7 @@ def test_examples_are_made_anew_once_the_recipe_or_the_source_has_changed(tmp_pa
 def test_terminal_names_an_example_that_stands_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     road = road_of(tmp_path, "sequential")
 
-    assert main.main(["inspect", str(road.config), "-n", "20"]) == main.DONE
+    assert main.main(["inspect", str(road.config), "-n", "20"]) == main.ExitStatus.SUCCESS
 
     out = capsys.readouterr().out
     assert out.count("  example ") == len(shown(looked_at(road, 20)))

@@ -24,7 +24,7 @@ pytestmark = FOREIGN_WARNINGS
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write(mixture={"batch_size": 4, "steps": 30})
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     return project
 
 
@@ -57,7 +57,7 @@ def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
 def test_source_line_after_blank_and_broken_lines_is_the_right_row(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("trace", "--source", "data/chats.jsonl:5") == main.DONE
+    assert built.rowmill("trace", "--source", "data/chats.jsonl:5") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
 
     assert "data/chats.jsonl:5" in out
@@ -82,7 +82,7 @@ def test_file_may_be_named_by_its_end_or_its_path(built: CliProject, name: str) 
 
 
 def test_broken_line_is_traced_to_its_reject(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("trace", "--source", "chats.jsonl:3") == main.DONE
+    assert built.rowmill("trace", "--source", "chats.jsonl:3") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
 
     assert re.search(r"canonical_rows +rejected · invalid_json", out)
@@ -95,13 +95,13 @@ def test_broken_line_is_traced_to_its_reject(built: CliProject, capsys: pytest.C
 def test_line_without_record_names_the_nearest(
     built: CliProject, line: int, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("trace", "--source", f"chats.jsonl:{line}") == main.WRONG
+    assert built.rowmill("trace", "--source", f"chats.jsonl:{line}") == main.ExitStatus.INVALID
     assert f"the nearest are on {near};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["chat.jsonl:1", "chats.jsonl", "chats.jsonl:x"])
 def test_unknown_place_says_what_is_needed(built: CliProject, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("trace", "--source", place) == main.WRONG
+    assert built.rowmill("trace", "--source", place) == main.ExitStatus.INVALID
     err = capsys.readouterr().err
     assert "data/chats.jsonl" in err or "FILE:LINE" in err
 
@@ -162,7 +162,7 @@ def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject,
 
 
 def test_unknown_row_is_an_error_that_says_where_ids_are(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("trace", "--row", "0123456789abcdef:1") == main.WRONG
+    assert built.rowmill("trace", "--row", "0123456789abcdef:1") == main.ExitStatus.INVALID
     assert "expected a row_id of the view rows, <part>:<number>;" in capsys.readouterr().err
 
 
@@ -191,7 +191,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: py
         ).split()[0]
     )
 
-    assert built.rowmill("trace", "--sequence", place) == main.DONE
+    assert built.rowmill("trace", "--sequence", place) == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert "assistant · message 1 · trained" in out
     assert f"data/chats.jsonl:{line_of(number)}" in out
@@ -211,7 +211,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: py
 def test_unknown_sequence_names_those_there_are(
     built: CliProject, place: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("trace", "--sequence", place) == main.WRONG
+    assert built.rowmill("trace", "--sequence", place) == main.ExitStatus.INVALID
     assert said in capsys.readouterr().err
 
 
@@ -227,7 +227,7 @@ def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(
     after = sequence_trace.trace_sequence(copied.project, "chats/train/0")
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
     assert {origin.line for origin in after.origins} == {None}
-    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.DONE
+    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.ExitStatus.SUCCESS
     assert "data/chats.jsonl" in capsys.readouterr().out
 
 
@@ -237,7 +237,7 @@ def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
     before = sequence_trace.trace_sequence(copied.project, "chats/train/0")
     copied.append_chat(1000)
     for stage in ("raw_dataset", "canonical_rows"):
-        assert copied.rowmill("build", "--only", stage) == main.DONE
+        assert copied.rowmill("build", "--only", stage) == main.ExitStatus.SUCCESS
 
     after = sequence_trace.trace_sequence(copied.project, "chats/train/0")
     assert after.places == before.places
@@ -247,10 +247,10 @@ def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
 def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     copied.append_chat(1000)
     for stage in ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"):
-        assert copied.rowmill("build", "--only", stage) == main.DONE
+        assert copied.rowmill("build", "--only", stage) == main.ExitStatus.SUCCESS
     capsys.readouterr()
 
-    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.DONE
+    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     assert "was built from other shards: run rowmill build" in out
     assert "rank 0" not in out
@@ -258,7 +258,7 @@ def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.C
 
 def test_row_of_a_dataset_that_is_not_packed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("stats") == main.DONE
+    assert project.rowmill("stats") == main.ExitStatus.SUCCESS
 
-    assert project.rowmill("trace", "--source", "chats.jsonl:1") == main.DONE
+    assert project.rowmill("trace", "--source", "chats.jsonl:1") == main.ExitStatus.SUCCESS
     assert "not packed yet" in capsys.readouterr().out

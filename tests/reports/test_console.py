@@ -28,7 +28,7 @@ pytestmark = FOREIGN_WARNINGS
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     return project
 
 
@@ -127,7 +127,7 @@ def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
 def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 5, "train_weights": {"chats": 0.5, "tasks": 0.25, "notes": 0.25}}
     project = CliProject(tmp_path).write(mixture=mixture)
-    assert project.rowmill("build") == main.DONE
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
     splits = manifest.load_current(project.project.store, ("small", "training_splits"))
     assert splits is not None
     [_, *epochs] = summary.describe_training(project.project, splits)
@@ -163,7 +163,7 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
 
 def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
 
     text = summary.summarize_recipe(project.project)
     assert "rowmill build small" in text

@@ -425,7 +425,7 @@ def test_parse_runs_the_stage_and_writes_the_records(
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
     status = main.main(["parse", str(grouped.config), "--output", str(tmp_path / "out.jsonl")])
 
-    assert status == main.DONE
+    assert status == main.ExitStatus.SUCCESS
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
         sale("s1", day) for day in range(1, 5)
     ]
@@ -439,7 +439,7 @@ def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: p
     status = main.main(["parse", str(grouped.config), str(file), "--output", str(tmp_path / "out.jsonl")])
     printed = capsys.readouterr().out
 
-    assert status == main.DONE
+    assert status == main.ExitStatus.SUCCESS
     assert "1 text · 4 records · 80.0 % valid" in printed
     assert "invalid:missing_column" in printed
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
@@ -450,7 +450,7 @@ def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[s
     with serving(following) as server:
         status = main.main(["generate", str(with_backend(series, server.base_url).config)])
 
-    assert status == main.DONE
+    assert status == main.ExitStatus.SUCCESS
     assert '{"shop":"a"}' in capsys.readouterr().out
 
 
@@ -461,7 +461,7 @@ def test_generate_of_series_that_all_failed_is_a_shut_gate(
         road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
         status = main.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
 
-    assert status == main.BLOCKED
+    assert status == main.ExitStatus.GATE_CLOSED
     assert "failed_series" in capsys.readouterr().out
 
 
@@ -474,7 +474,7 @@ def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> No
     finally:
         grouped.config.write_text(kept)
 
-    assert status == main.BLOCKED
+    assert status == main.ExitStatus.GATE_CLOSED
 
 
 def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
@@ -499,7 +499,7 @@ def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
 
     assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
     assert ("invalid:step", 3) in again.tables["classes"].rows
-    assert status == main.BLOCKED
+    assert status == main.ExitStatus.GATE_CLOSED
     assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
 
 
@@ -514,7 +514,7 @@ def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -
 
 
 def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["generate", str(grouped.config)]) == main.WRONG
+    assert main.main(["generate", str(grouped.config)]) == main.ExitStatus.INVALID
     assert "no dataset has a generation.backend block" in capsys.readouterr().err
 
 

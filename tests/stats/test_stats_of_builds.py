@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
     aside = Road(built.project.base, str(built.project.base / "aside"))
 
-    assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.DONE
+    assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.ExitStatus.SUCCESS
 
     alone = steps.open_project(aside.config, aside.root)
     for stage in catalog.list_stages_up_to(truncation_stats.STAGE):

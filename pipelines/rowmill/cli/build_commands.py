@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from rowmill.cli.arguments import add_command, add_json_option, add_workers_option
-from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND, WRONG
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project, recipe_path
 from rowmill.core.errors import ConfigError, GateError, suggest_name
 
@@ -83,15 +83,15 @@ def _run_plan(args: argparse.Namespace) -> int:
     forecasts = plan.forecast_steps(project)
     if args.json:
         print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
-        return DONE
+        return ExitStatus.SUCCESS
     console.print(render_plan(project, forecasts))
     if remarks:
         console.print("", render_remarks(remarks), sep="\n")
     if not dry_run.list_table_datasets(project):
-        return DONE
+        return ExitStatus.SUCCESS
     plans = list(dry_run.plan_tables(project))
     console.print(table_plans.render_table_plans(plans))
-    return WRONG if any(one.plan is None for one in plans) else DONE
+    return ExitStatus.INVALID if any(one.plan is None for one in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ def _run_advise(args: argparse.Namespace) -> int:
             print(proposal.document)
     if not args.write:
         console.print(table_plans.render_advice(dry_run.advise_on_columns(project, args.dataset)))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> str:
@@ -155,7 +155,7 @@ def _run_build(args: argparse.Namespace) -> int:
         raise
     if not args.only:
         print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
-    return BLOCKED if blocked else DONE
+    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
 def _try_first_records(project: "Project", steps: "Sequence[Step] | None" = None) -> "list[Finding]":
@@ -184,7 +184,7 @@ def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequ
         print_object(closed=True)
         raise
     print_object(closed=blocked)
-    return BLOCKED if blocked else DONE
+    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
 def _is_selected_step(step: "Step", only: Sequence[str]) -> bool:
@@ -248,11 +248,11 @@ def _run_export(args: argparse.Namespace) -> int:
     labels = [f"{exports.STAGE.name}/{name}" for name in args.name or known]
     steps = [step for step in runner.plan_steps(project) if step.label in labels]
     if build_stages(project, steps, labels):
-        return BLOCKED
+        return ExitStatus.GATE_CLOSED
     if args.to is not None:
         runner.copy_export(project, args.name[0], Path(args.to))
     terminal.make_console().print(render_export_pointers(project, args.name, args.to))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_stats(args: argparse.Namespace) -> int:
@@ -281,5 +281,5 @@ def _run_stats(args: argparse.Namespace) -> int:
         raise
     print_statistics()
     if blocked:
-        return BLOCKED
-    return FOUND if args.strict and list_hints(project) else DONE
+        return ExitStatus.GATE_CLOSED
+    return ExitStatus.PROBLEM_FOUND if args.strict and list_hints(project) else ExitStatus.SUCCESS

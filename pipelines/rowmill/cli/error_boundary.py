@@ -21,12 +21,28 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
+from enum import IntEnum
 from gzip import BadGzipFile
 from pathlib import Path
 
 from rowmill.core.errors import BusyError, ConfigError, GateError, GenerationError, PipelineError, UnreachableError
 
-DONE, BLOCKED, WRONG, OUTSIDE, FOUND, BUG, INTERRUPTED = 0, 1, 2, 3, 4, 70, 130
+
+class ExitStatus(IntEnum):
+    """The exit statuses of the command line."""
+
+    SUCCESS = 0
+    GATE_CLOSED = 1
+    """A blocking check failed; what is published is the last build that passed."""
+    INVALID = 2
+    """The recipe, the command, a source or stored data is not valid."""
+    OUTSIDE_FAILURE = 3
+    """A disk, a network, a permission or a worker failed; the same command may succeed later."""
+    PROBLEM_FOUND = 4
+    """`--strict` or `--prove` found what it looked for."""
+    INTERNAL_ERROR = 70
+    INTERRUPTED = 130
+
 
 _STORAGE_LIBRARIES = frozenset(
     "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko requests s3fs "
@@ -39,17 +55,17 @@ def choose_exit_status(error: BaseException) -> int:
     """Return the exit status for the exception that ended a command."""
     match error:
         case KeyboardInterrupt():
-            return INTERRUPTED
+            return ExitStatus.INTERRUPTED
         case GateError():
-            return BLOCKED
+            return ExitStatus.GATE_CLOSED
         case ConfigError():
-            return WRONG
+            return ExitStatus.INVALID
         case UnreachableError() | BusyError() | GenerationError():
-            return OUTSIDE
+            return ExitStatus.OUTSIDE_FAILURE
         case PipelineError():
-            return OUTSIDE if _is_caused_outside(error.__cause__) else WRONG
+            return ExitStatus.OUTSIDE_FAILURE if _is_caused_outside(error.__cause__) else ExitStatus.INVALID
         case _:
-            return OUTSIDE if _is_outside(error) else BUG
+            return ExitStatus.OUTSIDE_FAILURE if _is_outside(error) else ExitStatus.INTERNAL_ERROR
 
 
 def name_missing_package(error: BaseException, arguments: Sequence[str]) -> BaseException:
@@ -64,7 +80,7 @@ def name_missing_package(error: BaseException, arguments: Sequence[str]) -> Base
 def _is_caused_outside(cause: BaseException | None) -> bool:
     """Return whether an outside failure caused one of our errors; a wrong path or a corrupt file is no such failure."""
     if isinstance(cause, PipelineError):
-        return choose_exit_status(cause) == OUTSIDE
+        return choose_exit_status(cause) == ExitStatus.OUTSIDE_FAILURE
     absent = FileNotFoundError | IsADirectoryError | NotADirectoryError | BadGzipFile
     return cause is not None and not isinstance(cause, absent) and _is_outside(cause)
 

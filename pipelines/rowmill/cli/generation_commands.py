@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rowmill.cli.arguments import add_command
 from rowmill.cli.build_commands import build_stages
-from rowmill.cli.error_boundary import BLOCKED, DONE
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project
 from rowmill.core.errors import ConfigError
 
@@ -53,7 +53,7 @@ def _run_parse(args: argparse.Namespace) -> int:
     terminal.make_console().print(render_parsed_files(parsed))
     if args.output:
         generated_output.write_json_lines(Path(args.output), parsed.records)
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_generate(args: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def _run_after_training(args: argparse.Namespace, stage: str) -> int:
     if args.output:
         records = [text for one in manifests for text in generated_output.iterate_accepted_records(project.store, one)]
         generated_output.write_json_lines(Path(args.output), records)
-    return BLOCKED if blocked else DONE
+    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
 def _require_one_dataset(datasets: Sequence[str]) -> str:

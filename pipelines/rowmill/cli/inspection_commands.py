@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rowmill.cli.arguments import add_command, add_json_option, add_root_option, parse_positive
-from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_folder_store, open_project
 from rowmill.core.errors import ConfigError
 
@@ -88,7 +88,7 @@ def _run_inspect(args: argparse.Namespace) -> int:
     console = terminal.make_console()
     for one in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
         console.print(row_view.render_inspected_record(one, colours=console.is_terminal and not console.no_color))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_verify(args: argparse.Namespace) -> int:
@@ -104,13 +104,13 @@ def _run_verify(args: argparse.Namespace) -> int:
         if args.discard:
             verification.discard_damage(project, checked)
         print(json_output.format_object(project, json_output.describe_verification(checked)))
-        return BLOCKED if any(one.fails for one in checked) else DONE
+        return ExitStatus.GATE_CLOSED if any(one.fails for one in checked) else ExitStatus.SUCCESS
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
     terminal.make_console().print(shown)
     if any(one.damaged for one in checked):
         removed = verification.discard_damage(project, checked) if args.discard else None
         terminal.make_console().print(reports.render_discarded(project, removed))
-    return BLOCKED if any(one.fails for one in checked) else DONE
+    return ExitStatus.GATE_CLOSED if any(one.fails for one in checked) else ExitStatus.SUCCESS
 
 
 def _run_sql(args: argparse.Namespace) -> int:
@@ -139,7 +139,7 @@ def _run_sql(args: argparse.Namespace) -> int:
         print(orjson.dumps(lines, default=str, option=orjson.OPT_INDENT_2).decode())
     else:
         terminal.make_console().print(render_query_rows(columns, rows))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_trace(args: argparse.Namespace) -> int:
@@ -155,7 +155,7 @@ def _run_trace(args: argparse.Namespace) -> int:
         console.print(row_view.render_row_traces(trace_row(project, args.row)))
     else:
         console.print(row_view.render_row_traces(trace_source(project, args.source)))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_template_report(args: argparse.Namespace) -> int:
@@ -168,7 +168,7 @@ def _run_template_report(args: argparse.Namespace) -> int:
         return _prove_templates(project)
     for report in report_templates(project):
         console.print(row_view.render_template_report(report))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _prove_templates(project: "Project") -> int:
@@ -180,11 +180,11 @@ def _prove_templates(project: "Project") -> int:
     for dataset, proof in prove_templates(project):
         console.print(template_proof.render_proof(dataset, proof))
         all_right = all_right and not proof.defects
-    return DONE if all_right else FOUND
+    return ExitStatus.SUCCESS if all_right else ExitStatus.PROBLEM_FOUND
 
 
 def _run_report(args: argparse.Namespace) -> int:
     from rowmill.reports import report_page
 
     print(report_page.write_report(open_project(args)))
-    return DONE
+    return ExitStatus.SUCCESS

@@ -15,15 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rowmill.cli.build_commands import add_build_commands
-from rowmill.cli.error_boundary import (
-    BLOCKED,
-    DONE,
-    FOUND,
-    WRONG,
-    choose_exit_status,
-    explain_error,
-    name_missing_package,
-)
+from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error, name_missing_package
 from rowmill.cli.generation_commands import add_generation_commands
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.project_commands import add_init_command, add_ui_command
@@ -33,7 +25,7 @@ from rowmill.core import code_permission, garbage_collection
 if TYPE_CHECKING:
     from rowmill.cli.arguments import Command
 
-__all__ = ["BLOCKED", "DONE", "FOUND", "WRONG", "main"]
+__all__ = ["ExitStatus", "main"]
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -58,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command | None = getattr(args, "command", None)
     if command is None:
         parser.print_help()
-        return WRONG
+        return ExitStatus.INVALID
     os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
     if getattr(args, "no_code", False):
         os.environ[code_permission.NO_CODE_VARIABLE] = "1"
@@ -69,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(raised, BrokenPipeError) and _is_output_unread():
             # `rowmill sql … | head`: the reader closed the pipe. The rest of the output is discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return DONE
+            return ExitStatus.SUCCESS
         command_line = sys.argv[1:] if arguments is None else arguments
         error = name_missing_package(raised, command_line)
         _print_error(explain_error(error, command_line))

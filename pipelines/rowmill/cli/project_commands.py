@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rowmill.cli.arguments import parse_positive
-from rowmill.cli.error_boundary import DONE
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import configs_folder
 
 DEFAULT_TOKENIZER = "Qwen/Qwen3-0.6B"
@@ -61,7 +61,7 @@ def _run_init(args: argparse.Namespace) -> int:
             print(f"  {line.strip()}")
     print(f"\nrowmill inspect {project.name}   # show rows as the model will see them, trained tokens marked")
     print(f"rowmill build {project.name}     # build shards, checks and a report; `rowmill ui` shows them in Dagster")
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def add_ui_command(commands: "Commands") -> None:
@@ -77,4 +77,4 @@ def _run_ui(args: argparse.Namespace) -> int:
 
     configs = configs_folder()
     ui.serve_ui(configs.parent if configs else Path.cwd(), host=args.host, port=args.port)
-    return DONE
+    return ExitStatus.SUCCESS

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rowmill.cli.arguments import add_command, add_json_option, parse_positive
-from rowmill.cli.error_boundary import BLOCKED, DONE
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project
 from rowmill.core.errors import ConfigError
 
@@ -57,9 +57,9 @@ def _run_versions(args: argparse.Namespace) -> int:
 
         fields = {"stage": reports.format_key(step.key), **json_output.describe_versions(kept, current)}
         print(json_output.format_object(project, fields))
-        return DONE
+        return ExitStatus.SUCCESS
     terminal.make_console().print(reports.render_versions(project, kept, current))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_diff(args: argparse.Namespace) -> int:
@@ -75,7 +75,7 @@ def _run_diff(args: argparse.Namespace) -> int:
     chosen = (args.before, args.after or (current.version if current is not None else ""))
     before, after = (kept[_match_version(one, list(kept), f"{project.recipe.name}/{args.key}")] for one in chosen)
     terminal.make_console().print(reports.render_comparison(before, after, compare_versions(project, before, after)))
-    return DONE
+    return ExitStatus.SUCCESS
 
 
 def _run_use(args: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def _run_use(args: argparse.Namespace) -> int:
     console = terminal.make_console()
     console.print(render_used_version(project, step, report.version))
     console.print(render_step(step, report, results))
-    return BLOCKED if any(result.blocking for result in results) else DONE
+    return ExitStatus.GATE_CLOSED if any(result.blocking for result in results) else ExitStatus.SUCCESS
 
 
 def _match_version(prefix: str, known: Sequence[str], where: str) -> str:
@@ -130,4 +130,4 @@ def _run_gc(args: argparse.Namespace) -> int:
     project = open_project(args)
     found = gc.collect_garbage(project, keep=args.keep, dry_run=args.dry_run)
     terminal.make_console().print(render_collected(found, dry_run=args.dry_run))
-    return DONE
+    return ExitStatus.SUCCESS

@@ -30,7 +30,7 @@ def check_built_example(made: Any, vocab_size: int) -> BuiltExample | Rejected:
         return made or Rejected("skipped_by_format")
     if not isinstance(made, Mapping) or "ids" not in made or "loss_mask" not in made:
         return Rejected("bad_example", f"build returned {type(made).__name__}, expected ids and loss_mask")
-    ids, mask, domain = _to_flat_array(made["ids"]), _to_flat_array(made["loss_mask"]), made.get("domain")
+    ids, mask, domain = to_flat_array(made["ids"]), to_flat_array(made["loss_mask"]), made.get("domain")
     if ids is None or ids.dtype.kind not in "iu" or not len(ids):
         return Rejected("bad_example", "ids are no list of integers, or an empty one")
     if mask is None or len(mask) != len(ids):
@@ -48,7 +48,8 @@ def check_built_example(made: Any, vocab_size: int) -> BuiltExample | Rejected:
     return BuiltExample(ids.astype(np.int32), trained, domain)
 
 
-def _to_flat_array(values: Any) -> NDArray[Any] | None:
+def to_flat_array(values: Any) -> NDArray[Any] | None:
+    """Return values as an array of one dimension; None if they are nested, of different kinds, or too large."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, OverflowError):

@@ -25,6 +25,7 @@ from rowmill.core.arrays import Bools
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
+from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
@@ -255,31 +256,25 @@ def _read_ids(value: Json) -> TokenIds | Rejected:
 
 
 def _read_mask(value: Json, name: str) -> Bools | Rejected:
-    mask = _to_flat_array(value)
+    mask = _read_json_list(value)
     if mask is None or (len(mask) and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all())):
         return Rejected("bad_mask", f"{name} holds other values than 0 and 1")
     return mask.astype(np.bool_)
 
 
 def _to_integers(value: Json) -> NDArray[np.int64] | None:
-    array = _to_flat_array(value)
+    array = _read_json_list(value)
     if array is None or (len(array) and array.dtype.kind not in "iu"):
         return None
     # Half of the range of uint64 is no int64; such a value is an integer, and no id.
     return np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
 
 
-def _to_flat_array(value: Json) -> NDArray[Any] | None:
-    if not is_list(value):
-        return None
+def _read_json_list(value: Json) -> NDArray[Any] | None:
     # NumPy would turn true into 1 among integers.
-    if bool in map(type, value) and int in map(type, value):
+    if not is_list(value) or (bool in map(type, value) and int in map(type, value)):
         return None
-    try:
-        array = np.asarray(value)
-    except (ValueError, OverflowError):
-        return None
-    return array if array.ndim == 1 else None
+    return to_flat_array(value)
 
 
 def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds | Rejected:

@@ -157,7 +157,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: Path) -> None:
+def test_encode_text_that_the_normaliser_changes_takes_the_reference_path(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"
     encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 

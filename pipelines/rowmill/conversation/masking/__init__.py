@@ -9,7 +9,8 @@ characters, and the checks that reject a row whose mask would be wrong. What doe
 
     loss_mask          the steps in order: `Masker`               supervision     which messages train
     content_spans      own text in the render, by search          owned_spans     the same, by proof
-    template_frames    closed list of template text that trains   frame_probes    learns it, from probe_shapes
+    template_frames    closed list of template text that trains   frame_probes    learns it, with prefix_probes,
+                       from rendered_probes of probe_shapes
     turn_cutting       the parts of a turn, and which train       verification    checks that every mask must pass
     turn_layouts       masks of plain chats, a batch at a time    mask_comparison where two masks differ
 

@@ -39,7 +39,7 @@ def _render_table_plan(one: DatasetTablePlan) -> RenderableType:
     )
     lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(one.plan), indent=2))
     lines += [
-        Text(f"  ! {over.kind} {escape_control_characters(over.sentence)}", LOOK)
+        Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
         for over in one.plan.overflows[:MAX_SHOWN_OVERFLOWS]
     ]
     if len(one.plan.overflows) > MAX_SHOWN_OVERFLOWS:

@@ -229,7 +229,7 @@ class AcceptedRecords:
         self.numbers += range(len(records))
         for record in records:
             line = write(record)
-            assert isinstance(line, str), "what was read can be written"
+            assert isinstance(line, str), "a decoded record can be serialized"
             self.texts.append(line.removesuffix("\n"))
 
 

@@ -1,6 +1,6 @@
-"""What several stages read of a table: its schema and order as `canonical_rows` noted them, and its rows as integers.
+"""What several stages read of a table: its schema and sort key from `canonical_rows`, and its rows as integers.
 
-What belongs here: recovering what is known of a table from manifests and files. What does not: deciding it
+What belongs here: loading these from manifests and files. What does not: deciding them
 (`canonical_rows/table_schema.py`).
 """
 
@@ -26,9 +26,9 @@ from rowmill.tabular.time_order import SortKey
 
 @dataclass(frozen=True, slots=True)
 class ObservedTable:
-    """What is known of a dataset once all its parts were observed.
+    """A table after all its parts were observed.
 
-    `contract` is the one in force: the recipe's, else that of the last build, else the one that the data proposes.
+    `contract` is the one in force: the recipe's, else the last build's, else the one inferred from the data.
     """
 
     schema: RecordSchema
@@ -38,15 +38,15 @@ class ObservedTable:
     proposed: TableContract | None = None
     earlier: Mapping[str, Any] | None = None
     observed: tuple[str, ...] = ()
-    """Fingerprints of the parts that say what was seen, in the order of the parts; the next build reads them again."""
+    """Fingerprints of the parts' evidence, in part order; the next build reads it again."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what parsing and generation read of it, for the manifest."""
+        """Return the JSON for the manifest, which parsing and generation read."""
         return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
 
 
 def load_observed_table(details: dict[str, Any]) -> ObservedTable:
-    """Recover what a `canonical_rows` manifest says of its dataset."""
+    """Load the table from the details of a `canonical_rows` manifest."""
     told = details["records"]
     return ObservedTable(
         RecordSchema.from_json(told["schema"]), None if told["order"] is None else SortKey(told["order"])
@@ -58,16 +58,16 @@ def get_table_options(work: StageContext) -> Records:
     return work.dataset.format.require_table()
 
 
-# ── After rows are made ────────────────────────────────────────────────────────────────────────────
+# ── Rows ────────────────────────────────────────────────────────────────────────────
 
 
 def index_parts(work: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
-    """Return the rows of some parts as integers."""
+    """Index the rows of parts."""
     return index_files(work, [part.files["rows"] for part in parts], known)
 
 
 def index_files(work: StageContext, files: Sequence[File], known: ObservedTable) -> RowIndex:
-    """Return the rows of some files as integers."""
+    """Index the rows of files."""
     form = get_table_options(work)
     return row_index.load_row_index(
         work.store,
@@ -79,13 +79,13 @@ def index_files(work: StageContext, files: Sequence[File], known: ObservedTable)
 
 
 def read_token_lengths(store: Store, files: Sequence[File]) -> Ints:
-    """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
+    """Return each row's tokens, −1 if rejected, from the stored ids of all parts of rows."""
     lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
 
 def read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
-    """Return one column of some rows, in their order, reading each part once."""
+    """Return a column of the given rows, in their order, reading each part once."""
     files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     which = np.searchsorted(index.first_rows, rows, "right") - 1
     found = np.empty(len(rows), object)

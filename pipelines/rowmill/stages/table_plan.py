@@ -1,8 +1,8 @@
-"""The plan of a records dataset: a dry run on lengths that says what a build would make, number for number.
+"""The plan of a records dataset: computed from lengths alone, it states exactly what a build makes.
 
-What belongs here: overflow, resampling and assembly of every split, the report, the error that names what does not
-fit. What does not: the ways of assembling (`assembly/`), encoding and files (`table_examples.py`). A build makes
-its examples of this very plan, and makes it before it writes any file of tokens.
+What belongs here: overflow, resampling and assembly of every split, the report, the error that names what does not fit.
+What does not: the assembly modes (`tabular/assembly/`), encoding and files (`table_examples.py`). A build makes its
+examples from this plan, before it writes any examples.
 
     lengths, index ─► what fits ─► passes ─► assembled ─► report
 """
@@ -38,13 +38,13 @@ from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tabular.schema import Mode
 
 MAX_NAMED_OVERFLOWS = 20
-"""Overflows that an error names; the report has all."""
+"""Overflows named in an error; the report has all."""
 KEPT, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class TableOverflow:
-    """A record or group that no example can hold: `name` is its row or its key, `rows` its rows' numbers."""
+    """A record or group that is too large for an example: `name` is its row or its key, `rows` its rows' numbers."""
 
     kind: str
     name: str
@@ -57,12 +57,12 @@ class TableOverflow:
 
     @property
     def reason(self) -> str:
-        """The reason of its reject."""
+        """Its reject reason."""
         return f"{self.kind}_overflow"
 
     @property
-    def sentence(self) -> str:
-        """Say what it needs and why."""
+    def description(self) -> str:
+        """Its size and where it comes from."""
         records = f"{len(self.rows)} {'record' if len(self.rows) == 1 else 'records'} {self.record_tokens}"
         widest = f", widest column {self.widest}" if self.widest else ""
         parts = f"prompt {self.prompt}, BOS/EOS {DELIMITERS_PER_UNIT}, {records}"
@@ -83,7 +83,7 @@ class SplitTablePlan:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What a build of a records dataset would make."""
+    """The examples of a records dataset, planned."""
 
     mode: Mode
     limits: ExampleLimits
@@ -98,7 +98,7 @@ class TablePlan:
         """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
         columns = ("split", "records", "groups", "examples", "tokens", *(f"flush_{name}" for name in FLUSHES))
         columns += tuple(f"{of}_{what}" for of in _MEASURED_FACTS for what in ("min", "mean", "max", "std"))
-        rows = [(name, *(told[c] for c in columns[1:])) for name, told in self.facts["splits"].items()]
+        rows = [(name, *(counts[c] for c in columns[1:])) for name, counts in self.facts["splits"].items()]
         return DisplayTable(columns, tuple(rows))
 
 
@@ -107,7 +107,7 @@ _MEASURED_FACTS = ("record_tokens", "group_tokens", "example_tokens", "example_r
 
 @dataclass(frozen=True, slots=True)
 class TablePlanRequest:
-    """What a plan needs beside the lengths; the dataset's name and the seed decide its draws."""
+    """Inputs of a plan other than lengths; the dataset's name and the seed decide the sampling."""
 
     dataset: str
     seed: int
@@ -117,16 +117,16 @@ class TablePlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class OverflowNaming:
-    """How what does not fit is named; asked once, for all of it."""
+    """Lookups that name overflows; each is called once, for all of them."""
 
     names_of: Callable[[Ints], Sequence[str]]
-    """The ids of some rows, by their numbers."""
+    """Row numbers to row ids."""
     widest_of: Callable[[Sequence[Ints]], Sequence[str]]
-    """Of each of some sets of rows, the column with the longest text."""
+    """Sets of rows to the column with the longest text in each."""
 
 
 def plan_table(
-    asked: TablePlanRequest,
+    request: TablePlanRequest,
     index: RowIndex,
     lengths: Ints,
     *,
@@ -141,29 +141,28 @@ def plan_table(
     Raises
     ------
     ContextOverflowError
-        If something does not fit and the recipe says that this is an error, or no record at all can fit.
+        If a unit does not fit and the recipe makes this an error, or if no record can fit.
     ConfigError
-        If privacy forbids what is asked for.
+        If privacy forbids the requested number of records.
 
     """
-    limits, form = asked.limits, asked.form
+    limits, form = request.limits, request.form
     if limits.records < 1:
         raise ContextOverflowError(
-            f"datasets.{asked.dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
-            "leaves "
-            f"{limits.records} of {limits.limit} for records; one token at least is needed; its widest columns are "
-            f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set prompt.style: "
-            "names"
+            f"datasets.{request.dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
+            f"leaves {limits.records} of {limits.limit} for records, expected at least 1; its widest columns are "
+            f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set "
+            "prompt.style: names"
         )
     excess = _find_oversized(form, limits, index, lengths)
-    overflows = _name_overflows(asked, naming, index, excess)
-    # Under `split` only a record above the limits is left, which cutting cannot help.
+    overflows = _name_overflows(request, naming, index, excess)
+    # With `split`, only single records that are too large remain, which cannot be split.
     if overflows and form.assembly.on_overflow != "reject":
-        raise _make_overflow_error(asked, overflows)
+        raise _make_overflow_error(request, overflows)
     states = np.zeros(len(lengths), np.int8)
     states[excess.rows] = FIRST_REJECT_STATE + (excess.kind == "group")
     fitting = (lengths >= 0) & (states == KEPT)
-    splits = tuple(_plan_table_split(asked, index, lengths, fitting, split) for split in SPLITS)
+    splits = tuple(_plan_table_split(request, index, lengths, fitting, split) for split in SPLITS)
     shown = np.zeros(len(lengths), bool)
     for one in splits:
         shown[one.rows[one.assembled.records]] = True
@@ -175,10 +174,9 @@ def plan_table(
 
 @dataclass(frozen=True, slots=True)
 class ReplannedTable:
-    """What another length of examples would come to: `lengths` are those of the examples of each split.
+    """The plan at another maximum length: `lengths` are those of the examples of each split.
 
-    `records_over` are records that no example could hold, `tokens_over` their tokens, of the records that could be
-    encoded.
+    `records_over` counts encoded records that would not fit into an example, `tokens_over` their tokens.
     """
 
     limit: int
@@ -187,24 +185,24 @@ class ReplannedTable:
     tokens_over: int
 
 
-def replan_table(asked: TablePlanRequest, index: RowIndex, lengths: Ints, limit: int) -> ReplannedTable:
-    """Plan all splits at another length; what does not fit is counted, whatever the recipe says of it."""
-    asked = replace(asked, limits=ExampleLimits(limit, asked.limits.prompt, asked.limits.cap))
+def replan_table(request: TablePlanRequest, index: RowIndex, lengths: Ints, limit: int) -> ReplannedTable:
+    """Plan all splits at another length; what does not fit is counted, whatever the recipe says."""
+    request = replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap))
     fitting = lengths >= 0
-    if asked.limits.records < 1:
+    if request.limits.records < 1:
         return ReplannedTable(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
-    over = _find_oversized(asked.form, asked.limits, index, lengths).rows
+    over = _find_oversized(request.form, request.limits, index, lengths).rows
     fitting[over] = False
-    splits = tuple(_plan_table_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
+    splits = tuple(_plan_table_split(request, index, lengths, fitting, split).lengths for split in SPLITS)
     return ReplannedTable(limit, splits, len(over), int(lengths[over].sum()))
 
 
-# ── What does not fit ──────────────────────────────────────────────────────────────────────────────
+# ── Overflow ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OversizedUnits:
-    """Units that no example can hold: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
+    """Units too large for an example: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
 
     kind: Literal["record", "group"]
     units: Ints
@@ -228,12 +226,12 @@ def _find_oversized(form: RecordsFormat, limits: ExampleLimits, index: RowIndex,
 
 
 def _name_overflows(
-    asked: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits
+    request: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits
 ) -> list[TableOverflow]:
-    """Say of all that does not fit what it is called and which column makes it wide, reading each part once."""
+    """Name all overflows and their widest columns, reading each part once."""
     if not len(excess.units):
         return []
-    limits, columns = asked.limits, asked.form.group_columns
+    limits, columns = request.limits, request.form.group_columns
     rows = np.split(excess.rows, excess.starts[1:-1])
     if excess.kind == "record":
         names = [f"record {name}" for name in naming.names_of(excess.units)]
@@ -255,74 +253,73 @@ def _name_overflows(
 
 
 def format_group_name(columns: Sequence[str], key: str) -> str:
-    """Word a group's key: `customer_id='C-002'`."""
+    """Format a group's key: `customer_id='C-002'`."""
     value = orjson.loads(key) if len(key) < 1 << 16 else key
     values = value if len(columns) > 1 and isinstance(value, list) else [value]
     return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
 
 
-def _make_overflow_error(asked: TablePlanRequest, overflows: list[TableOverflow]) -> ContextOverflowError:
+def _make_overflow_error(request: TablePlanRequest, overflows: list[TableOverflow]) -> ContextOverflowError:
     kind = overflows[0].kind
     count = len(overflows)
     worst = sorted(overflows, key=lambda one: (-one.tokens, one.name))[:MAX_NAMED_OVERFLOWS]
     does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
-    named = "; ".join(one.sentence for one in worst)
+    named = "; ".join(one.description for one in worst)
     more = f"; and {count - len(worst)} more" if count > len(worst) else ""
     return ContextOverflowError(
-        f"datasets.{asked.dataset}: {does} not fit: {named}{more}; {_list_remedies(asked.form, kind)}"
+        f"datasets.{request.dataset}: {does} not fit: {named}{more}; {_list_remedies(request.form, kind)}"
     )
 
 
 def _list_remedies(form: RecordsFormat, kind: str) -> str:
-    ways = ["raise seq_len or format.assembly.max_seq_length"]
+    remedies = ["raise seq_len or format.assembly.max_seq_length"]
     if kind == "group":
-        ways.append("choose a finer group column (`rowmill advise` judges them)")
+        remedies.append("choose a finer group column (`rowmill advise` rates them)")
         if not form.privacy.dp_enabled:
-            ways.append("set format.assembly.on_overflow: split to cut groups between records")
+            remedies.append("set format.assembly.on_overflow: split to cut groups between records")
     else:
-        ways.append("shorten or drop the widest column")
+        remedies.append("shorten or drop the widest column")
     if form.assembly.on_overflow == "error":
-        ways.append("set format.assembly.on_overflow: reject to leave them out")
-    return ", or ".join(ways)
+        remedies.append("set format.assembly.on_overflow: reject to leave them out")
+    return ", or ".join(remedies)
 
 
 # ── One split ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _plan_table_split(
-    asked: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
+    request: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
 ) -> SplitTablePlan:
     rows, begins = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
     records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
     is_train = split == "train"
-    wanted = asked.form.wanted if is_train else None
-    if asked.form.privacy.dp_enabled and wanted is not None and is_train and wanted > len(rows):
+    wanted = request.form.wanted if is_train else None
+    if request.form.privacy.dp_enabled and wanted is not None and is_train and wanted > len(rows):
         raise ConfigError(
-            f"datasets.{asked.dataset}.format.training.num_input_records_to_sample: {wanted} of {len(rows)} train "
-            "records "
-            "under privacy.dp_enabled; a unit of privacy may be shown once; lower it"
+            f"datasets.{request.dataset}.format.training.num_input_records_to_sample: {wanted} of {len(rows)} train "
+            "records under privacy.dp_enabled, where each record may be shown only once; lower it"
         )
-    permute = partial(_permute_pass, asked.seed, asked.dataset, split)
-    draw = _make_budget_sampler(asked, index, split, groups) if is_train else None
-    assembled = _assemble_split(asked, records, wanted, permute, draw)
-    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.limits))
+    permute = partial(_permute_pass, request.seed, request.dataset, split)
+    draw = _make_budget_sampler(request, index, split, groups) if is_train else None
+    assembled = _assemble_split(request, records, wanted, permute, draw)
+    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, request.limits))
 
 
 def _assemble_split(
-    asked: TablePlanRequest,
+    request: TablePlanRequest,
     records: RecordLengths,
     wanted: int | None,
     permute: resampling.Permute,
     draw: BudgetSampler | None,
 ) -> AssembledExamples:
-    limits = asked.limits
-    match asked.form.mode:
+    limits = request.limits
+    match request.form.mode:
         case "tabular":
             return tabular.assemble_records(records, resampling.resample_records(records, wanted, permute), limits)
         case "grouped":
             passes = resampling.resample_groups(records, wanted, permute)
-            if asked.form.assembly.on_overflow == "split":
+            if request.form.assembly.on_overflow == "split":
                 passes = [
                     RecordPass(one.number, *grouped.split_large_runs(records, one.firsts, one.lasts, limits))
                     for one in passes
@@ -335,19 +332,19 @@ def _assemble_split(
 
 
 def _permute_pass(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
-    """Return the order of a pass: a keyed permutation, so that other datasets and passes change nothing."""
+    """Return the order of a pass: a keyed permutation, independent of other datasets and passes."""
     own = permutation.make_feistel(count, permutation.hash_labels(seed, "assembly", dataset, split, number))
     return own(np.arange(count, dtype=np.int64))
 
 
-def _make_budget_sampler(asked: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
-    """Return the budgets of train examples, uniform from seven tenths of the limits to all of it."""
-    low = asked.limits.min_budget
-    span = asked.limits.records - low + 1
+def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
+    """Return the sampler of train examples' budgets, uniform from seven tenths of the record budget to all of it."""
+    low = request.limits.min_budget
+    span = request.limits.records - low + 1
 
     def of_group(number: int, group: int) -> Callable[[int], int]:
         key = index.keys[int(groups[group])]
-        drawn = permutation.make_label_hasher(asked.seed, "budget", asked.dataset, split, number, key)
+        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
         return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     return of_group
@@ -381,7 +378,7 @@ def _summarize_split(one: SplitTablePlan) -> dict[str, Any]:
 
 
 def measure_spread(values: Ints) -> dict[str, float]:
-    """Return minimum, mean, maximum and standard deviation; zeros of nothing."""
+    """Return minimum, mean, maximum and standard deviation; zeros for an empty array."""
     if not len(values):
         return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
     mean, std = round(float(values.mean()), 6), round(float(values.std()), 6)

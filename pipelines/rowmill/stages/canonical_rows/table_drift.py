@@ -1,7 +1,7 @@
-"""The table contract in force against the data: what drifted, which values do not fit, and where they stand.
+"""Drift of a table from its contract: what changed, which values do not fit, and where they are.
 
-What belongs here: comparing, and showing what differs. What does not: which contract is in force
-(`table_schema.py`), what a drift is (`tabular/table_contract/drift.py`).
+What belongs here: reporting the differences. What does not: choosing the contract (`table_schema.py`), finding a
+column's drift (`tabular/table_contract/drift.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from rowmill.tabular.table_contract.drift import describe_column_contract
 
 
 def describe_roles(form: Records) -> dict[str, Any]:
-    """Return what decides which column names the group and the order: a contract holds for these only."""
+    """Return the group and order columns: a contract is valid only for these."""
     return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
 
 
@@ -35,7 +35,7 @@ def report_contract(
     drifts: Sequence[ColumnDrift],
     mismatches: Mapping[str, ColumnMismatch],
 ) -> None:
-    """Show where the contract in force and the data differ, and note both for the next build."""
+    """Report the differences between contract and data, and store the contract for the next build."""
     form, contract = get_table_options(work), known.contract
     if contract is None:
         return
@@ -46,7 +46,7 @@ def report_contract(
         "contract": contract.to_json(),
         "pinned": form.table is not None,
         "roles": describe_roles(form),
-        # A build that is blocked changes nothing that the next one is held against.
+        # A blocked build does not change what the next one is compared with.
         "mismatches": before if drifts else counts,
         "observed": list(known.observed),
     }
@@ -71,7 +71,7 @@ def report_contract(
 
 
 def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
-    """Add up the values that do not fit, by column, with the first of each."""
+    """Sum the mismatches of parts by column, keeping the first value of each."""
     found: dict[str, ColumnMismatch] = {}
     for number, part in enumerate(parts):
         for name, (count, text, row) in part.facts.get("mismatches", {}).items():
@@ -84,7 +84,7 @@ def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
 def find_drifts(
     work: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
 ) -> Iterator[ColumnDrift]:
-    """Yield where the data is no longer what the contract in force says, pinned or the last build's."""
+    """Yield the differences between the data and the contract in force, pinned or the last build's."""
     assert known.contract is not None
     yield from _find_dialect_drifts(work, known.contract)
     if known.earlier is None:
@@ -98,7 +98,7 @@ def find_drifts(
 
 
 def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
-    """Yield the files that are separated or quoted otherwise than the contract says."""
+    """Yield the files whose delimiter or quote character differs from the contract's."""
     number = 0
     for scan in load_scans(work.input(RAW_DATASET)):
         for what, own, wanted in (
@@ -113,7 +113,7 @@ def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterato
 
 
 def describe_place(work: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift) -> str:
-    """Word where a cell stands: `data/sales.csv line 20002`."""
+    """Describe a cell's location: `data/sales.csv line 20002`."""
     if drift.place is None or drift.place[0] >= len(parts):
         return ""
     part, scan = parts[drift.place[0]]

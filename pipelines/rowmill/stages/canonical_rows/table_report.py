@@ -1,7 +1,7 @@
-"""What the manifest says of a table beside what all kinds of rows say: columns, groups, times, numbers.
+"""Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers.
 
 What belongs here: facts, tables and histograms of a dataset of records. What does not: deciding its schema
-(`table_schema.py`), holding its contract against the data (`table_drift.py`).
+(`table_schema.py`), comparing its contract with the data (`table_drift.py`).
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from rowmill.tabular.row_index import RowIndex
 def complete_table_output(
     work: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
 ) -> StageOutput:
-    """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
+    """Add the facts that only records have: schema, groups, times, splits."""
     form = get_table_options(work)
     index = index_parts(work, draft.parts, known)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
@@ -45,7 +45,7 @@ def complete_table_output(
         tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
     )
     if form.mode != "tabular":
-        # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
+        # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         facts = replace(
             facts,
@@ -55,7 +55,7 @@ def complete_table_output(
         )
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
-    # What parses generated records reads the schema, so another schema is another version.
+    # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(known.schema.to_json())
     report_contract(work, draft, known, drifts, mismatches)
     draft.facts = facts
@@ -63,7 +63,7 @@ def complete_table_output(
 
 
 def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
-    """Count the floats that are NaN or infinite, which stand in JSON as texts, and show in which columns."""
+    """Count the floats that are NaN or infinite, which JSON stores as strings, by column."""
     floats = (one.name for one in known.schema.columns if one.type == "float")
     found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
     if found:
@@ -73,7 +73,7 @@ def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
 
 
 def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
-    """Show the groups and the advice on them; return how many points are against the chosen column."""
+    """Report the groups and the advice on them; return the number of objections to the chosen column."""
     form, sizes = get_table_options(work), index.group_sizes
     record_budget = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
@@ -100,13 +100,13 @@ def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, char
 
 
 def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:
-    """Return the interval of the series, set or constant in the data, and the share of steps that differ from it."""
-    wanted = form.time_series.timestamp_interval_seconds
+    """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
+    configured = form.time_series.timestamp_interval_seconds
     found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
-    if wanted is None or index.unit is None:
+    if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
         return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
-    units = float(wanted) / float(index.unit)
+    units = float(configured) / float(index.unit)
     off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
-    return {"interval": str(wanted), "mismatch": compute_share(off, len(found))}
+    return {"interval": str(configured), "mismatch": compute_share(off, len(found))}

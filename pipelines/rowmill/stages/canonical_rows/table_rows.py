@@ -1,15 +1,15 @@
-"""What one worker does with one source part of records: what its values show of the columns, then its rows.
+"""A worker's two tasks on a source part of records: observing its columns, then making its rows.
 
-What belongs here: the two readings of a part, one before and one after the dataset's table contract is known, and the
-rejects of rows. What does not: the contract and how a cell is read (`table_contract/`), texts (`serialization/`), which
-parts there are and what is decided over all of them (`table_schema.py`).
+What belongs here: the two passes over a part, before and after the dataset's table contract is known, and the rejects
+of rows. What does not: the contract and reading a cell (`table_contract/`), texts (`serialization/`), the list of parts
+and decisions over all of them (`table_schema.py`).
 
-    part ──observe──► how values are written, and where  ─┐
+    part ──observe──► shapes of values, with locations  ──┐
                                                            ├─ all parts ─► contract, schema, order
     part ──rows_of──► rows.parquet, rejects.parquet, ledger  ◄──┘
 
-A row's `record` is its lossless text without the line end. Its content, and the group that it is in, are told by what
-the source wrote, not by the contract: no type that a column gets moves a row to another split.
+A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
+not on the contract: no column type moves a row to another split.
 
 Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_value_columns.py`).
 """
@@ -54,7 +54,7 @@ from rowmill.tabular.time_order import SortKey
 
 @dataclass(frozen=True, slots=True)
 class ObserveTask:
-    """A source part to look through; `take` as in `TableRowsTask`."""
+    """A source part to observe; `take` as in `TableRowsTask`."""
 
     root: str
     folder: str
@@ -66,9 +66,9 @@ class ObserveTask:
 
 @dataclass(frozen=True, slots=True)
 class TableRowsTask:
-    """A source part to make rows of: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
+    """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
-    `take` is how many of its records `max_items` lets in (None: all).
+    `take` is how many of its records `max_items` allows (None: all).
     """
 
     root: str
@@ -88,12 +88,12 @@ def _has_cells(part: sources.SourcePart) -> bool:
     return sources.find_file_format(part.reader).has_cells
 
 
-# ── The first reading ──────────────────────────────────────────────────────────────────────────────
+# ── First pass ──────────────────────────────────────────────────────────────────────────────
 
 
 def observe_part(task: ObserveTask) -> Part:
-    """Say how the values of a part's records are written."""
-    # The digits of a number say nothing of its type.
+    """Collect the evidence of a part's values."""
+    # Observing types does not need exact digits.
     decoded = _decode_part(task.part, Path(task.base), task.take, is_exact=False)
     if decoded.cells is None:
         seen = table_evidence.observe_records(decoded.values, decoded.numbers)
@@ -107,9 +107,9 @@ def observe_part(task: ObserveTask) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class _DecodedPart:
-    """A part's records, and why others are none; `numbers` count from 0 in the part.
+    """A part's records and rejects; `numbers` are record numbers in the part, from 0.
 
-    Those of CSV are columns of cells, those of other files `values`: decoded JSON objects.
+    Records of CSV are columns of `cells`, those of other files `values`: decoded JSON objects.
     """
 
     values: list[dict[str, Json]]
@@ -120,7 +120,7 @@ class _DecodedPart:
 
 
 def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_exact: bool = True) -> _DecodedPart:
-    """Return a part's records, numbers with their own digits if `is_exact`; those beyond `take` are left out."""
+    """Decode a part's records, at most `take`; numbers keep their digits if `is_exact`."""
     if _has_cells(part):
         decoded = _decode_cells(sources.read_part_bytes(part, base), take)
         if decoded is not None:
@@ -147,12 +147,12 @@ def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_e
 
 
 def _decode_cells(content: bytes, take: int | None) -> _DecodedPart | None:
-    """Decode a part of CSV rows that are all as wide as the header; None where one is not, or is no text."""
+    """Decode a part of CSV rows; None if a row is not as wide as the header or is not text."""
     lines = content.split(b"\n")[:-1]
     if take is not None:
         lines = lines[:take]
         content = b"\n".join(lines)
-    # Rows that do not fit are lists, and stand-ins of rows that are too long begin with a zero byte.
+    # Rows of a wrong width are lists, and placeholders of rows that are too long begin with a zero byte.
     if not content.startswith(b"{") or content.count(b"\n{") != len(lines) - 1:
         return None
     try:
@@ -171,11 +171,11 @@ _FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
 
 
 class _FloatDecimalCache(dict[float, Decimal]):
-    """The decimal with the digits that orjson writes a float with, one object for each."""
+    """Decimals with the digits that orjson writes for a float, one object per float."""
 
     def __missing__(self, value: float) -> Decimal:
         found = Decimal(orjson.dumps(value).decode())
-        # 0.0 and -0.0 are one key, and two texts.
+        # 0.0 and -0.0 are the same key but different texts.
         return self.setdefault(value, found) if value else found
 
 
@@ -188,19 +188,19 @@ def _is_written_as(value: Mapping[str, Json], line: bytes) -> bool:
 
 
 def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
-    """Return what decodes a line that is a JSON object exactly, given what it is without its numbers' digits."""
+    """Return an exact decoder of a line with a JSON object, given the object as decoded with floats."""
     decimals, decode = _FloatDecimalCache(), make_exact_decoder()
 
     def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
         types = set(map(type, value.values()))
         is_flat = types <= _FLAT_TYPES
-        # A line that is written back as it stands has no key twice, and of its numbers no other digits.
+        # A line that serializes back to itself has no repeated key, and its floats keep their digits.
         if is_flat and _is_written_as(value, line):
             if float not in types:
                 return value
             return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
-        # Nor has a flat one with as many `":` as keys, and no blank behind a quote, a key twice; looking for one
-        # while decoding takes twice as long.
+        # A flat object with as many `":` as keys, and no blank after a quote, has no repeated key either; looking for
+        # repeated keys while decoding takes twice as long.
         has_colons = line.count(b'":') == len(value) and b'" ' not in line and b'"\t' not in line
         try:
             text = line.decode()
@@ -214,7 +214,7 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
     return read
 
 
-# ── The second reading ─────────────────────────────────────────────────────────────────────────────
+# ── Second pass ─────────────────────────────────────────────────────────────────────────────
 
 
 @lru_cache(maxsize=2)
@@ -232,14 +232,14 @@ def _open_row_builders(
 
 
 def make_table_splitter(form: Records, splits: Splits) -> Splitter:
-    """Return what decides splits of records: whole groups, however they are named; one series alone is train's."""
+    """Return the splitter of records: groups stay whole, however they are named; a single series is all train."""
     if form.mode == "sequential" and not form.is_grouped:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
     return Splitter(splits, by_group=form.is_grouped)
 
 
 def make_table_part(task: TableRowsTask) -> Part:
-    """Make the rows of one source part."""
+    """Make the rows of a source part."""
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
     log, mismatches = RejectLog(CANONICAL_ROWS), MismatchLog()
@@ -271,10 +271,10 @@ def make_table_part(task: TableRowsTask) -> Part:
 def _assign_splits(
     task: TableRowsTask, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
 ) -> tuple[pl.Series, dict[int, Rejected]]:
-    """Return the splits of a part's rows, and why records have no row."""
+    """Return the splits of a part's rows, and the rejects."""
     hint, refused = task.part.split_hint, dict(typed.refused)
     by_time = task.dataset.splits.time_key is not None
-    # Rows of one time, or of one group, are in one split, which is worked out once.
+    # Rows of the same time, or of the same group, share a split, which is computed once.
     units = typed.orders if by_time else typed.groups
     if not by_time and units.null_count() == len(units):
         return pl.Series(SPLITS).gather(assign_content_splits(splitter, contents, source=hint)), refused
@@ -292,7 +292,7 @@ def _assign_splits(
 
 
 def _hash_prefixes(decoded: _DecodedPart) -> list[bytes]:
-    """Return what `deduplicate: prefix200` compares of each record."""
+    """Return the prefix of each record that `deduplicate: prefix200` compares."""
     records: Sequence[Mapping[str, Json]] = decoded.values
     if decoded.cells is not None:
         columns = [one.spread(one.texts).alias(name) for name, one in decoded.cells.items()]
@@ -301,7 +301,7 @@ def _hash_prefixes(decoded: _DecodedPart) -> list[bytes]:
 
 
 def hash_record(decoded: Mapping[str, Json]) -> bytes:
-    """Return 16 bytes that are equal for records with equal keys and values, as the source wrote them."""
+    """Return a 16-byte hash, equal for records with equal keys and values as written in the source."""
     try:
         text = orjson.dumps(decoded, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -313,7 +313,7 @@ def hash_record(decoded: Mapping[str, Json]) -> bytes:
 
 
 def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
-    """Return the content of each of many records; equal values of a column are written once."""
+    """Return the content hash of each record; equal values of a column are serialized once."""
     try:
         named = sorted((name.encode(), name) for name in columns)
         pieces = [columns[name].map(_make_content_writer(name)) for _, name in named]
@@ -343,7 +343,7 @@ def _tag_decimal(value: Any) -> list[str]:
 
 
 def hash_cell_records(cells: Mapping[str, CellColumn], count: int) -> list[bytes]:
-    """Return the content of each of many records of cells, as `hash_record` does."""
+    """Return the content hash of each record of cells, as `hash_record` does."""
     named = sorted(cells, key=lambda name: name.encode())
     texts = join_members({name: cells[name].spread(write_strings(cells[name].texts)) for name in named}, count)
     written = _as_arrow(pl.select(texts).to_series())
@@ -364,7 +364,7 @@ def _build_row_table(
     splits: pl.Series,
     prefixes: Sequence[bytes] | None,
 ) -> pa.Table:
-    """Return the rows of a part as `ROW_SCHEMA`, refused records among them; what only conversations have is empty."""
+    """Return the rows of a part as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
     count = len(contents)
     ids = pl.select(pl.format(f"{task.part.part_id}:{{}}", pl.Series(numbers, dtype=pl.Int64))).to_series()
     texts = {

@@ -1,12 +1,12 @@
-"""Parts → rows of records: what is decided over all parts of a dataset before and after its rows are made.
+"""Rows of records: what is decided over all parts of a dataset, before and after its rows are made.
 
-What belongs here: the schema, the order, splits by number of rows. What does not: one part's work (`table_rows.py`),
-what a page says (`table_report.py`, `table_drift.py`), what all kinds of rows have in common (`stage.py`).
+What belongs here: the schema, the sort key, splits by number of rows. What does not: the work on one part
+(`table_rows.py`), reporting (`table_report.py`, `table_drift.py`), what all kinds of rows share (`stage.py`).
 
-    all parts ─observe─► schema, order ─rows_of─► rows ─► duplicates out ─► splits ─► facts
+    all parts ─observe─► schema, order ─► rows ─► deduplication ─► splits ─► facts
 
-A part is observed once; its rows are made again only when the schema or the order changes, because then every
-text may change.
+A part is observed once; its rows are made again only if the schema or the sort key changes, because then every text may
+change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from rowmill.tabular.table_contract import ColumnDrift, TableContract, TableEvid
 from rowmill.tabular.table_contract.document import format_contract_yaml
 
 VERSION = 5
-"""Raise it when any record may get another type, text, key or split, or other facts are counted."""
+"""Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
 def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"rows": rows, "advice": advice}
 
 
-# ── Before rows are made ───────────────────────────────────────────────────────────────────────────
+# ── Before making rows ───────────────────────────────────────────────────────────────────────────
 
 
 def make_table_rows(
@@ -75,20 +75,20 @@ def make_table_rows(
     options: str,
     known: ObservedTable | None = None,
 ) -> tuple[list[Part], int, int, ObservedTable]:
-    """Observe all parts, decide schema and order unless they are `known`, make the rows of all parts.
+    """Observe all parts, decide schema and sort key unless they are `known`, and make the rows of all parts.
 
-    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
-    were reused, how many rows were read for the others, and what is known.
+    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, the number of
+    reused ones, the rows read for the others, and the observed table.
     """
     seen = _observe_parts(work, scanned)
     known = known or _decide_table(work, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
-    told = None if known.contract is None else known.contract.to_json()
-    contract = orjson.dumps(told or {"columns": {}}).decode()
+    stored = None if known.contract is None else known.contract.to_json()
+    contract = orjson.dumps(stored or {"columns": {}}).decode()
     planned: list[PartTask] = []
     for (part, take), own in zip(scanned, seen, strict=True):
         fingerprint = digest_json(
-            options, VERSION, known.to_json(), told, own.fingerprint, part.part_id, part.split_hint
+            options, VERSION, known.to_json(), stored, own.fingerprint, part.part_id, part.split_hint
         )
         task = table_rows.TableRowsTask(
             work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
@@ -105,7 +105,7 @@ def _observe_parts(work: StageContext, scanned: Sequence[tuple[sources.SourcePar
         fingerprint = digest_json("observe", VERSION, sources.SCAN_VERSION, part.sha256, part.reader, take)
         task = table_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take)
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    # Equal parts are observed once: two workers must not write one folder.
+    # Equal parts are observed once: two workers must not write the same folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
     make_parts(work, table_rows.observe_part, distinct)
     found = [load_kept_part(work.store, work.folder, one.fingerprint) for one in planned]
@@ -114,7 +114,7 @@ def _observe_parts(work: StageContext, scanned: Sequence[tuple[sources.SourcePar
 
 @dataclass(frozen=True, slots=True)
 class ContractProposal:
-    """The contract that the data proposes, and the file that says why."""
+    """The contract inferred from the data, and its YAML file with the evidence."""
 
     contract: TableContract
     document: str
@@ -123,7 +123,7 @@ class ContractProposal:
 def propose_contract(
     work: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
 ) -> ContractProposal | None:
-    """Look at a dataset and propose its table contract; columns of a pinned one stay as they are. None without rows."""
+    """Observe a dataset and infer its table contract, keeping the columns of a pinned one; None without rows."""
     form = get_table_options(work)
     evidence = merge_part_evidence(work, _observe_parts(work, scanned))
     if not evidence.columns:
@@ -147,9 +147,9 @@ def propose_contract(
 
 
 def merge_part_evidence(work: StageContext, seen: Sequence[Part]) -> TableEvidence:
-    """Add up what the observed parts say."""
-    told = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
-    return table_contract.merge_evidence(TableEvidence.from_json(one) for one in told)
+    """Merge the evidence of the observed parts."""
+    stored = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
+    return table_contract.merge_evidence(TableEvidence.from_json(one) for one in stored)
 
 
 def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
@@ -183,7 +183,7 @@ def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
 def infer_dataset_contract(
     work: StageContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
 ) -> TableContract:
-    """Return the contract that a dataset's data proposes."""
+    """Infer the contract of a dataset from its data."""
     form = get_table_options(work)
     scans = load_scans(work.input(RAW_DATASET))
     dialects = {(scan.delimiter, scan.quote) for scan in scans if scan.delimiter is not None and scan.records}
@@ -199,28 +199,30 @@ def infer_dataset_contract(
 
 
 def _load_earlier_table(work: StageContext) -> Mapping[str, Any] | None:
-    """Return what the last build says of its table; of one whose columns had other roles, nothing follows."""
+    """Return the last build's table, or None if its group or order columns were different."""
     last = manifest.load_current_if_intact(work.store, work.key)
-    told = None if last is None else last.details.get("table")
-    is_comparable = told is not None and not told["pinned"] and told["roles"] == describe_roles(get_table_options(work))
-    return told if is_comparable else None
+    table = None if last is None else last.details.get("table")
+    is_comparable = (
+        table is not None and not table["pinned"] and table["roles"] == describe_roles(get_table_options(work))
+    )
+    return table if is_comparable else None
 
 
 def is_under_current_contract(work: StageContext, kept: Manifest) -> bool:
-    """Tell whether rows that were made of the same data are under the contract that would be in force for them now.
+    """Tell whether existing rows of the same data were made under the contract that is in force now.
 
-    A contract that nobody pinned goes from build to build, so no fingerprint has it. Rows that were made before it came
-    up, and are found again because their data came back, would change it without a word.
+    An unpinned contract passes from build to build and is part of no fingerprint. Rows that are older than the
+    contract, and found again because their data came back, would change it silently.
     """
     if get_table_options(work).table is not None:
         return True
     earlier = _load_earlier_table(work)
-    told = kept.details.get("table")
-    return earlier is None or told is None or told["contract"] == earlier["contract"]
+    table = kept.details.get("table")
+    return earlier is None or table is None or table["contract"] == earlier["contract"]
 
 
 def _require_one_series(work: StageContext, form: Records, where: str) -> None:
-    """Refuse to take several files for one series unless the recipe says that they are."""
+    """Refuse to treat several files as one series unless the recipe says so."""
     if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
         return
     scans = load_scans(work.input(RAW_DATASET))
@@ -228,8 +230,9 @@ def _require_one_series(work: StageContext, form: Records, where: str) -> None:
     if len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
         raise ConfigError(
-            f"{where}.time_series.is_timeseries: the rows of {len(files):,} files ({shown}) have no group, and sorted "
-            "together they would be one series; a series is a group's rows, a file's, or all there are; set "
+            f"{where}.time_series.is_timeseries: the rows of {len(files):,} files ({shown}) have no group, and would "
+            "be "
+            "sorted into one series; set "
             "data.group_training_examples_by to a column, to {file: true} if each file is a series, or to "
             "{file: false} if one series goes on from file to file"
         )
@@ -248,20 +251,20 @@ def _require_columns(evidence: TableEvidence, contract: TableContract, form: Rec
 
 
 def _read_declared_types(work: StageContext) -> dict[str, str]:
-    """Return the types that typed sources declare; a column of two types is told by its values."""
+    """Return the types that sources declare; a column with two declared types is inferred from its values."""
     scans = load_scans(work.input(RAW_DATASET))
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
             found.setdefault(name, set()).add(kind)
-    # A source that declares nothing may hold anything.
+    # A source without declared types may contain anything.
     if not all(scan.columns for scan in scans if scan.records):
         return {}
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
 def apply_exact_splits(work: StageContext, made: list[Part], known: ObservedTable) -> list[Part]:
-    """Cut splits by number of rows where that is asked for, and keep a lone series in train."""
+    """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
     form = get_table_options(work)
     is_lone = form.mode == "sequential" and bool(made)
     if not work.dataset.splits.is_exact and not is_lone:
@@ -277,13 +280,13 @@ def apply_exact_splits(work: StageContext, made: list[Part], known: ObservedTabl
 
 
 def _find_hinted_rows(work: StageContext, index: RowIndex) -> NDArray[np.bool_]:
-    """Tell which rows come from a validation source and stay in validation."""
+    """Return which rows come from a validation source and stay in validation: bool[N]."""
     hints = np.array([part.split_hint == "validation" for part in load_source_parts(work.input(RAW_DATASET))], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
 def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
-    """Cut by number of rows those that no validation source holds; of the others no share is taken for validation."""
+    """Assign splits by number to rows outside validation sources; such sources replace the validation share."""
     options = work.dataset.splits
     splitter = Splitter(options)
     hinted = _find_hinted_rows(work, index)
@@ -302,7 +305,7 @@ def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowInd
 
 
 def _number_units(work: StageContext, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
-    """Return the unit of each row of a table, by its group's key or its content, and the units as canonical JSON."""
+    """Return the unit of each row, by its group key or content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
     tables = [work.store.table(part.files["rows"], [column]) for part in made]
     encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()

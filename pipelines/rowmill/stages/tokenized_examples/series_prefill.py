@@ -1,6 +1,6 @@
 """The initial prefill of generated series: the first records of each training series, as trained.
 
-What belongs here: the file of initial prefills. What does not: generating (`generated_series.py`).
+What belongs here: the file of initial prefills. What does not: generation (`generated_series.py`).
 """
 
 from typing import Any

@@ -1,16 +1,16 @@
-"""Rows of records → tokenized examples: encode each part once, plan all of them, then write examples in parts.
+"""Examples of records: encode each part once, plan all of them, then write examples in parts.
 
-What belongs here: the tokens around records, encoding over parts, the dry run, ledgers. What does not: the plan
-(`table_plan.py`), cutting it into tasks (`table_tasks.py`), one worker's work (`table_tokens.py`), adding up
+What belongs here: the prompt, encoding over parts, the dry run, ledgers. What does not: the plan (`table_plan.py`),
+splitting it into tasks (`table_tasks.py`), the work of one worker (`table_tokens.py`), the output's facts
 (`table_output.py`).
 
-    parts of rows ─encode─► ids, lengths ─► plan ─► nothing fits: stop, nothing was written
+    parts of rows ─encode─► ids, lengths ─► plan ─► overflow: stop, nothing was written
                                                         │
                               ids, ledger, rejects per part of rows  +  examples in parts of about a million tokens
 
-Ids of a part are kept under the digest of its texts and tokenizer, so a part that was encoded before is not encoded
-again. A part of examples is kept under the digest of what stands in it; one new row moves the shuffle of tabular and
-grouped data and makes most of their examples anew, from ids that are there.
+The ids of a part are stored under the digest of its texts and tokenizer, so a part is encoded only once. A part of
+examples is stored under the digest of its content; one new row changes the shuffle of tabular and grouped data and most
+of their examples, which are then assembled from the stored ids.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,11 +60,11 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
-"""What becomes of a row, numbered as plans and account tasks do; from `FIRST_REASON` on, reasons of rejects."""
+"""States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
 
 
 def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide examples; those of generation do not affect them."""
+    """Return the options that decide examples; those of generation do not."""
     return {
         "versions": [VERSION, tokenizer.TOKENIZATION_VERSION],
         "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
@@ -75,7 +75,7 @@ def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
-    """Return what stands around the records."""
+    """Return the prompt and delimiters of the dataset."""
     form, card, encoder = get_table_options(work), loaded.card, Encoder(loaded, fast_path=False)
     vocabulary = prompt.Vocabulary(
         name=work.recipe.tokenizer_choice.name,
@@ -123,10 +123,9 @@ def _encode_parts(
     *,
     keep: bool,
 ) -> tuple[list[EncodedPart], list[str], list[bool]]:
-    """Encode all parts of rows; return their lengths and facts, the fingerprints of their ids, and which are fresh.
+    """Encode all parts of rows; return their lengths and facts, the fingerprints of their ids, and which are new.
 
-    With `keep` ids are kept part by part, before anything is planned: a build that does not fit, or is killed, leaves
-    them to the next.
+    With `keep`, ids are stored part by part before planning, so that the build after an overflow or a kill reuses them.
     """
     rows = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
@@ -152,7 +151,7 @@ def _plan_dataset(
 ) -> TablePlan:
     form = get_table_options(work)
     limits = _get_example_limits(work, frame)
-    asked = table_plan.TablePlanRequest(
+    request = table_plan.TablePlanRequest(
         dataset=work.dataset_name or "",
         seed=work.recipe.seed,
         form=form,
@@ -171,15 +170,17 @@ def _plan_dataset(
         "widest_names": ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5]),
     }  # fmt: skip
     changed = sum(int(one.facts["changed"]) for one in encoded)
-    return table_plan.plan_table(asked, index, _join_lengths(encoded), naming=naming, changed=changed, options=options)
+    return table_plan.plan_table(
+        request, index, _join_lengths(encoded), naming=naming, changed=changed, options=options
+    )
 
 
 MAX_EXAMINED_ROWS = 100
-"""Records of a group that are looked at to find its widest column."""
+"""Records of a group that are examined to find its widest column."""
 
 
 def _find_widest_columns(work: StageContext, index: RowIndex, units: Sequence[Ints]) -> list[str]:
-    """Return for each of some sets of rows the column that has most characters in them."""
+    """Return the column with the most characters for each set of rows."""
     looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
     texts = iter(read_row_column(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
     return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
@@ -195,7 +196,7 @@ def _find_widest_column(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTable:
-    """What is known of a dataset once its records are encoded: each row's tokens (−1: rejected)."""
+    """A dataset with its records encoded: `lengths` are each row's tokens (−1: rejected)."""
 
     form: Records
     limits: ExampleLimits
@@ -204,12 +205,12 @@ class MeasuredTable:
 
 
 def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> TablePlan:
-    """Plan as a build would, leaving nothing behind.
+    """Plan as a build would, without writing to the store.
 
     Raises
     ------
     ContextOverflowError
-        As `record_plan.plan` does.
+        As `plan_table` does.
 
     """
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
@@ -220,7 +221,7 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
 
 
 def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
-    """Encode all records and return their lengths, leaving nothing behind."""
+    """Encode all records and return their lengths, without writing to the store."""
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
     index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
@@ -239,7 +240,7 @@ def _join_lengths(encoded: Sequence[EncodedPart]) -> Ints:
 
 
 def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
-    """Encode, plan, and write examples; nothing but the ids of records is written unless the plan holds."""
+    """Encode, plan, and write examples; if planning fails, only the ids of records are written."""
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
     rows = work.input(CANONICAL_ROWS).parts
@@ -257,13 +258,13 @@ def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) 
     )
 
 
-# ── Parts beside the parts of rows ─────────────────────────────────────────────────────────────────
+# ── Ledgers of the parts of rows ─────────────────────────────────────────────────────────────────
 
 
 def _write_ledgers(
     work: StageContext, plan: TablePlan, index: RowIndex, encoded: Sequence[EncodedPart], names: Sequence[str]
 ) -> list[Part]:
-    """Write what became of the rows of each part."""
+    """Write the ledger and rejects of each part of rows."""
     states = plan.states.copy()
     overflows = _OverflowDetails.of(plan.overflows)
     planned: list[PartTask] = []
@@ -291,7 +292,7 @@ def _write_ledgers(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OverflowDetails:
-    """Why rows do not fit: `rows` ascend, each with the number of its sentence."""
+    """Why rows do not fit: `rows` ascend, each with the index of its message."""
 
     rows: Ints
     which: Ints
@@ -302,10 +303,10 @@ class _OverflowDetails:
         rows = np.array([row for one in overflows for row in one.rows], np.int64)
         which = np.repeat(np.arange(len(overflows)), np.array([len(one.rows) for one in overflows], np.int64))
         order = np.argsort(rows, kind="stable")
-        return cls(rows[order], which[order], tuple(one.sentence for one in overflows))
+        return cls(rows[order], which[order], tuple(one.description for one in overflows))
 
     def between(self, first: int, last: int) -> dict[int, str]:
-        """Return the sentences of the rows of a part, by their places in it."""
+        """Return the messages of a part's rows, by their index in the part."""
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
         places = (self.rows[begin:end] - first).tolist()
         return {place: self.sentences[i] for place, i in zip(places, self.which[begin:end].tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""What the manifest says of a table's examples: facts, ledgers, tables and histograms, added up over parts.
+"""Output of a table's examples: facts, ledgers, tables and histograms, summed over parts.
 
 What belongs here: counts. What does not: planning and building examples (`table_examples.py`).
 """
@@ -34,7 +34,7 @@ def build_table_output(
     reused: int,
     rows_made: int,
 ) -> StageOutput:
-    """Add up what was counted of a table's rows (`accounts`) and examples (`built`)."""
+    """Sum the counts of a table's rows (`accounts`) and examples (`built`)."""
     examples = [part for part in built if "examples" in part.files]
     reasons = sum_counts(p.facts["reasons"] for p in accounts)
     left_out = sum_counts(p.facts["left_out"] for p in accounts)
@@ -52,7 +52,7 @@ def build_table_output(
     made = sum(int(p.facts["examples"]) for p in examples)
     verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    planned = sum(told["tokens"] for told in plan.facts["splits"].values())
+    planned = sum(facts["tokens"] for facts in plan.facts["splits"].values())
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
     longest = _measure_longest(plan)
@@ -81,7 +81,7 @@ def build_table_output(
         record_room=plan.limits.records,
         longest_example=longest["longest_example"],
         longest_group=longest["longest_group"],
-        # Records are printed by no chat template.
+        # Records have no chat template.
         render_equal=NOT_APPLICABLE,
         content_dropped=NOT_APPLICABLE,
         contract=NOT_APPLICABLE,
@@ -111,7 +111,7 @@ def build_table_output(
 
 
 def _count_expected_tokens(plan: TablePlan) -> int:
-    """Add up what every token should be: prompts, edges of units, records as often as they are shown."""
+    """Compute the expected number of tokens: prompts, delimiters, and records as often as they are shown."""
     total = 0
     for one in plan.splits:
         units = len(one.assembled.units) - 1
@@ -121,7 +121,7 @@ def _count_expected_tokens(plan: TablePlan) -> int:
 
 
 def _measure_longest(plan: TablePlan) -> dict[str, int]:
-    """Return what generation is bounded by: the longest example and the longest series of train."""
+    """Return the bounds of generation: the longest example and the longest series of train."""
     train = next((one for one in plan.splits if one.split == "train"), None)
     if train is None:
         return {"longest_example": 0, "longest_group": 0}
@@ -132,7 +132,7 @@ def _measure_longest(plan: TablePlan) -> dict[str, int]:
 def _describe_table_model(
     work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
 ) -> dict[str, Any]:
-    """Return what parsing and generation read of a dataset."""
+    """Return the details that parsing and generation read."""
     earlier = work.input(CANONICAL_ROWS).details["records"]
     return {
         **earlier,
@@ -148,11 +148,11 @@ def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
 
 
 def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
-    told = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
+    options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
     overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows]
     tables = {
         "plan": plan.table(),
-        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in told)),
+        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in options)),
         "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
     }
     if overflow:
@@ -161,7 +161,7 @@ def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptF
 
 
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
-    """Draw the tokens of examples and of whole groups, with what an example can hold."""
+    """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
     lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
     if len(lengths):

@@ -1,7 +1,7 @@
-"""A table's plan cut into tasks: runs of examples with the records that they hold, each with its fingerprint.
+"""Tasks of a table's plan: runs of examples with their records, each with its fingerprint.
 
-What belongs here: which examples make a part, and what decides its bytes. What does not: the plan
-(`table_plan.py`), laying tokens out (`table_tokens.py`).
+What belongs here: which examples form a part, and what decides its bytes. What does not: the plan (`table_plan.py`),
+laying tokens out (`table_tokens.py`).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rowmill.tabular.row_index import RowIndex
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 PART_TOKENS = 1 << 20
-"""Tokens of a part of examples: some 20 MB while a worker lays it out."""
+"""Tokens of a part of examples; a worker needs about 20 MB to lay it out."""
 
 
 def plan_example_tasks(
@@ -37,7 +37,7 @@ def plan_example_tasks(
     loaded: LoadedTokenizer,
     scratch: HostScratch,
 ) -> list[PartTask]:
-    """Cut the plan of each split into tasks."""
+    """Divide the plan of each split into tasks."""
     numbers = _number_examples(plan)
     sources = [
         RecordSource(part.files["rows"], one.require_kept().files["tokens"])
@@ -52,7 +52,7 @@ def plan_example_tasks(
 
 
 def _number_examples(plan: TablePlan) -> list[Ints]:
-    """Return, per split, which of the examples that begin with the same row each is, in the order of the plan."""
+    """Return the numbers of the examples of each split that begin with the same row, in plan order."""
     counted: list[Ints] = []
     for one in plan.splits:
         firsts = one.rows[one.assembled.records[one.assembled.record_offsets[:-1]]]
@@ -66,7 +66,7 @@ def _number_examples(plan: TablePlan) -> list[Ints]:
 
 
 def _cut_parts(lengths: Ints) -> list[tuple[int, int]]:
-    """Cut examples into runs of about `PART_TOKENS`; the cuts depend on nothing behind them."""
+    """Divide examples into runs of about `PART_TOKENS`; later examples do not affect earlier boundaries."""
     part = np.cumsum(lengths) // PART_TOKENS
     borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(lengths)]
     return [(first, last) for first, last in pairwise(borders) if first < last]
@@ -128,7 +128,7 @@ def _make_build_task(
 
 
 def _identify_records(index: RowIndex, names: Sequence[str], rows: Ints) -> list[object]:
-    """Say which records some rows are, by the parts that hold them and their places in these."""
+    """Identify rows by the fingerprints of their parts and their indices in these."""
     which = np.searchsorted(index.first_rows, rows, "right") - 1
     used, local = np.unique(which, return_inverse=True)
     places = rows - index.first_rows[which]

@@ -1,12 +1,12 @@
-"""What one worker does with records on their way to examples: texts to ids, and a plan's slice to token columns.
+"""A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
 
-What belongs here: encoding a part of rows, laying ids out behind prompts, the files of both. What does not: the plan
-(`assembly/`), which parts there are (`table_examples.py`).
+What belongs here: encoding a part of rows, laying out ids after prompts, the files of both. What does not: the plan
+(`table_plan.py`), the list of parts (`table_examples.py`).
 
     rows ──encode_part──► ids of each record, in the store
     plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
 
-Every record is encoded alone and once per dataset: passes and examples only say which ids stand where.
+Each record is encoded separately and once per dataset: passes and examples only decide which ids go where.
 """
 
 import re
@@ -59,23 +59,23 @@ RECORD_EXAMPLES = pa.schema(
         pa.field("flush", pa.string(), nullable=False),
     ]
 )
-"""A part of `tokenized_examples` of records: an example's groups, which records it has, and why it ended.
+"""A part of `tokenized_examples` of records: an example's groups, its records, and why it ended.
 
-`record_start` and `record_stop` count a series' records in its order; other records in the order of their split.
+`record_start` and `record_stop` index a series' records in its order, other records in the order of their split.
 """
 
 
 _TOKENS_SCHEMA = pa.schema(
     [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
 )
-"""The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
+"""Stored ids of a part of rows; `length` is −1 for a rejected row, so that planning reads no ids."""
 
 
 VERSION = 5
-"""Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
+"""Increase it when any row may get different ids or a different example, or facts are counted differently."""
 
 _COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_path_texts", "fast_path_mismatches")
-"""What is told of a part of rows beside the fates of its rows."""
+"""Facts of a part of rows in addition to the states of its rows."""
 
 
 # ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
@@ -83,9 +83,9 @@ _COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_pa
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """A part of rows to encode; `kept` are its ids where an earlier build has them.
+    """A part of rows to encode; `kept` are its ids if an earlier build stored them.
 
-    Else they are kept under `fingerprint` in `folder`; without a folder they are not.
+    Otherwise they are stored under `fingerprint` in `folder`; without a folder they are not stored.
     """
 
     root: str
@@ -101,20 +101,20 @@ class EncodeTask:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """What came of a part: tokens of each record (−1: rejected), what is to be said of them, the part of kept ids."""
+    """An encoded part: tokens of each record (−1: rejected), facts, and the part of stored ids."""
 
     lengths: Ints
     facts: dict[str, Any]
     kept: Part | None
 
     def require_kept(self) -> Part:
-        """Return the part of kept ids, which every build has."""
-        assert self.kept is not None, "a build keeps all ids"
+        """Return the part of stored ids, which every build has."""
+        assert self.kept is not None, "a build stores all ids"
         return self.kept
 
 
 def encode_part(task: EncodeTask) -> EncodedPart:
-    """Encode a part's records and keep their ids; one that has none has an empty list and its reason in the facts."""
+    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
     store = Store(task.root)
     if task.kept is not None:
         lengths = store.table(task.kept.files["tokens"], ["length"]).column(0).to_numpy()
@@ -127,7 +127,7 @@ def encode_part(task: EncodeTask) -> EncodedPart:
 
 
 def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
-    """Keep a part's ids under the fingerprint of its texts and the tokenizer, which outlives any plan."""
+    """Store a part's ids under the fingerprint of its texts and the tokenizer, which does not depend on the plan."""
     if task.folder is None:
         return None
     path = f"{task.folder}/parts/{task.fingerprint}/tokens.parquet"
@@ -168,7 +168,7 @@ def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, 
 def _encode_continuations(
     encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
 ) -> tuple[NDArray[np.int32], Ints]:
-    """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
+    """Encode continuation text: without the tokenizer's leading space."""
     if encoder.card.fast:
         encoded = example_encoding.encode_continuations_and_compare(encoder, texts, counts)
         counts.reference_path_texts += encoded.reference_texts
@@ -180,10 +180,10 @@ def _encode_continuations(
 def _serialise_records(
     task: EncodeTask, records: pa.ChunkedArray
 ) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
-    """Return the text of every record as it is trained, and those that have none with their reasons.
+    """Return the training text of every record, and the rejects.
 
-    Two counts stand behind: records that the wire form changed, and records with special-token text in them. The
-    lossless text is the row's own, but for special tokens in it, which are rare and found all at once.
+    Followed by two counts: records that the wire format changed, and records that contain special-token text. The
+    lossless text is the row's own except for special tokens, which are rare and found in one pass.
     """
     texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
     schema = RecordSchema.from_json(orjson.loads(task.schema))
@@ -207,7 +207,7 @@ def _serialise_records(
 
 
 def _find_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Tell which records hold the text of a special token anywhere: bool[N]."""
+    """Return which records contain the text of a special token: bool[N]."""
     if not task.special_tokens:
         return np.zeros(len(records), bool)
     pattern = _make_alternation(task.special_tokens)
@@ -216,22 +216,22 @@ def _find_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[
 
 @lru_cache(maxsize=2)
 def _make_alternation(texts: tuple[str, ...]) -> str:
-    """Return one pattern that finds any of some texts in a single pass; RE2 makes one automaton of it."""
+    """Return a pattern that finds any of the texts in a single pass; RE2 compiles it to one automaton."""
     return "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
 
 
 _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-"""Characters that mean something else in a pattern than themselves."""
+"""Characters with a special meaning in patterns."""
 
 
-# ── Parts that stand beside the parts of rows ──────────────────────────────────────────────────────
+# ── Ledgers of the parts of rows ──────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTask:
-    """A part of rows whose fates the plan decided; `states[i]` indexes `names`: kept, left out, reasons of rejects.
+    """A part of rows after planning; `states[i]` indexes `names`: kept, left out, or a reject reason.
 
-    `tokens` are its kept ids.
+    `tokens` are its stored ids.
     """
 
     root: str
@@ -272,15 +272,15 @@ def account_part(task: LedgerTask) -> Part:
     return Part(task.fingerprint, files, facts)
 
 
-# ── A plan's slice to columns ──────────────────────────────────────────────────────────────────────
+# ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildExamplesTask:
-    """Some examples of one split.
+    """A run of examples of one split.
 
     `rows[r]` is the row of record r, counted over `sources`; unit u has records `[units[u], units[u + 1])`, example e
-    units `[examples[e], examples[e + 1])`; `numbers[e]` counts the examples that begin with its first row.
+    units `[examples[e], examples[e + 1])`; `numbers[e]` numbers the examples that begin with the same row.
     """
 
     root: str
@@ -329,9 +329,9 @@ def build_part(task: BuildExamplesTask) -> Part:
 
 
 def count_verified(table: pa.Table) -> int:
-    """Count the examples of which all trains but the prompt and the first token.
+    """Count the examples whose every token is trained except the prompt and the first token.
 
-    Held against the stored spans, which are laid out apart from the mask, and against the stored count.
+    Checked against the stored spans, which are computed independently of the mask, and against the stored count.
     """
     mask, lengths, starts = _flatten_lists(table.column("loss_mask"))
     span_starts, span_counts, _ = _flatten_lists(table.column("span_starts"))
@@ -365,7 +365,7 @@ def build_examples_table(task: BuildExamplesTask) -> pa.Table:
     ]
     mask = np.ones(layout.total, bool)
     mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
-    # Nothing stands before an example's first token that could predict it.
+    # No token before an example's first one could predict it.
     mask[layout.example_starts] = False
     return _assemble_table(task, taken, back, layout, out, mask)
 
@@ -379,7 +379,7 @@ def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExampleLayout:
-    """Where everything stands when the examples lie end to end."""
+    """Offsets in the concatenated examples."""
 
     total: int
     example_starts: Ints
@@ -410,7 +410,7 @@ def _lay_out_examples(task: BuildExamplesTask, lengths: Ints) -> _ExampleLayout:
 
 
 def _lay_out_spans(task: BuildExamplesTask, layout: _ExampleLayout) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
-    """Return spans per example, and of all spans starts, records and kinds: prompt, BOS, each record, EOS."""
+    """Return the spans per example, and start, record and kind of every span: prompt, BOS, each record, EOS."""
     count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
     first_record = task.units[task.examples[:-1]]
     number = np.arange(records) - first_record[layout.example_of_unit[layout.unit_of_record]]
@@ -469,12 +469,12 @@ def _assemble_table(
         "budget": task.budgets,
         "flush": [FLUSHES[one] for one in task.flushes.tolist()],
     }
-    # Nothing is truncated: an example of records is whole, or it is not made.
+    # Nothing is truncated: an example of records is complete, or it is not made.
     nothing = np.zeros(examples, np.int32)
     return pa.table([known.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
 
 
 def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> Ints:
-    """Return the offsets into the keys that are not null: rows without groups have none."""
+    """Return the offsets into the non-null keys: rows without groups have none."""
     before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
     return before[offsets]

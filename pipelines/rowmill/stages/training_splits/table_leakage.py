@@ -1,16 +1,16 @@
-"""Records that stand in evaluation while nearly the same record stands in train: equal in all columns but one.
+"""Leakage of near-duplicate records from train into evaluation: records that differ in one column only.
 
-What belongs here: comparing the held-out records of a table with those of train. What does not: the n-grams of texts
-(`leakage.py`), equal rows and groups, which are looked for in all kinds of data alike.
+What belongs here: comparing the held-out records of a table with those of train. What does not: n-grams of texts, and
+equal rows and groups, which are found in all kinds of data alike (`leakage.py`).
 
-Records of one table share their keys and the prompt, so n-grams of their tokens say nothing: any two are alike. What
-is compared are cells. The group's columns are left out, which differ between splits by construction.
+Records of one table share their keys and the prompt, so any two share many n-grams of tokens. Cells are compared
+instead, without the group columns, which differ between splits by construction.
 
     record  a=1 b=x c=2024 │ signatures, each without one column:  b+c  a+c  a+b
-    train   a=7 b=x c=2024 │ shares b+c: a near duplicate, if b+c are not as common as chance would have them
+    train   a=7 b=x c=2024 │ shares b+c: a near duplicate, unless b+c would be expected by chance
 
-Two records of a table of few values agree by chance. So a shared signature counts only where independent columns
-would not explain it: its values' shares of train, multiplied, are less than a hundredth of one record.
+In a table of few distinct values, records agree by chance. So a shared signature counts only if independent columns
+would not explain it: the expected number of train records with its values is less than 0.01.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from rowmill.stages.table_inputs import load_observed_table
 from rowmill.tabular.cell_frames import hash_cells, read_cells
 
 VERSION = 1
-"""Raise it when other records may count as near duplicates."""
+"""Increase it when different records may count as near duplicates."""
 MAX_CHANCE = 0.01
-"""Records of train that may share a signature by chance where it still counts."""
+"""Maximum train records expected to share a signature by chance if it is to count."""
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 
 Hashes = NDArray[np.uint64]
@@ -37,7 +37,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class NearRecords:
-    """How many held-out records were compared, and the rows of those that are near one of train."""
+    """Number of compared held-out records, and the rows of those with a near duplicate in train."""
 
     compared: int
     row_ids: tuple[str, ...]
@@ -61,7 +61,7 @@ class _HeldCells:
 
 
 def find_near_records(work: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
-    """Compare the held-out records of a table with its train records; a table of one column has nothing to compare."""
+    """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
     if len(names) < 2:
         return NearRecords(0, ())
@@ -88,7 +88,7 @@ def find_near_records(work: StageContext, canonical: Manifest, group_columns: Se
 def _mark_near_records(
     held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int
 ) -> NDArray[np.bool_]:
-    """Tell which held-out records share a signature with train that chance does not explain: bool[N]."""
+    """Return which held-out records share a signature with train that chance does not explain: bool[N]."""
     if not total or not len(shared):
         return np.zeros(len(held), bool)
     of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
@@ -98,7 +98,7 @@ def _mark_near_records(
 
 
 def _compute_signatures(hashes: Hashes) -> Hashes:
-    """Return uint64[N, K]: of each record the sum of its cells without one, told apart by which one is left out."""
+    """Return uint64[N, K]: the sum of a record's cell hashes without column k, distinct for each k."""
     left_out = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64) * _SALT
     return hashes.sum(axis=1, keepdims=True, dtype=np.uint64) - hashes + left_out
 
@@ -111,7 +111,7 @@ def hash_held_cells(task: _NearRecordTask) -> tuple[list[str], Hashes]:
 
 
 def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return which held-out signatures a part's train rows have, how often they hold each held-out cell, and rows."""
+    """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows."""
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     hashes = hash_cells(read_cells(train.column("record"), task.columns))
@@ -121,7 +121,7 @@ def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArra
 
 
 def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:
-    """Return where in a sorted list those of some numbers stand that stand there."""
+    """Return the indices in the sorted `known` of those elements of `found` that occur there."""
     flat = found.reshape(-1)
     places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
     return places[known[places] == flat]

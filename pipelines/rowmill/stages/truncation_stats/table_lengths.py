@@ -1,10 +1,10 @@
-"""How long examples of records are, and what another length would come to: planned anew, not estimated.
+"""Lengths of examples of records, and the result at other maximum lengths: planned again, not estimated.
 
 What belongs here: facts, histograms, the what-if table and advice of `truncation_stats` for tables. What does not:
-those of all other kinds, which truncation shortens (`truncation_stats/stage.py`), plans (`table_plan.py`).
+those of other kinds, which truncation shortens (`truncation_stats/stage.py`), plans (`table_plan.py`).
 
-An example of records is whole or it is not made, and at another length other records would share it. So nothing here is
-about truncation: records are counted that no example can hold, and a what-if plans all records at each length.
+An example of records is complete or not made, and at another maximum length it would contain other records. So instead
+of truncation, records that are too large for an example are counted, and a what-if plans all records at each length.
 """
 
 from typing import Any
@@ -30,16 +30,16 @@ from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.tabular.assembly import ExampleLimits
 
 VERSION = 1
-"""Raise it when other facts are counted of records."""
+"""Increase it when facts of records are counted differently."""
 
 OVERFLOW_REASONS = ("record_overflow", "group_overflow")
-"""Reasons of records that no example can hold."""
+"""Reasons of records that are too large for an example."""
 HIGH_PROMPT_SHARE = 0.25
-"""Share of all tokens from which on the prompt is worth a word."""
+"""Share of all tokens from which the prompt is mentioned."""
 
 
 def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide what is counted of records beside those of all kinds."""
+    """Return the options that decide the facts of records, in addition to those of all kinds."""
     format_options = recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"})
     return {"records": VERSION, "format": format_options, "seed": recipe.seed, "seq_len": recipe.seq_len}
 
@@ -94,13 +94,13 @@ def make_table_lengths(work: StageContext) -> StageOutput:
 
 
 def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> DisplayTable:
-    """Say what each length would come to: examples, records in none of them, and packed sequences."""
+    """Return the result at each length: examples, records in no example, and packed sequences."""
     key = (*work.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(work.store, key, made.inputs["/".join(key)])
     index = index_files(work, rows.files("rows"), load_observed_table(made.details))
     lengths = table_inputs.read_token_lengths(work.store, made.files("tokens"))
     form = get_table_options(work)
-    asked = TablePlanRequest(
+    request = TablePlanRequest(
         work.dataset_name or "",
         work.recipe.seed,
         form,
@@ -108,7 +108,7 @@ def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> D
     )
     lines: list[tuple[int, ...]] = []
     for candidate in stats.choose_candidate_seq_lens(limit):
-        one = table_plan.replan_table(asked, index, lengths, candidate)
+        one = table_plan.replan_table(request, index, lengths, candidate)
         examples = sum(len(split) for split in one.lengths)
         lines.append((candidate, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
     return DisplayTable(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
@@ -119,7 +119,7 @@ def _read_prompt_tokens(made: Manifest) -> int:
 
 
 def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
-    """Pack examples of another length as a build would; only a length of its own leaves `seq_len` as it is."""
+    """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
     options = work.dataset.packing
     has_own_limit = get_table_options(work).assembly.max_seq_length is not None
     seq_len = max(planned.limit, work.recipe.seq_len) if has_own_limit else planned.limit
@@ -141,7 +141,7 @@ def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
 
 
 def _advise_assembly(made: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
-    """Say what would make better examples of this table."""
+    """Return advice for better examples of this table."""
     flushes = sum_counts(part.facts["flushes"] for part in made.parts if "flushes" in part.facts)
     facts = read_facts(TokenizedExamplesFacts, made.facts)
     examples, tokens = facts.examples, facts.tokens

@@ -1,4 +1,4 @@
-"""Assembly: the specification's vectors, and the laws that every plan keeps.
+"""Assembly: the specification's vectors, and invariants of every plan.
 
 What belongs here: lengths in, examples out, for the three modes and for passes. What does not: tokens and rows
 (`test_table_builds.py`).
@@ -140,7 +140,7 @@ def test_record_above_its_draw_raises_the_budget_to_its_own_size() -> None:
     assert made.budgets.tolist() == [900, 700]
 
 
-def test_least_budget_is_seven_tenths_rounded_up() -> None:
+def test_minimum_budget_is_seven_tenths_rounded_up() -> None:
     assert [ExampleLimits(12 + m, 10, None).min_budget for m in (1000, 1001, 1, 10)] == [700, 701, 1, 7]
 
 
@@ -214,7 +214,7 @@ def test_sequential_whole_first_pass_is_in_key_order_and_later_ones_permute_grou
     assert sorted(second.records.tolist()) == list(range(90))
 
 
-# ── The laws ───────────────────────────────────────────────────────────────────────────────────────
+# ── Invariants ───────────────────────────────────────────────────────────────────────────────────────
 
 GROUPS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=12)
 CAPS = st.one_of(st.none(), st.integers(1, 4))
@@ -224,7 +224,7 @@ WANTED = st.one_of(st.none(), st.integers(1, 60))
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40), cap=CAPS, room=st.integers(40, 120), wanted=WANTED
 )
-def test_tabular_examples_hold_every_record_of_a_pass_once_and_never_too_much(
+def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
     lengths: list[int], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
@@ -254,7 +254,7 @@ def test_grouped_examples_never_cut_a_group(
 
 
 @given(groups=GROUPS, room=st.integers(40, 90))
-def test_groups_too_large_are_cut_between_records_and_nothing_is_lost(groups: list[list[int]], room: int) -> None:
+def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[list[int]], room: int) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
     firsts, lasts = grouped.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
@@ -266,7 +266,7 @@ def test_groups_too_large_are_cut_between_records_and_nothing_is_lost(groups: li
 
 
 @given(groups=GROUPS, cap=CAPS, room=st.integers(40, 120), wanted=WANTED, seed=st.integers(0, 99))
-def test_sequential_examples_hold_one_group_in_order_within_their_budgets(
+def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None, seed: int
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
@@ -292,7 +292,7 @@ def _keeps_limits(made: AssembledExamples, of: RecordLengths, limits: ExampleLim
 
 
 def _is_greedy(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
-    """Hold that an example ends for its budget only where the next record would not have fitted."""
+    """Assert that an example ends for its budget only if the next record would not fit."""
     examples = examples_of(made)
     for one, following, reason in zip(examples, examples[1:], ended(made), strict=False):
         if reason == "budget":
@@ -300,7 +300,7 @@ def _is_greedy(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits
 
 
 @pytest.mark.parametrize("cap", [1, 7, None])
-def test_plan_of_nothing_is_empty(cap: int | None) -> None:
+def test_plan_without_records_is_empty(cap: int | None) -> None:
     of, room = records(), ExampleLimits(100, 10, cap)
     nothing: Ints = np.empty(0, np.int64)
 

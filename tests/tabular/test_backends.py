@@ -1,7 +1,6 @@
-"""Backends: a function, and a completions server over real HTTP, in good and bad weather.
+"""Backends: a function, and a completions server over real HTTP, with and without failures.
 
-What belongs here: requests, answers, retries, errors, the key. What does not: what generated text is worth
-(`test_generation.py`).
+What belongs here: requests, answers, retries, errors, the key. What does not: generation (`test_generation.py`).
 """
 
 import json
@@ -35,7 +34,7 @@ def echo(request: dict[str, Any]) -> Reply:
 
 
 def asked(script: Script, *, waits: list[float] | None = None, key: str | None = None, **config: Any) -> Any:
-    """Ask both prompts of a server that follows the script; return its requests, headers and the answers."""
+    """Send two prompts to a server that follows the script; return its requests, their headers, and the answers."""
     with serving(script) as server:
         backend = OpenAIBackend(base_url=server.base_url, model="m", **config)
         completer = OpenAICompleter(backend, key, wait=(waits if waits is not None else []).append)
@@ -43,7 +42,7 @@ def asked(script: Script, *, waits: list[float] | None = None, key: str | None =
 
 
 def in_turn(*replies: Reply) -> Script:
-    """Give one reply after the other, then the last again and again."""
+    """Reply in turn, then repeat the last reply."""
     lock, left = threading.Lock(), list(replies)
 
     def script(_: dict[str, Any]) -> Reply:
@@ -60,7 +59,7 @@ def failing_for(prompt: str, reply: Reply) -> Script:
 # ── A server ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_server_is_asked_once_per_prompt_and_choices_come_in_order() -> None:
+def test_server_gets_one_request_per_prompt_and_choices_are_in_order() -> None:
     server, answers = asked(echo)
 
     assert [[one.text for one in answer] for answer in answers] == [["one 0", "one 1"], ["two 0", "two 1"]]
@@ -73,20 +72,20 @@ def test_server_is_asked_once_per_prompt_and_choices_come_in_order() -> None:
     }  # fmt: skip
 
 
-def test_server_gets_ids_where_they_are_asked_for() -> None:
+def test_server_gets_ids_if_configured() -> None:
     server, _ = asked(lambda request: Reply([""] * request["n"]), prompt_as="ids")
 
     assert sorted(one["prompt"] for one in server.requests) == [[1, 2], [3]]
 
 
-def test_server_is_sent_a_penalty_only_where_there_is_one() -> None:
+def test_penalty_is_sent_only_if_set() -> None:
     with serving(echo) as server:
         complete(OpenAIBackend(base_url=server.base_url, model="m").open(), repetition_penalty=1.2)
 
         assert {one["repetition_penalty"] for one in server.requests} == {1.2}
 
 
-def test_samples_without_temperature_are_drawn_once() -> None:
+def test_samples_at_temperature_0_are_requested_once() -> None:
     with serving(echo) as server:
         answers = complete(OpenAIBackend(base_url=server.base_url, model="m").open(), temperature=0.0)
 
@@ -105,7 +104,7 @@ def test_samples_without_temperature_are_drawn_once() -> None:
     ],
     ids=["too many requests", "server error", "unavailable", "dropped connection", "answer cut short"],
 )
-def test_trouble_that_passes_is_tried_again(trouble: Reply) -> None:
+def test_transient_error_is_retried(trouble: Reply) -> None:
     waits: list[float] = []
     _, answers = asked(in_turn(trouble, trouble, trouble, Reply(["a", "b"])), waits=waits)
 
@@ -113,7 +112,7 @@ def test_trouble_that_passes_is_tried_again(trouble: Reply) -> None:
     assert len(waits) == 3
 
 
-def test_waits_double_and_are_as_long_as_the_server_asks() -> None:
+def test_retry_delays_double_or_follow_the_server() -> None:
     waits: list[float] = []
     with serving(
         in_turn(*[Reply(status=503)] * 3, Reply(status=429, headers={"Retry-After": "7"}), Reply([""]))
@@ -124,7 +123,7 @@ def test_waits_double_and_are_as_long_as_the_server_asks() -> None:
     assert waits == [0.5, 1.0, 2.0, 7.0]
 
 
-def test_prompt_that_fails_takes_no_other_with_it() -> None:
+def test_failing_prompt_affects_no_other() -> None:
     _, answers = asked(failing_for("one", Reply(status=400, body=b'{"error": "too long"}')))
 
     assert isinstance(answers[0], GenerationError)
@@ -133,27 +132,27 @@ def test_prompt_that_fails_takes_no_other_with_it() -> None:
     assert [one.text for one in answers[1]] == ["two 0", "two 1"]
 
 
-def test_trouble_that_stays_is_an_error_after_all_retries() -> None:
+def test_permanent_error_is_returned_after_all_retries() -> None:
     server, answers = asked(lambda _: Reply(status=500), retries=2)
 
     assert all("HTTP 500 after 2 retries; check that the server runs" in str(answer) for answer in answers)
     assert len(server.requests) == 6
 
 
-def test_refusal_is_not_tried_again() -> None:
+def test_refusal_is_not_retried() -> None:
     server, answers = asked(lambda _: Reply(status=401))
 
     assert all(isinstance(answer, GenerationError) for answer in answers)
     assert len(server.requests) == 2
 
 
-def test_slow_server_is_given_up_at_the_timeout() -> None:
+def test_slow_server_times_out() -> None:
     _, answers = asked(lambda _: Reply(is_slow=True), timeout_seconds=0.05, retries=0)
 
     assert all("TimeoutError" in str(answer) or "timed out" in str(answer) for answer in answers)
 
 
-def test_server_that_is_not_there_is_an_error_in_place_of_the_answer() -> None:
+def test_unreachable_server_is_an_error_instead_of_completions() -> None:
     with serving(echo) as server:
         gone = server.base_url
     answers = complete(OpenAIBackend(base_url=gone, model="m", retries=0).open())
@@ -166,7 +165,7 @@ def test_server_that_is_not_there_is_an_error_in_place_of_the_answer() -> None:
     [b"", b"no JSON", b"[]", b'{"choices": [{"index": 0}]}', b'{"choices": 5}', b'{"choices": ["x", "y"]}',
      json.dumps({"choices": [{"text": 1}, {"text": 2}]}).encode(), b"[" * 5000, b'{"choices": [{"text": "only one"}]}'],
 )  # fmt: skip
-def test_answer_that_is_no_completions_object_is_an_error(body: bytes) -> None:
+def test_answer_other_than_completions_is_an_error(body: bytes) -> None:
     server, answers = asked(lambda _: Reply(body=body))
 
     assert all(isinstance(answer, GenerationError) for answer in answers)
@@ -181,7 +180,7 @@ def test_redirect_is_not_followed() -> None:
         assert other.requests == []
 
 
-def test_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_sent_and_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", KEY)
     with serving(lambda _: Reply(status=401, body=f"wrong key {KEY}".encode())) as server:
         completer = OpenAIBackend(base_url=server.base_url, model="m", api_key_env="A_KEY").open()
@@ -192,7 +191,7 @@ def test_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEY not in f"{completer!r} {answers!r}"
 
 
-def test_key_that_the_environment_lacks_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_missing_from_the_environment_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
 
     with pytest.raises(ConfigError, match="the environment variable A_KEY is not set"):
@@ -247,7 +246,7 @@ def test_function_is_found_by_name() -> None:
 @pytest.mark.parametrize(
     "target", ["tests.tabular.test_backends:absent", "no.such.module:f", "tests.tabular.test_backends:KEY"]
 )
-def test_function_that_is_none_is_a_config_error(target: str) -> None:
+def test_backend_that_is_not_a_function_is_a_config_error(target: str) -> None:
     with pytest.raises(ConfigError, match=r"generation\.backend\.target"):
         CallableBackend(target=target).open()
 
@@ -255,7 +254,7 @@ def test_function_that_is_none_is_a_config_error(target: str) -> None:
 @pytest.mark.parametrize(
     "answer", [None, 5, "text", [], ["a", "b", "c"], ["a", "b"], [["a"], ["b"]], [["a", 1], ["b", 2]], [[None] * 2] * 2]
 )
-def test_function_that_returns_something_else_is_an_error(answer: Any) -> None:
+def test_function_that_returns_no_completions_is_an_error(answer: Any) -> None:
     with pytest.raises(GenerationError, match=r"generation\.backend"):
         complete(open_backend(lambda _prompts: answer))
 
@@ -267,13 +266,13 @@ def test_function_that_returns_something_else_is_an_error(answer: Any) -> None:
     "backend",
     [CallableBackend(target="a.b:c.d"), OpenAIBackend(base_url="https://host/v1", model="m", api_key_env="K")],
 )
-def test_each_kind_of_backend_survives_its_own_dump(backend: Any) -> None:
+def test_each_kind_of_backend_round_trips(backend: Any) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(Backend)
 
     assert adapter.validate_json(backend.model_dump_json()) == backend
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http://", "http://host/v1?key=1", "file:///etc"])
-def test_address_that_is_none_is_a_config_error(url: str) -> None:
+def test_invalid_address_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url"):
         validate_options(OpenAIBackend, {"kind": "openai", "base_url": url, "model": "m"}, "backend")

@@ -1,4 +1,4 @@
-"""Series and records from scripted models: what is kept, what is refused, and that it always ends.
+"""Generation of series and records with scripted models: what is accepted, what is rejected, and that it always ends.
 
 What belongs here: `generation/` against functions, and once against a real server. What does not: HTTP itself
 (`test_backends.py`), stages and commands.
@@ -70,7 +70,7 @@ def trained(
 
 
 def hourly(g: str = "A", stop: int = 9) -> Prefill:
-    """Begin a series of hours 0 to 2 that ends at `stop`."""
+    """Return the prefill of a series with hours 0 to 2 that ends at `stop`."""
     return Prefill({"g": g}, tuple(line(g, clock(hour)) for hour in range(3)), clock(0), clock(stop), stop + 1)
 
 
@@ -106,7 +106,7 @@ def times(result: GenerationResult, g: str = "A") -> list[Any]:
 # ── Vectors ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_perfect_model_gives_each_hour_up_to_the_stop() -> None:
+def test_perfect_model_generates_each_hour_up_to_the_stop() -> None:
     result = run(perfect)
 
     assert times(result) == [clock(hour) for hour in range(3, 10)]
@@ -114,7 +114,7 @@ def test_perfect_model_gives_each_hour_up_to_the_stop() -> None:
     assert [(one.status, one.rounds, one.records) for one in result.series] == [("completed", 7, 7)]
 
 
-def test_completion_beyond_the_stop_is_cut_there() -> None:
+def test_completion_beyond_the_stop_is_truncated_there() -> None:
     result = run(lambda prompts: [continued(prompt, 20) for prompt in prompts], samples_per_prompt=1)
 
     assert times(result) == [clock(hour) for hour in range(3, 10)]
@@ -122,7 +122,7 @@ def test_completion_beyond_the_stop_is_cut_there() -> None:
     assert [one.reason for one in result.rejected] == ["past_stop"] * 13
 
 
-def test_series_that_gets_garbage_fails_alone() -> None:
+def test_series_with_garbage_completions_fails_alone() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         return [["nonsense" if last_of(prompt)["g"] == "A" else continued(prompt, 2)] * n for prompt in prompts]
 
@@ -136,7 +136,7 @@ def test_series_that_gets_garbage_fails_alone() -> None:
     assert times(result, "B") == [clock(hour) for hour in range(3, 10)]
 
 
-def test_backend_that_always_raises_fails_all_and_raises_nothing() -> None:
+def test_backend_that_always_raises_fails_all_series_without_raising() -> None:
     def model(prompts: list[str]) -> list[str]:
         raise RuntimeError("out of memory")
 
@@ -169,10 +169,10 @@ def test_frozen_time_without_interval_ends_at_the_bound() -> None:
     assert (result.series[0].status, result.series[0].records) == ("capped", 20)
 
 
-# ── What is kept ───────────────────────────────────────────────────────────────────────────────────
+# ── Accepted and rejected ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_sample_with_most_valid_records_is_chosen_the_first_of_equals() -> None:
+def test_sample_with_most_valid_records_is_chosen_and_of_equals_the_first() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         first = line("A", clock(3), 10) + "{}"
         return [["", first, line("A", clock(3), 20), "{}", line("A", clock(3), 30)] for _ in prompts]
@@ -194,7 +194,7 @@ def test_model_that_drifts_keeps_what_is_valid_and_recovers() -> None:
     assert result.counts["invalid:after_failure"] == 7
 
 
-def test_round_with_too_much_invalid_counts_as_bad_and_still_keeps_its_records() -> None:
+def test_round_with_many_invalid_objects_counts_as_bad_but_keeps_its_records() -> None:
     result = run(
         lambda prompts: [continued(prompt, 1) + "{}" * 4 for prompt in prompts],
         samples_per_prompt=1,
@@ -237,51 +237,51 @@ def test_record_of_another_group_ends_the_sample() -> None:
     assert result.counts == {"invalid:group_mixed_key": 3}
 
 
-def test_series_behind_its_stop_is_complete_without_a_question() -> None:
+def test_series_past_its_stop_is_complete_without_a_request() -> None:
     asked: list[Any] = []
     result = run(asked.append, [hourly(stop=2)])
 
     assert (result.status, result.records, asked) == ("complete", [], [])
 
 
-def test_series_of_times_of_day_goes_on_for_days() -> None:
+def test_series_of_times_of_day_continues_for_days() -> None:
     begun = Prefill({"g": "A"}, (line("A", clock(22)), line("A", clock(23))), clock(22), clock(21), 48)
     result = run(perfect, [begun])
 
     assert times(result) == [clock(hour % 24) for hour in range(46)]
 
 
-def test_stop_for_all_takes_the_place_of_the_groups_own() -> None:
+def test_common_stop_overrides_the_groups_own() -> None:
     assert times(run(perfect, stop=clock(4))) == ["03:00", "04:00"]
 
 
-# ── What is asked ──────────────────────────────────────────────────────────────────────────────────
+# ── Requests ──────────────────────────────────────────────────────────────────────────────────
 
 
-def asked_of(texts: Texts, prefills: Sequence[Prefill] = (hourly(),), **options: Any) -> list[dict[str, Any]]:
-    """Run a model and return the keywords of every question."""
-    questions: list[dict[str, Any]] = []
+def requests_of(texts: Texts, prefills: Sequence[Prefill] = (hourly(),), **options: Any) -> list[dict[str, Any]]:
+    """Run a model and return the keywords of every request."""
+    requests: list[dict[str, Any]] = []
 
     def recording(prompts: list[str], **keywords: Any) -> list[list[str]]:
-        questions.append({"prompts": prompts, **keywords})
+        requests.append({"prompts": prompts, **keywords})
         return texts(prompts, keywords["n"])
 
     run(recording, prefills, **options)
-    return questions
+    return requests
 
 
 def test_prompt_is_the_generation_prompt_and_the_last_records_as_trained() -> None:
     def respaced(prompts: list[str], n: int) -> list[list[str]]:
         return [[continued(prompt, 1).replace(",", " , ")] * n for prompt in prompts]
 
-    questions = asked_of(respaced)
+    requests = requests_of(respaced)
 
-    assert questions[0]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(3))]
-    assert questions[1]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(1, 4))]
+    assert requests[0]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(3))]
+    assert requests[1]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(1, 4))]
 
 
-def test_question_carries_the_options_and_at_most_a_fifth_more_tokens_than_an_example() -> None:
-    first = asked_of(perfect, temperature=0.5, top_p=0.8, repetition_penalty=1.1, samples_per_prompt=2)[0]
+def test_request_has_the_options_and_at_most_a_fifth_more_tokens_than_an_example() -> None:
+    first = requests_of(perfect, temperature=0.5, top_p=0.8, repetition_penalty=1.1, samples_per_prompt=2)[0]
 
     assert (first["n"], first["temperature"], first["top_p"], first["repetition_penalty"]) == (2, 0.5, 0.8, 1.1)
     assert first["max_tokens"] == 396
@@ -291,35 +291,35 @@ def test_question_carries_the_options_and_at_most_a_fifth_more_tokens_than_an_ex
 def test_context_is_shortened_where_the_next_record_would_not_fit() -> None:
     size, prompt = len(line("A", clock(0))), len(PROMPT)
     model = trained(max_seq_length=prompt + 3 * size)
-    first = asked_of(perfect, model=model)[0]
+    first = requests_of(perfect, model=model)[0]
 
     assert first["prompts"][0].count("\n") == 2
     assert first["max_tokens"] == 2 * size
 
 
-def test_retries_are_warmer_and_have_new_seeds_until_a_good_round() -> None:
+def test_retries_have_higher_temperature_and_new_seeds_until_a_good_round() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         counts["asked"] += 1
         return [["?" if counts["asked"] in {1, 2, 4} else continued(prompts[0], 1)] * n]
 
     counts = Counter[str]()
-    questions = asked_of(model, [hourly(stop=4)])
+    requests = requests_of(model, [hourly(stop=4)])
 
-    assert [one["temperature"] for one in questions] == [0.9, 1.0, 1.1, 0.9, 1.0]
-    assert len({seed for one in questions for seed in one["seeds"]}) == 5
+    assert [one["temperature"] for one in requests] == [0.9, 1.0, 1.1, 0.9, 1.0]
+    assert len({seed for one in requests for seed in one["seeds"]}) == 5
 
 
 def test_seeds_of_a_series_do_not_depend_on_the_others() -> None:
-    alone = [one["seeds"][0] for one in asked_of(perfect, [hourly("B")])]
-    beside = [one["seeds"][1] for one in asked_of(perfect, [hourly("A"), hourly("B")])]
+    alone = [one["seeds"][0] for one in requests_of(perfect, [hourly("B")])]
+    beside = [one["seeds"][1] for one in requests_of(perfect, [hourly("A"), hourly("B")])]
 
     assert alone == beside
 
 
 def test_no_more_series_than_allowed_share_a_batch() -> None:
-    questions = asked_of(perfect, [hourly(name) for name in "ABCDE"], parallel_groups=2)
+    requests = requests_of(perfect, [hourly(name) for name in "ABCDE"], parallel_groups=2)
 
-    assert {len(one["prompts"]) for one in questions} <= {1, 2}
+    assert {len(one["prompts"]) for one in requests} <= {1, 2}
 
 
 def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
@@ -328,10 +328,10 @@ def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
             ['"v":7}\n' if prompt.endswith(',') else continued(prompt, 1)] * n for prompt in prompts
         ]  # fmt: skip
 
-    questions = asked_of(model, prefill="partial")
+    requests = requests_of(model, prefill="partial")
     result = run(model, prefill="partial")
 
-    assert questions[0]["prompts"] == [f'{PROMPT}{{"g":"A","t":"00:00",']
+    assert requests[0]["prompts"] == [f'{PROMPT}{{"g":"A","t":"00:00",']
     assert times(result) == [clock(hour) for hour in range(10)]
     assert result.records[0]["v"] == 7
 
@@ -340,7 +340,7 @@ def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
     ("kind", "written", "named"),
     [("string", '"Q"', ["series-1", "series-2"]), ("integer", "77", [1, 2]), ("boolean", "true", [True])],
 )
-def test_private_series_show_and_prompt_nothing_of_the_data(kind: Any, written: str, named: list[Any]) -> None:
+def test_private_series_and_prompts_contain_nothing_of_the_data(kind: Any, written: str, named: list[Any]) -> None:
     schema = RecordSchema((Column("g", kind), Column("t", "string"), Column("v", "integer")))
     prompts: list[str] = []
 
@@ -363,7 +363,7 @@ def test_private_series_show_and_prompt_nothing_of_the_data(kind: Any, written: 
 
 def test_private_series_keeps_the_key_that_its_first_record_wrote_and_begins_at_its_start() -> None:
     def model(asked: list[str], n: int) -> list[list[str]]:
-        # Of two samples the first goes on with another key; it has as many objects, but no record.
+        # The first of two samples continues with another key; it has as many objects, but no valid record.
         begun = asked[0].count("\n") > 1
         answers = [line("R", clock(1)), line("Q", clock(1))] if begun else [line("Q", clock(0))] * 2
         return [answers[:n] for _ in asked]
@@ -397,9 +397,7 @@ def test_ids_of_a_prompt_are_the_trained_ones_and_the_records() -> None:
         ({"start": 5}, r"start_timestamp: 5"),
     ],
 )
-def test_time_that_cannot_be_read_is_a_config_error_before_anything_is_asked(
-    options: dict[str, Any], message: str
-) -> None:
+def test_unreadable_time_is_a_config_error_before_any_request(options: dict[str, Any], message: str) -> None:
     asked: list[Any] = []
 
     with pytest.raises(ConfigError, match=message):
@@ -414,14 +412,14 @@ def test_stop_before_start_is_a_config_error() -> None:
         run(perfect, [begun], trained(ISO8601, 86400))
 
 
-# ── Laws ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Invariants ───────────────────────────────────────────────────────────────────────────────────────────
 
 _junk = st.sampled_from(["", "?", "{}", EOS, BOS, '{"g":', "\n", line("B", clock(3)), "\ud800", "{" * 70])
 
 
 @st.composite
 def adversaries(draw: st.DrawFn) -> Callable[..., Any]:
-    """Draw a model that answers well, badly, wrongly or not at all."""
+    """Draw a model that answers validly, invalidly, in the wrong shape or not at all."""
     deeds = draw(st.lists(st.integers(0, 7), min_size=1, max_size=12))
     junk = draw(st.lists(_junk, min_size=1, max_size=6))
     turn = [0]
@@ -457,7 +455,7 @@ def adversaries(draw: st.DrawFn) -> Callable[..., Any]:
     st.sampled_from(["drop", "keep"]),
     st.integers(1, 3),
 )
-def test_series_always_end_within_their_bound_and_give_nothing_past_the_stop(
+def test_series_always_end_within_their_bound_and_at_the_stop(
     model: Callable[..., Any], stop: int, patience: int, threshold: float, failed: Any, samples: int
 ) -> None:
     begun = Prefill({"g": "A"}, tuple(line("A", clock(hour)) for hour in range(3)), clock(0), None, stop + 1)
@@ -489,13 +487,13 @@ def stopped(text: str) -> Callable[..., Any]:
     return lambda prompts: [Completion(text, "stop") for _ in prompts]
 
 
-def test_records_come_until_there_are_enough() -> None:
+def test_records_are_generated_until_there_are_enough() -> None:
     result = records_of(stopped(line("A", 1) * 3), num_records=250)
 
     assert (result.status, len(result.records)) == ("complete", 250)
 
 
-def test_records_are_asked_for_in_batches_with_seeds_of_their_own() -> None:
+def test_records_are_requested_in_batches_with_distinct_seeds() -> None:
     seeds: list[int] = []
     sizes: list[int] = []
 
@@ -511,7 +509,7 @@ def test_records_are_asked_for_in_batches_with_seeds_of_their_own() -> None:
     assert len(set(seeds)) == 250
 
 
-def test_groups_stay_whole_and_need_the_end_that_the_server_ate() -> None:
+def test_groups_stay_whole_and_need_the_eos_that_the_server_removed() -> None:
     group = "".join(line("A", time) for time in range(4))
     result = records_of(stopped(group), "grouped", 3)
     cut = records_of(lambda prompts: [Completion(group, "length") for _ in prompts], "grouped", 3)
@@ -520,7 +518,7 @@ def test_groups_stay_whole_and_need_the_end_that_the_server_ate() -> None:
     assert (cut.status, cut.counts) == ("failed", {"invalid:group_incomplete": 36, "record": 0})
 
 
-def test_records_end_when_patience_does_and_what_is_accepted_is_kept() -> None:
+def test_generation_ends_with_patience_and_keeps_accepted_records() -> None:
     def model(prompts: list[str]) -> list[str]:
         counts["asked"] += 1
         if counts["asked"] == 2:
@@ -534,7 +532,7 @@ def test_records_end_when_patience_does_and_what_is_accepted_is_kept() -> None:
     assert result.error == "GenerationError: gone"
 
 
-def test_records_of_a_series_are_a_config_error() -> None:
+def test_generating_records_with_a_series_model_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="use generate_series"):
         records_of(perfect, "sequential")
 
@@ -558,8 +556,8 @@ def broken_reply(request: dict[str, Any]) -> Reply:
 
 
 @dataclass
-class Weather:
-    """A perfect model behind a server that meets the first requests with trouble."""
+class FlakyModel:
+    """A perfect model behind a server that fails the first requests."""
 
     troubles: list[Reply]
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -575,14 +573,14 @@ class Weather:
         (perfect_reply, "complete", {}),
         (drifting_reply, "complete", {"invalid:step": 14}),
         (broken_reply, "failed", {"truncated": 6}),
-        (Weather([Reply(is_slow=True)] * 2), "complete", {}),
-        (Weather([Reply(status=429, headers={"Retry-After": "1"})] * 3), "complete", {}),
-        (Weather([Reply(drops=True), Reply(status=500), Reply(drops=True), Reply(status=503)]), "complete", {}),
-        (Weather([Reply(body=b"{}"), Reply(status=400)]), "complete", {}),
+        (FlakyModel([Reply(is_slow=True)] * 2), "complete", {}),
+        (FlakyModel([Reply(status=429, headers={"Retry-After": "1"})] * 3), "complete", {}),
+        (FlakyModel([Reply(drops=True), Reply(status=500), Reply(drops=True), Reply(status=503)]), "complete", {}),
+        (FlakyModel([Reply(body=b"{}"), Reply(status=400)]), "complete", {}),
     ],
     ids=["perfect", "drifting", "broken", "slow", "too many requests", "dropping connections", "refusing once"],
 )
-def test_series_over_http_come_through_any_weather(script: Any, status: str, invalid: dict[str, int]) -> None:
+def test_series_over_http_survive_transient_errors(script: Any, status: str, invalid: dict[str, int]) -> None:
     with serving(script) as server:
         backend = OpenAIBackend(base_url=server.base_url, model="m", timeout_seconds=1, retries=20)
         completer = OpenAICompleter(backend, None, wait=lambda _: None)

@@ -1,6 +1,6 @@
-"""Generated text taken apart: the vectors, and the laws over any string.
+"""Parsing generated text: the specification's vectors, and invariants over any string.
 
-What belongs here: what `parsing/` accepts and why it refuses. What does not: single values (`test_serialization.py`), a
+What belongs here: what `parsing/` accepts and why it rejects. What does not: single values (`test_serialization.py`), a
 long text with the class of every character (`test_parsing_corpus.py`).
 """
 
@@ -22,7 +22,7 @@ from tests.support.record_strategies import SPECIAL, records, schemas
 BOS, EOS = "<s>", "</s>"
 SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
 CLOCK = RecordSchema((Column("g", "string"), Column("t", "string"), Column("v", "integer")))
-KNOBS = tuple(Validation.model_fields)
+REPAIRS = tuple(Validation.model_fields)
 GROUPED = PlacementColumns(group_columns=("g",), order_column="t", order=ELAPSED)
 
 
@@ -34,12 +34,12 @@ def line(g: Any = "a", t: Any = 0, v: Any = 1) -> str:
 R = line()
 
 
-def taken(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) -> ParsedText:
-    """Parse with the vectors' schema; knobs and flags by name."""
-    knobs = {name: options.pop(name) for name in KNOBS if name in options}
+def parse(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) -> ParsedText:
+    """Parse with the vectors' schema; validation options and flags by name."""
+    repairs = {name: options.pop(name) for name in REPAIRS if name in options}
     schema = options.pop("schema", SCHEMA)
     default = {"tabular": PlacementColumns(), "grouped": GROUPED, "sequential": GROUPED}[mode]
-    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**knobs))
+    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**repairs))
     return parser(text, **options)
 
 
@@ -99,21 +99,21 @@ def assert_partition(text: str, parsed: ParsedText) -> None:
     ],
 )
 def test_object_in_tabular_text_has_its_class(text: str, expected: list[str]) -> None:
-    parsed = taken(text)
+    parsed = parse(text)
 
     assert classes(parsed) == expected
     assert_partition(text, parsed)
 
 
 def test_truncated_span_has_the_characters_of_the_unfinished_object() -> None:
-    assert taken(f'{R}\n{{"g":"a","t":').report.characters["truncated"] == 13
+    assert parse(f'{R}\n{{"g":"a","t":').report.characters["truncated"] == 13
 
 
 @pytest.mark.parametrize("cut", range(2, len('{"g":"\\u00e9\\n","t":-1.5e+3,"v":true,"w":[null,{}]}')))
 def test_object_cut_anywhere_is_truncated_not_invalid(cut: int) -> None:
     text = '{"g":"\\u00e9\\n","t":-1.5e+3,"v":true,"w":[null,{}]}'[:cut]
 
-    assert classes(taken(text)) == ["truncated"]
+    assert classes(parse(text)) == ["truncated"]
 
 
 def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
@@ -127,21 +127,21 @@ def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
 
 
 def test_unknown_column_is_named_in_the_span_and_not_in_the_report() -> None:
-    parsed = taken('{"g":"a","t":0,"v":1,"secret":1}')
+    parsed = parse('{"g":"a","t":0,"v":1,"secret":1}')
 
     assert parsed.spans[0].column == "secret"
     assert "secret" not in repr(parsed.report)
 
 
-def test_valid_fraction_is_of_objects_alone() -> None:
-    assert taken(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
-    assert taken("prose").report.valid_fraction == 0
+def test_valid_fraction_counts_only_objects() -> None:
+    assert parse(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
+    assert parse("prose").report.valid_fraction == 0
 
 
-def test_objects_that_no_parser_reads_lower_the_valid_fraction() -> None:
+def test_malformed_objects_lower_the_valid_fraction() -> None:
     as_python_prints_it = "{'g': 'a', 't': 0, 'v': 1}\n" * 99
 
-    assert taken(as_python_prints_it + R).report.valid_fraction == 0.01
+    assert parse(as_python_prints_it + R).report.valid_fraction == 0.01
 
 
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +150,7 @@ GOOD5 = "".join(f"{line(t=number)}\n" for number in range(5))
 
 
 @pytest.mark.parametrize(
-    ("text", "knobs", "expected"),
+    ("text", "repairs", "expected"),
     [
         (R * 3, (), ["group_incomplete"] * 3),
         (R * 3, ("group_by_accept_no_delineator",), ["record"] * 3),
@@ -162,47 +162,47 @@ GOOD5 = "".join(f"{line(t=number)}\n" for number in range(5))
         (f"{BOS}{line(t=None)}{R}{EOS}", (), ["null", "group_has_invalid"]),
     ],
 )
-def test_group_is_accepted_whole_or_refused_with_a_reason(
-    text: str, knobs: tuple[str, ...], expected: list[str]
+def test_group_is_accepted_whole_or_rejected_with_a_reason(
+    text: str, repairs: tuple[str, ...], expected: list[str]
 ) -> None:
-    parsed = taken(text, "grouped", **dict.fromkeys(knobs, True))
+    parsed = parse(text, "grouped", **dict.fromkeys(repairs, True))
 
     assert classes(parsed) == expected
     assert_partition(text, parsed)
 
 
 @pytest.mark.parametrize(
-    ("text", "knob", "without", "with_knob"),
+    ("text", "option", "without", "with_option"),
     [
-        (f"{BOS}{GOOD5.replace('2,', 'true,')}{EOS}{BOS}{GOOD5}{EOS}", KNOBS[1], (5, 5), (9, 1)),
-        (f"{BOS}{GOOD5}{line('b', 5)}{EOS}", KNOBS[2], (0, 6), (6, 0)),
-        (f"{BOS}{line(t=3)}{GOOD5[: -len(line()) - 1]}{EOS}", KNOBS[3], (0, 5), (5, 0)),
+        (f"{BOS}{GOOD5.replace('2,', 'true,')}{EOS}{BOS}{GOOD5}{EOS}", REPAIRS[1], (5, 5), (9, 1)),
+        (f"{BOS}{GOOD5}{line('b', 5)}{EOS}", REPAIRS[2], (0, 6), (6, 0)),
+        (f"{BOS}{line(t=3)}{GOOD5[: -len(line()) - 1]}{EOS}", REPAIRS[3], (0, 5), (5, 0)),
     ],
 )
-def test_knob_saves_what_is_otherwise_refused(
-    text: str, knob: str, without: tuple[int, int], with_knob: tuple[int, int]
+def test_repair_accepts_what_is_otherwise_rejected(
+    text: str, option: str, without: tuple[int, int], with_option: tuple[int, int]
 ) -> None:
-    off, on = taken(text, "grouped").report, taken(text, "grouped", **{knob: True}).report
+    off, on = parse(text, "grouped").report, parse(text, "grouped", **{option: True}).report
 
     assert (off.valid, off.invalid) == without
-    assert (on.valid, on.invalid) == with_knob
+    assert (on.valid, on.invalid) == with_option
 
 
 def test_group_with_mixed_keys_takes_the_first_valid_key() -> None:
-    parsed = taken(f"{BOS}{line('b', 1)}{line('a', 2)}{EOS}", "grouped", group_by_fix_non_unique_value=True)
+    parsed = parse(f"{BOS}{line('b', 1)}{line('a', 2)}{EOS}", "grouped", group_by_fix_non_unique_value=True)
 
     assert parsed.records == [{"g": "b", "t": 1, "v": 1}, {"g": "b", "t": 2, "v": 1}]
 
 
 def test_group_sorted_is_stable() -> None:
     text = f"{BOS}{line(t=2, v=1)}{line(t=1, v=2)}{line(t=2, v=3)}{line(t=1, v=4)}{EOS}"
-    parsed = taken(text, "grouped", group_by_fix_unordered_records=True)
+    parsed = parse(text, "grouped", group_by_fix_unordered_records=True)
 
     assert [record["v"] for record in parsed.records] == [2, 4, 1, 3]
 
 
 def test_group_with_ties_is_ordered() -> None:
-    assert taken(f"{BOS}{R}{R}{EOS}", "grouped").report.valid == 2
+    assert parse(f"{BOS}{R}{R}{EOS}", "grouped").report.valid == 2
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_group_with_ties_is_ordered() -> None:
         (R, {"open_at_start": True, "closed_at_end": True}, 1),
     ],
 )
-def test_delimiters_that_prompt_or_server_kept_are_counted_in(text: str, flags: dict[str, bool], valid: int) -> None:
-    assert taken(text, "grouped", **flags).report.valid == valid
+def test_delimiters_kept_by_prompt_or_server_are_counted(text: str, flags: dict[str, bool], valid: int) -> None:
+    assert parse(text, "grouped", **flags).report.valid == valid
 
 
 def test_group_whose_bos_is_its_eos_is_a_config_error() -> None:
@@ -229,7 +229,7 @@ def test_unreadable_order_value_has_its_own_reason() -> None:
     schema = RecordSchema((Column("g", "string"), Column("t", "string", nullable=True), Column("v", "integer")))
     text = f"{BOS}{line(t='2024-01-01')}{line(t='soon')}{line(t=None)}{EOS}"
 
-    assert classes(taken(text, "grouped", place, schema=schema)) == ["group_has_invalid", "timestamp", "order_missing"]
+    assert classes(parse(text, "grouped", place, schema=schema)) == ["group_has_invalid", "timestamp", "order_missing"]
 
 
 # ── Series ─────────────────────────────────────────────────────────────────────────────────────────
@@ -259,26 +259,26 @@ CLOCKED = PlacementColumns(("g",), "t", TIME_OF_DAY, 3600)
 def test_series_stops_at_its_first_bad_record(
     text: str, place: PlacementColumns, after: Any, expected: list[str]
 ) -> None:
-    parsed = taken(text, "sequential", place, after=after)
+    parsed = parse(text, "sequential", place, after=after)
 
     assert classes(parsed) == expected
     assert_partition(text, parsed)
 
 
 def test_series_of_times_of_day_rolls_over_midnight() -> None:
-    parsed = taken(series("23:00", "00:00"), "sequential", CLOCKED, schema=CLOCK, after=22 * 3600)
+    parsed = parse(series("23:00", "00:00"), "sequential", CLOCKED, schema=CLOCK, after=22 * 3600)
 
     assert parsed.positions == [82800, 86400]
 
 
 def test_series_follows_the_day_of_the_position_before_it() -> None:
-    parsed = taken(series("00:00", "01:00"), "sequential", CLOCKED, schema=CLOCK, after=5 * 86400 - 3600)
+    parsed = parse(series("00:00", "01:00"), "sequential", CLOCKED, schema=CLOCK, after=5 * 86400 - 3600)
 
     assert parsed.positions == [5 * 86400, 5 * 86400 + 3600]
 
 
-def test_series_of_another_group_than_asked_for_is_refused() -> None:
-    assert classes(taken(series(0), "sequential", group={"g": "b"})) == ["group_mixed_key"]
+def test_series_of_an_unexpected_group_is_rejected() -> None:
+    assert classes(parse(series(0), "sequential", group={"g": "b"})) == ["group_mixed_key"]
 
 
 def test_series_with_one_text_for_both_delimiters_begins_with_the_first() -> None:
@@ -294,11 +294,11 @@ def test_step_of_decimals_is_exact(time: Decimal) -> None:
     text = R.replace("0", str(time))
 
     expected = "record" if time == Decimal("0.3") else "step"
-    assert classes(taken(text, "sequential", place, schema=schema, after=Decimal("0.2"))) == [expected]
+    assert classes(parse(text, "sequential", place, schema=schema, after=Decimal("0.2"))) == [expected]
 
 
 class CountedSchema(RecordSchema):
-    """A schema that counts how often its columns are looked at."""
+    """A schema that counts accesses to its columns."""
 
     looks = 0
 
@@ -322,7 +322,7 @@ def test_schema_is_compiled_once_however_many_records_there_are(mode: Mode) -> N
     assert CountedSchema.looks == looks
 
 
-# ── Laws ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Invariants ───────────────────────────────────────────────────────────────────────────────────────────
 
 MODES: tuple[Mode, ...] = ("tabular", "grouped", "sequential")
 _pieces = st.sampled_from(
@@ -330,25 +330,25 @@ _pieces = st.sampled_from(
      '{"', '{"g":', "\\u12", "\ud800", "\u2028", "é", "</", line("b", 5), line(t=3), line(v=None), "1" * 5000, "{" * 99]
 )  # fmt: skip
 texts = st.one_of(st.text(), st.lists(_pieces, max_size=30).map("".join), st.text(alphabet='{}[]":,\\\n\r 1ae.u<s/>'))
-knobs = st.fixed_dictionaries({name: st.booleans() for name in KNOBS})
+repairs = st.fixed_dictionaries({name: st.booleans() for name in REPAIRS})
 flags = st.fixed_dictionaries({"open_at_start": st.booleans(), "closed_at_end": st.booleans()})
 
 
-@given(texts, st.sampled_from(MODES), knobs, flags, st.sampled_from([None, 0, 3]))
+@given(texts, st.sampled_from(MODES), repairs, flags, st.sampled_from([None, 0, 3]))
 def test_any_text_is_partitioned_and_nothing_is_raised(
-    text: str, mode: Mode, knobs: dict[str, bool], flags: dict[str, bool], after: int | None
+    text: str, mode: Mode, repairs: dict[str, bool], flags: dict[str, bool], after: int | None
 ) -> None:
-    parsed = taken(text, mode, after=after, **knobs, **flags)
+    parsed = parse(text, mode, after=after, **repairs, **flags)
 
     assert_partition(text, parsed)
 
 
-@given(texts, knobs, st.sampled_from(KNOBS), flags)
-def test_no_knob_turned_on_lowers_the_valid_count(
-    text: str, knobs: dict[str, bool], knob: str, flags: dict[str, bool]
+@given(texts, repairs, st.sampled_from(REPAIRS), flags)
+def test_no_repair_lowers_the_valid_count(
+    text: str, repairs: dict[str, bool], option: str, flags: dict[str, bool]
 ) -> None:
-    off = taken(text, "grouped", **{**knobs, knob: False}, **flags).report
-    on = taken(text, "grouped", **{**knobs, knob: True}, **flags).report
+    off = parse(text, "grouped", **{**repairs, option: False}, **flags).report
+    on = parse(text, "grouped", **{**repairs, option: True}, **flags).report
 
     assert on.valid >= off.valid
 
@@ -369,8 +369,8 @@ def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them
 
 
 @given(st.text(alphabet='{}[]":,\\ 1e.-tn', max_size=30))
-def test_accepted_objects_are_what_the_standard_library_reads(text: str) -> None:
-    parsed = taken(text)
+def test_accepted_objects_equal_those_of_the_standard_library(text: str) -> None:
+    parsed = parse(text)
     for span in parsed.spans:
         if span.kind == "record" or span.reason in {"missing_column", "unknown_column", "type", "null"}:
             assert isinstance(json.loads(text[span.start : span.end]), dict)

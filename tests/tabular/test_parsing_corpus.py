@@ -1,4 +1,4 @@
-"""A long generated-looking text: the class of every character is the one it was made with.
+"""A long synthetic text whose characters have known classes.
 
 What belongs here: the accounting over whole texts. What does not: single vectors (`test_parsing.py`).
 """

@@ -1,4 +1,4 @@
-"""Prompts of the families that Safe Synthesizer knows: text, edges and delimiters of each.
+"""Prompts of the model families of Safe Synthesizer: text and delimiters of each.
 
 What belongs here: vectors of prompts against small vocabularies. What does not: pinned tokenizers
 (`test_real_tables.py`), records behind a prompt (`test_table_builds.py`).
@@ -24,7 +24,7 @@ SENTENCEPIECE = ("<s>", "</s>")
 
 
 def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any) -> PromptFrame:
-    """Write the prompt for a tokenizer of one id per character behind its special tokens."""
+    """Build the prompt for a tokenizer with one id per character after its special tokens."""
     texts = list(dict.fromkeys(text for text in (*own, *others) if text is not None))
     special = {text: number for number, text in enumerate(texts)}
     begins = None if own[0] is None else special[own[0]]
@@ -80,13 +80,13 @@ def test_families_are_those_of_the_original_in_the_order_in_which_it_looks() -> 
     ]  # fmt: skip
 
 
-def test_named_tokens_go_before_those_of_the_family() -> None:
+def test_named_tokens_override_those_of_the_family() -> None:
     own = ("<|end_of_text|>", "<|end_of_text|>")
     made = framed("ibm-granite/granite-3.3-2b-instruct", own, "<|start|>", bos="<|start|>")
 
     assert (made.bos_text, made.prompt_text) == ("<|start|>", f"{TURN}<|end_of_text|>")
 
 
-def test_tokenizer_of_no_family_is_told_which_there_are() -> None:
+def test_unknown_family_error_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no template for the tokenizer 'gpt2', only for tinyllama, qwen"):
         framed("gpt2", SENTENCEPIECE)

@@ -1,6 +1,6 @@
-"""A record's text: exact, one line, free of delimiters, and read back to the same record.
+"""A record's text: exact, one line, without delimiters, and decoded to an equal record.
 
-What belongs here: laws and golden lines of `serialization/` and `records.py`. What does not: finding records in text.
+What belongs here: invariants and golden lines of `serialization/`. What does not: finding records in text.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.support.record_strategies import SPECIAL, records, schemas, schemas_w
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same: types, digits, scale and the sign of zero count; NaN is NaN."""
+    """Tell whether two values are identical in type, digits, scale and sign of zero; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     match one:
@@ -41,7 +41,7 @@ def one_column(kind: ColumnType, **kwargs: Any) -> RecordSchema:
 
 
 def written(value: Any, kind: ColumnType, **kwargs: Any) -> str | Rejected:
-    """Return how a value stands in its line."""
+    """Return the text of a value in its line."""
     line = serialise_record({"x": value}, one_column(kind, **kwargs), special_tokens=SPECIAL)
     return line if isinstance(line, Rejected) else line.removeprefix('{"x":').removesuffix("}\n")
 
@@ -138,7 +138,7 @@ def test_nested_values_are_typed_by_the_schema() -> None:
         ("json", {"a": object()}),
     ],
 )
-def test_value_without_a_text_is_unserialisable(kind: ColumnType, value: Any) -> None:
+def test_value_that_cannot_be_written_is_unserialisable(kind: ColumnType, value: Any) -> None:
     result = written(value, kind)
 
     assert isinstance(result, Rejected)
@@ -166,7 +166,7 @@ def test_null_and_absent_keys_follow_the_schema() -> None:
         assert isinstance(RecordDecoder(schema)(record), RecordProblem), record
 
 
-def test_keys_stand_in_schema_order_and_led_by_moves_columns_first() -> None:
+def test_keys_are_in_schema_order_with_leading_columns_first() -> None:
     schema = RecordSchema((Column("v", "integer"), Column("t", "integer"), Column("g", "string")))
     moved = schema.with_leading(["g", "t"])
 
@@ -181,7 +181,7 @@ def test_special_token_that_names_a_column_is_escaped() -> None:
     assert line == '{"a\\u003cs>":1}\n'
 
 
-def test_special_token_that_is_syntax_rejects_the_record() -> None:
+def test_special_token_inside_json_syntax_rejects_the_record() -> None:
     result = serialise_record({"x": 1}, one_column("integer"), special_tokens=('":',))
 
     assert isinstance(result, Rejected)

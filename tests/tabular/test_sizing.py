@@ -1,4 +1,4 @@
-"""Sizing and advice: the specification's figures, and each word of advice from counts that deserve it."""
+"""Sizing and advice: the specification's figures, and counts for each piece of advice."""
 
 from typing import Any
 
@@ -41,14 +41,14 @@ def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
     assert (series.example_tokens, series.fits) == (1000, True)
 
 
-def judged(sizes: list[int], **changes: Any) -> Any:
+def advised(sizes: list[int], **changes: Any) -> Any:
     counts = np.array(sizes, np.int64)
     values: dict[str, Any] = {"record_budget": 12_000, "cap": 10}
     return advise_group_column("column", counts, counts * 20, **values | changes)
 
 
 def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
-    found = judged([10 + (i * 7) % 41 for i in range(100)])
+    found = advised([10 + (i * 7) % 41 for i in range(100)])
 
     assert not found.unsuitable
     assert not found.warnings
@@ -60,8 +60,8 @@ def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
     ("sizes", "word"),
     [([950, 20, 15, 15], "dominant"), ([2500] * 4, "unbounded"), ([10] * 99 + [601], "overflow")],
 )
-def test_advice_against_a_column_names_why_it_is_unsuitable(sizes: list[int], word: str) -> None:
-    assert word in judged(sizes).unsuitable
+def test_unsuitable_column_is_explained(sizes: list[int], word: str) -> None:
+    assert word in advised(sizes).unsuitable
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_advice_against_a_column_names_why_it_is_unsuitable(sizes: list[int], wo
         ([10] * 89, {}, "few_examples"),
     ],
 )
-def test_advice_warns_with_the_word_for_it(sizes: list[int], changes: dict[str, Any], word: str) -> None:
-    found = judged(sizes, **changes)
+def test_advice_warns_with_its_keyword(sizes: list[int], changes: dict[str, Any], word: str) -> None:
+    found = advised(sizes, **changes)
 
     assert found.unsuitable == {}
     assert set(found.warnings) == {word}
 
 
 def test_series_may_be_longer_than_an_example() -> None:
-    assert judged([5000] * 3, mode="sequential").unsuitable == {}
+    assert advised([5000] * 3, mode="sequential").unsuitable == {}

@@ -1,7 +1,6 @@
-"""Two tables side by side: distances that are 0 for the same table, 1 for another, and grow with what is wrong.
+"""Comparison of two tables: distances are 0 for equal tables, 1 for disjoint ones, and grow with the difference.
 
-What belongs here: the measures, on small frames. What does not: whose tables they are
-(`test_generated_stages.py`).
+What belongs here: the measures, on small frames. What does not: reading the tables (`test_generated_stages.py`).
 """
 
 import random
@@ -19,7 +18,7 @@ SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable
 
 
 def table(count: int, seed: int = 0) -> pl.DataFrame:
-    """Return rows whose kind follows from their number, and whose names hardly repeat."""
+    """Return rows whose kind follows from their number, and whose names rarely repeat."""
     drawn = random.Random(seed)
     numbers = [drawn.randrange(100) for _ in range(count)]
     kinds = [None if n < 5 else "low" if n < 50 else "high" for n in numbers]
@@ -35,14 +34,14 @@ def association(found: TableComparison, first: str, second: str) -> tuple[float,
     return next((row[2], row[3]) for row in found.associations.rows if row[:2] == (first, second))
 
 
-def test_table_beside_itself_has_no_distance() -> None:
+def test_table_compared_with_itself_has_no_distance() -> None:
     found = compare_tables(SCHEMA, table(300), table(300))
 
     assert (found.column_distance, found.association_distance) == (0, 0)
     assert column(found, "n")["distinct train"] == column(found, "n")["distinct generated"]
 
 
-def test_columns_are_compared_by_what_they_hold() -> None:
+def test_columns_are_compared_by_their_kind_of_values() -> None:
     found = compare_tables(SCHEMA, table(300), table(300, seed=1))
 
     assert [column(found, name)["compared"] for name in SCHEMA.names] == ["values", "shares", "lengths"]
@@ -84,7 +83,7 @@ def test_columns_that_lost_their_association_are_first_in_the_table() -> None:
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30),
        st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30))  # fmt: skip
-def test_distances_lie_between_nothing_and_one(left: list[tuple[int, Any]], right: list[tuple[int, Any]]) -> None:
+def test_distances_are_between_0_and_1(left: list[tuple[int, Any]], right: list[tuple[int, Any]]) -> None:
     schema = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True)))
     frames = [
         pl.DataFrame({"n": [str(n) for n, _ in rows], "kind": pl.Series([kind for _, kind in rows], dtype=pl.String)})

@@ -1,4 +1,4 @@
-"""The table contract: what is seen of columns, what type follows, how cells are read, and what counts as a change.
+"""The table contract: evidence of columns, inferred types, reading of cells, and changes.
 
 What belongs here: columns of a few values and their contracts. What does not: builds (`test_table_drift.py`).
 """
@@ -42,7 +42,7 @@ def column_of(values: list[Any], *, are_cells: bool = True, order: str | None = 
     return infer_contract(seen(values, are_cells=are_cells), {}, order=order).columns["a"]
 
 
-def signs_of(values: list[Any]) -> tuple[str, str, str]:
+def separators_of(values: list[Any]) -> tuple[str, str, str]:
     column = column_of(values)
     return column.type, column.decimal, column.thousands
 
@@ -83,7 +83,7 @@ DECIMALS = [f"{i}.5" for i in range(20)]
         (["C536365", "536366"], "text"),
     ],
 )
-def test_type_of_a_column_is_that_of_its_cells(cells: list[str], kind: str) -> None:
+def test_type_of_a_column_follows_its_cells(cells: list[str], kind: str) -> None:
     assert column_of(cells).type == kind
 
 
@@ -100,11 +100,11 @@ def test_type_of_a_column_is_that_of_its_cells(cells: list[str], kind: str) -> N
         (["1,234", "5,678"], ("text", ".", "")),
     ],
 )
-def test_signs_of_a_column_are_found_or_left_to_the_user(cells: list[str], signs: tuple[str, str, str]) -> None:
-    assert signs_of(cells) == signs
+def test_separators_of_a_column_are_found_or_left_to_the_user(cells: list[str], signs: tuple[str, str, str]) -> None:
+    assert separators_of(cells) == signs
 
 
-def test_words_for_no_value_are_kept_in_the_contract() -> None:
+def test_na_words_are_kept_in_the_contract() -> None:
     assert column_of([*NUMBERS, "NA", "?", "N/A"]).na == ("?", "N/A", "NA")
     assert column_of(["Namibia", "NA"]).na == ()
 
@@ -117,7 +117,7 @@ def test_one_stray_cell_in_a_thousand_changes_no_type_and_two_in_twenty_do() -> 
     assert column_of([*NUMBERS[:9], "x"]).type == "text"
 
 
-def test_stray_cell_among_dates_makes_text_but_where_they_order() -> None:
+def test_stray_cell_among_dates_makes_text_except_in_the_order_column() -> None:
     days = [f"2024-01-{day:02d}" for day in range(1, 29)]
 
     assert column_of([*days, "soon"]).type == "text"
@@ -140,11 +140,11 @@ def test_stray_cell_among_dates_makes_text_but_where_they_order() -> None:
         ([None], "text"),
     ],
 )
-def test_type_of_json_values_is_their_own(values: list[Any], kind: str) -> None:
+def test_json_values_keep_their_types(values: list[Any], kind: str) -> None:
     assert column_of(values, are_cells=False).type == kind
 
 
-def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required() -> None:
+def test_columns_of_two_files_form_one_schema_and_missing_ones_are_optional() -> None:
     one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1))
     other = seen(["x"])
 
@@ -288,17 +288,17 @@ def test_order_is_the_type_or_the_one_format_that_reads_every_value(
     assert positions is None or order.read_series(values) == positions
 
 
-def test_two_formats_that_disagree_are_named_with_a_value() -> None:
+def test_conflicting_formats_are_named_with_a_value() -> None:
     with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read .* disagree on '01/02/2024'"):
         order_of(["01/02/2024", "02/02/2024"])
 
 
-def test_two_formats_that_agree_on_every_value_are_one() -> None:
+def test_formats_that_agree_on_every_value_do_not_conflict() -> None:
     assert order_of(["01/01/2024", "02/02/2024"]).read_series(["02/02/2024"]) == [1706832000]
 
 
 @pytest.mark.parametrize("must_be_time", [True, False])
-def test_text_is_no_order_unless_the_recipe_says_so(must_be_time: bool) -> None:
+def test_text_does_not_order_unless_the_recipe_says_so(must_be_time: bool) -> None:
     with pytest.raises(ConfigError, match=r"'alpha'.*or `text` to sort by code points"):
         order_of(["alpha", "beta"], must_be_time=must_be_time)
     assert order_of(["alpha"], pinned={"type": "text"}).name == "text"
@@ -310,7 +310,7 @@ def test_nearest_format_is_named_with_what_it_cannot_read() -> None:
         order_of(["2024-01-01", "soon"], must_be_time=True)
 
 
-def test_numbers_and_words_have_no_order_together() -> None:
+def test_numbers_and_words_cannot_be_ordered_together() -> None:
     with pytest.raises(ConfigError, match="has numbers and 'first'"):
         order_of(["1", "2", "first", "last"])
 
@@ -334,7 +334,7 @@ def changes(
     ]
 
 
-def test_same_shapes_are_no_change() -> None:
+def test_equal_shapes_are_not_a_change() -> None:
     assert changes(["1", "2.5", "NA"], ["7", "3"]) == []
     assert changes(["x", "y"], ["", ""]) == []
 
@@ -349,15 +349,13 @@ def test_same_shapes_are_no_change() -> None:
         (["1.5"], ["1.5", "NA"], "NA"),
     ],
 )
-def test_column_that_reads_otherwise_is_a_change_that_names_the_cell(
-    before: list[str], after: list[str], text: str
-) -> None:
+def test_column_of_another_type_is_a_change_that_names_the_cell(before: list[str], after: list[str], text: str) -> None:
     [(_, found)] = changes(before, after)
 
     assert found == text
 
 
-def test_mismatch_that_was_there_before_is_no_change() -> None:
+def test_known_mismatch_is_not_a_change() -> None:
     before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
 
     known, new = (
@@ -383,12 +381,12 @@ def test_mismatch_that_was_there_before_is_no_change() -> None:
         ({"type": "string"}, "must be integer, number, boolean"),
     ],
 )
-def test_column_contract_that_cannot_be_says_what_can(options: dict[str, Any], said: str) -> None:
+def test_invalid_column_contract_error_says_what_is_valid(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         validate_options(ColumnContract, options, "table.columns.a")
 
 
-def test_contract_survives_its_json() -> None:
+def test_contract_round_trips_through_json() -> None:
     contract = infer_contract(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
 
     assert TableContract.from_json(read_json(dumps(contract.to_json()))) == contract

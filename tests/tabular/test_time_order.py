@@ -1,6 +1,6 @@
 """Positions from order columns: exact steps, days that roll over.
 
-What belongs here: laws and golden values of `time_order.py` and `iso8601.py`. What does not: sorting records.
+What belongs here: invariants and golden values of `time_order.py` and `iso8601.py`. What does not: sorting records.
 """
 
 import pickle
@@ -25,11 +25,11 @@ def seconds(passed: timedelta) -> Decimal:
 
 
 @pytest.mark.parametrize("value", [None, "", "soon", 1, "2024-13-01", "01/02/24"])
-def test_value_in_no_or_another_format_has_no_position(value: Any) -> None:
+def test_value_in_another_format_has_no_position(value: Any) -> None:
     assert SortKey("iso8601").read(value) is None
 
 
-def test_set_format_reads_by_strptime_and_a_word_is_refused() -> None:
+def test_configured_format_is_strptime_and_unknown_words_are_refused() -> None:
     order = resolve_sort_key("%Y%m%d %H", TEXT)
 
     assert order.read("20240101 01") == 1704070800
@@ -38,7 +38,7 @@ def test_set_format_reads_by_strptime_and_a_word_is_refused() -> None:
         resolve_sort_key("iso", TEXT)
 
 
-def test_order_that_was_used_goes_to_another_process() -> None:
+def test_used_sort_key_can_be_pickled() -> None:
     order = SortKey("%Y-%m")
     order.read("2024-01")
 
@@ -58,7 +58,7 @@ def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, o
 
 
 @given(st.lists(st.times(), min_size=1))
-def test_times_of_day_never_decrease_and_keep_their_clock(times: list[Any]) -> None:
+def test_times_of_day_never_decrease_and_keep_the_time_of_day(times: list[Any]) -> None:
     texts = [one.isoformat() for one in times]
     order = TIME_OF_DAY
     positions: list[Any] = [*order.read_series(texts)]

@@ -1,7 +1,7 @@
-"""A stage is its module and its place in the catalog: a new one is planned, built, shown and counted like the others.
+"""A stage is its module and its line in the catalog: a new one is planned, built, shown and counted like the others.
 
-What belongs here: checks over all declarations, and a stage added in one file. What does not: what a stage does, and
-its identity (`test_stage_identity.py`).
+What belongs here: checks of all declarations, and a stage added in one file. What does not: what a stage does, and its
+identity (`test_stage_identity.py`).
 """
 
 import ast
@@ -98,7 +98,7 @@ def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
-def test_stage_names_earlier_stages_and_tables_that_there_are(stage: StageDeclaration) -> None:
+def test_stage_names_existing_earlier_stages_and_tables(stage: StageDeclaration) -> None:
     earlier = [one.name for one in catalog.STAGES[: catalog.STAGES.index(stage)]]
 
     assert stage.name not in earlier
@@ -108,7 +108,7 @@ def test_stage_names_earlier_stages_and_tables_that_there_are(stage: StageDeclar
     assert stage.description.endswith(".")
 
 
-def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
+def test_stage_names_of_lower_layers_agree_with_the_stages() -> None:
     names = {stage.name for stage in catalog.STAGES}
     of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
 
@@ -117,7 +117,7 @@ def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
     assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
 
 
-def test_stages_up_to_one_are_those_that_it_waits_for() -> None:
+def test_stages_up_to_a_stage_are_its_ancestors() -> None:
     assert catalog.list_stages_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
     everything = tuple(stage.name for stage in catalog.list_stages("dataset"))
     assert catalog.list_stages_up_to(truncation_stats.STAGE) == everything[:-1]
@@ -130,7 +130,7 @@ def test_unknown_stage_is_one_error() -> None:
 
 
 def spelled_names(path: Path) -> Iterator[str]:
-    """Yield the stages that a module names by a string, alone or in a path; docstrings may say anything."""
+    """Yield the stages that a module names in string literals, alone or in a path; docstrings are exempt."""
     names = {stage.name for stage in catalog.STAGES}
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -141,7 +141,7 @@ def spelled_names(path: Path) -> Iterator[str]:
 
 SPELLED = {
     "core/stage_names.py": 10,
-    # A type of an option: `Literal` takes no constants.
+    # The type of an option: `Literal` accepts no constants.
     "sources/generated.py": 2,
 }
 """The modules that spell names of stages, and how often."""
@@ -154,11 +154,11 @@ def test_stage_is_named_by_its_constant() -> None:
     assert found == SPELLED, "import the name of the stage from core/stage_names.py, or ask its STAGE"
 
 
-def test_every_stage_that_may_shrink_is_counted() -> None:
+def test_every_stage_whose_output_may_shrink_is_counted() -> None:
     assert set(SHRINKING_COUNTS) == set(CHECKS_BY_NAME["shrunk"].stages)
 
 
-def test_names_are_those_of_the_stages() -> None:
+def test_stage_name_constants_are_those_of_the_stages() -> None:
     names = {value for name, value in vars(stage_names).items() if name.isupper()}
 
     assert names == {stage.name for stage in catalog.STAGES}

@@ -1,6 +1,6 @@
-"""A stage's facts are typed: its checks look at declared numbers, and an output has those and no others.
+"""Facts of stages are typed: checks read declared facts, and an output has exactly those.
 
-What belongs here: declared facts beside checks and beside what builds store. What does not: what each number counts.
+What belongs here: declared facts compared with checks and with stored outputs. What does not: what each fact counts.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def names_of(stage: StageDeclaration) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
-def test_compared_numbers_are_facts_of_their_stage(stage: StageDeclaration) -> None:
+def test_compared_values_are_facts_of_their_stage(stage: StageDeclaration) -> None:
     assert {one.fact for one in stage.compared} <= names_of(stage)
 
 
@@ -38,7 +38,7 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
             assert check.name in names_of(stage), stage.name
 
 
-def test_output_holds_the_declared_facts_and_no_others(tmp_path: Path) -> None:
+def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     road = Road(tmp_path)
     chats = {"train_urls": [road.write("chats.jsonl", [chat(i) for i in range(20)])]}
     table = {"train_urls": [road.write("table.csv", as_csv(purchases(60)))]}
@@ -73,7 +73,7 @@ def test_fact_that_an_earlier_release_did_not_count_is_false() -> None:
     assert not found.has_source
 
 
-def test_fact_that_this_kind_of_data_does_not_have_is_not_stored() -> None:
+def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
     @dataclass(frozen=True)
     class Facts:
         rows: int

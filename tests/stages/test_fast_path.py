@@ -42,7 +42,7 @@ def _renderer(template: str) -> Renderer:
 
 
 def _mask_on_fast_path(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
-    """Return a row's mask by its shape, if it has one and keeps what the shape rests on."""
+    """Return a row's mask by its shape, if it has one and the shape's conditions hold."""
     shape = masker.find_layout(tuple(roles))
     if shape is None or not shape.holds(contents) or any(one in text for one in shape.literals for text in contents):
         return None
@@ -50,12 +50,12 @@ def _mask_on_fast_path(masker: Masker, roles: Sequence[str], contents: Sequence[
 
 
 @pytest.mark.parametrize("name", ON_FAST_PATH)
-def test_shape_of_a_real_template_gives_the_mask_that_the_row_itself_has(real_data: Path, name: str) -> None:
+def test_shape_of_a_real_template_gives_the_mask_of_the_reference_path(real_data: Path, name: str) -> None:
     _hold_the_check((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
-def test_shape_of_a_bundled_template_gives_the_mask_that_the_row_itself_has(name: str) -> None:
+def test_shape_of_a_bundled_template_gives_the_mask_of_the_reference_path(name: str) -> None:
     _hold_the_check(read_named_template(name), Loss())
 
 
@@ -65,7 +65,7 @@ def test_shape_of_a_bundled_template_gives_the_mask_that_the_row_itself_has(name
      Loss(lead="train"), Loss(trailing="train")],
     ids=["last", "user", "no-end", "lead", "trailing"],
 )  # fmt: skip
-def test_shape_holds_for_whatever_is_to_train(loss: Loss) -> None:
+def test_shape_holds_for_every_choice_of_trained_messages(loss: Loss) -> None:
     _hold_the_check(CHATML, loss)
 
 
@@ -129,11 +129,11 @@ def _hold_the_check(template: str, loss: Loss) -> None:
         pytest.param("{{ messages }}", id="prints-all"),
     ],
 )  # fmt: skip
-def test_template_that_does_more_than_print_contents_has_no_proof(template: str) -> None:
+def test_template_that_does_more_than_print_contents_is_not_proven(template: str) -> None:
     assert _renderer(template).render_placeholders(("user", "assistant")) is None
 
 
-def test_notes_hold_what_decided_a_step() -> None:
+def test_notes_record_what_decided_a_step() -> None:
     template = (
         "{% for m in messages %}{% if '</think>' in m.content %}T{% endif %}{{ m.content.strip('\n') }}{% endfor %}"
     )
@@ -153,7 +153,7 @@ QUESTIONS = (
 
 
 @given(text=st.text(min_size=1))
-def test_text_that_keeps_the_notes_is_answered_as_the_placeholder_was(text: str) -> None:
+def test_text_that_keeps_the_notes_renders_like_the_placeholder(text: str) -> None:
     source = (
         "{% for m in messages %}{% set c = m.content %}" + QUESTIONS + "{{ (c | trim).replace('ef', '') }}{% endfor %}"
     )
@@ -193,7 +193,7 @@ def _rows(count: int) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
-    """A key that no template reads sends a row the long way; nothing else may change."""
+    """A key that no template reads sends a row to the reference path; nothing else may change."""
     plain = _rows(120)
     marked = [{"messages": [{**m, "note": "x"} for m in row["messages"]]} for row in plain]  # type: ignore[attr-defined]
 

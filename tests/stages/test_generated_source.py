@@ -1,4 +1,4 @@
-"""Generated records as the source of a dataset: from a model's texts through the whole road again.
+"""Generated records as the source of a dataset: from a model's texts through a whole build.
 
 What belongs here: `source: {generated: …}` in recipes and builds. What does not: how texts are parsed
 (`test_parsing.py`), how generated tables are compared (`test_table_comparison.py`).
@@ -35,7 +35,7 @@ def synthetic(of: str, **source: Any) -> dict[str, Any]:
 
 
 def generate(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> None:
-    """Write a text for each group, as a model's server would answer."""
+    """Write a text for each group, as a model would generate it."""
     target = folder / "generated" / "road" / "rows"
     target.mkdir(parents=True, exist_ok=True)
     texts = [
@@ -47,7 +47,7 @@ def generate(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> None
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Road:
-    """Return a built project of sales, before anything is generated."""
+    """Return a built project of sales without generated texts."""
     road = Road(tmp_path)
     road.recipe({"rows": sales(road)}, seq_len=1024, gates=GATES).build()
     return road
@@ -58,20 +58,20 @@ def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
     return sorted((json.loads(row["record"]) for row in rows), key=lambda row: (row["shop"], row["day"]))
 
 
-def test_generated_records_go_the_whole_road_beside_what_they_were_learned_from(trained: Road) -> None:
+def test_generated_records_are_built_together_with_their_training_records(trained: Road) -> None:
     generate(trained.folder, *FRESH, {"shop": "s3", "day": "2024-02-01", "units": "many"})
     runner.build(trained.project, only=["parsed_records"])
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     built = trained.recipe(both, seq_len=1024, gates=GATES).build()
 
-    # What was refused in the text is no record of the source.
+    # Rejected objects are not records of the source.
     assert made_of(built) == sorted(FRESH, key=lambda row: (row["shop"], row["day"]))
     assert built.manifest("synthetic", "tokenized_examples").facts["accounted"] == 0
     assert built.manifest("synthetic", "packed_shards").facts["conservation"] == 0
     assert {row[0] for row in built.manifest("training_splits").tables["splits"].rows} == {"rows", "synthetic"}
 
 
-def test_another_recipe_reads_them_and_finds_new_ones(trained: Road) -> None:
+def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Road) -> None:
     generate(trained.folder, *FRESH[:3])
     runner.build(trained.project, only=["parsed_records"])
     first_recipe = trained.config.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def test_another_recipe_reads_them_and_finds_new_ones(trained: Road) -> None:
     assert (first, again, rows()) == ((3, False), (3, True), (6, False))
 
 
-def test_plan_and_inspect_read_them_too(trained: Road) -> None:
+def test_plan_and_inspect_read_generated_records(trained: Road) -> None:
     generate(trained.folder, *FRESH)
     runner.build(trained.project, only=["parsed_records"])
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
@@ -104,7 +104,7 @@ def test_plan_and_inspect_read_them_too(trained: Road) -> None:
     assert all(one.row is not None and one.source.startswith("generated:road/rows/parsed_records") for one in shown)
 
 
-def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road) -> None:
+def test_failed_check_of_generated_records_blocks_reading_them(trained: Road) -> None:
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
@@ -117,14 +117,14 @@ def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road
         trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
     allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
     assert len(made_of(allowed)) == 2
-    # What was made before the check closed is no way past it, with the source looked at or without.
+    # Outputs from before the check failed do not get past it, with the source scanned or not.
     for only in (rows, ["canonical_rows"]):
         with pytest.raises(GateError, match="valid_fraction"):
             trained.recipe(both, seq_len=1024, gates=strict).build(only=only)
 
 
 @pytest.mark.parametrize("only", [["raw_dataset"], ["canonical_rows"]])
-def test_what_generated_records_were_made_of_is_judged_like_every_other_input(trained: Road, only: list[str]) -> None:
+def test_inputs_of_generated_records_are_checked_like_every_other_input(trained: Road, only: list[str]) -> None:
     content = "".join(f"{json.dumps(row)}\n" for row in SALES) + "no object\n"
     bad = {**sales(trained), "source": {"train_urls": [trained.write("rows.jsonl", content.encode())]}}
     trained.recipe({"rows": bad}, seq_len=1024, gates=GATES).build()
@@ -139,12 +139,12 @@ def test_what_generated_records_were_made_of_is_judged_like_every_other_input(tr
         runner.build(steps.open_project(second), only=stages)
 
     build_second(GATES, ["raw_dataset", "canonical_rows"])
-    # The records themselves pass; rows that their model was trained on do not.
+    # The records themselves pass; the training rows of their model do not.
     with pytest.raises(GateError, match=r"road/rows/canonical_rows, version .*, an ancestor of this input: .*rejects"):
         build_second(GATES | {"rejects": {"at_most": 0, "severity": "error"}}, only)
 
 
-def test_waiver_of_a_dataset_is_none_for_that_of_another_recipe(trained: Road) -> None:
+def test_waiver_of_a_dataset_does_not_cover_another_recipes_dataset(trained: Road) -> None:
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     waived = strict | {
         "waivers": [{"check": "valid_fraction", "dataset": "rows", "at_least": 0.1, "reason": "for rows of our own"}]
@@ -178,7 +178,7 @@ def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
     assert deps == (set() if edges is None else {dg.AssetKey(list(edges))})
 
 
-def test_source_before_anything_was_generated_says_what_to_run(trained: Road) -> None:
+def test_source_without_generated_records_says_what_to_run(trained: Road) -> None:
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
     with pytest.raises(SourceError, match=r"road/rows were never built in this storage; .* run `rowmill parse road`"):
@@ -196,7 +196,7 @@ def test_source_before_anything_was_generated_says_what_to_run(trained: Road) ->
         ({"synthetic": synthetic("a/b/c")}, "expected DATASET or RECIPE/DATASET, got 'a/b/c'"),
     ],
 )
-def test_source_that_nothing_is_generated_for_is_a_config_error(
+def test_source_of_a_dataset_without_generation_is_a_config_error(
     tmp_path: Path, datasets: dict[str, Any], message: str
 ) -> None:
     road = Road(tmp_path)

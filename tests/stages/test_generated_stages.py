@@ -1,6 +1,6 @@
 """After training, on a real build: generated texts parsed, series generated, as stages, commands and assets.
 
-What belongs here: `parsed_records` and `generated_series` from recipe to page. What does not: what an object is worth
+What belongs here: `parsed_records` and `generated_series` from recipe to page. What does not: validating objects
 (`test_parsing.py`), how series end (`test_generation.py`), HTTP (`test_backends.py`).
 """
 
@@ -68,7 +68,7 @@ def recipe(road: Road, rows: list[dict[str, Any]], form: Mapping[str, Any], gene
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Road:
-    """Return a built project of grouped records, before anything is generated."""
+    """Return a built project of grouped records without generated texts."""
     road = Road(tmp_path_factory.mktemp("grouped"))
     recipe(road, SALES, GROUPED, {})
     road.build()
@@ -86,7 +86,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> Road:
 
 @pytest.fixture
 def generated(grouped: Road) -> Iterator[Path]:
-    """Lend the folder of generated texts, empty again afterwards."""
+    """Provide the folder of generated texts, emptied afterwards."""
     folder = grouped.folder / "generated" / "road" / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
@@ -108,7 +108,7 @@ def records_of(road: Road, made: Manifest) -> list[dict[str, Any]]:
 
 
 def with_backend(road: Road, base_url: str, **options: Any) -> Road:
-    """Give the built recipe a backend; its shards stay what they are."""
+    """Add a backend to the built recipe; its shards do not change."""
     values = yaml.safe_load(road.config.read_text())
     backend = {"kind": "openai", "base_url": base_url, "model": "m", "retries": 0}
     values["datasets"]["rows"]["format"]["generation"] = {"backend": backend, **options}
@@ -119,7 +119,7 @@ def with_backend(road: Road, base_url: str, **options: Any) -> Road:
 # ── Stages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
+def test_build_skips_stages_that_need_a_trained_model(grouped: Road) -> None:
     steps = plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
@@ -196,7 +196,7 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path
     assert (more.parts, more.parts_reused) == (2, 1)
 
 
-def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path) -> None:
+def test_without_texts_checks_are_not_applicable(grouped: Road, generated: Path) -> None:
     made, results, _ = run(grouped, "parsed_records")
 
     assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
@@ -206,7 +206,7 @@ def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path)
     }
 
 
-def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:
+def test_named_files_that_are_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:
     road = Road(tmp_path, str(grouped.store))
     recipe(road, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
 
@@ -214,21 +214,21 @@ def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, gro
         runner.build(road.project, only=["parsed_records"])
 
 
-def test_parsing_before_anything_is_built_names_what_is_missing(tmp_path: Path) -> None:
+def test_parsing_before_a_build_names_the_missing_stage(tmp_path: Path) -> None:
     road = recipe(Road(tmp_path), SALES, GROUPED, {})
 
     with pytest.raises(IntegrityError, match="tokenized_examples: it was never built"):
         runner.build(road.project, only=["parsed_records"])
 
 
-def test_reasons_of_parsing_are_on_the_ledgers_list() -> None:
+def test_reasons_of_parsing_are_reject_reasons_of_the_ledger() -> None:
     assert set(PARSING_REASONS) <= REJECT_REASONS
 
 
-# ── Beside the table that was trained on ───────────────────────────────────────────────────────────
+# ── Comparison with the training table ───────────────────────────────────────────────────────────
 
 
-def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped: Road, generated: Path) -> None:
+def test_generated_records_are_compared_with_their_training_table(grouped: Road, generated: Path) -> None:
     fresh = [sale("s1", day, units=7) for day in range(10, 13)]
     written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
     (generated / "a.jsonl").write_text(texts({"text": written, "finish_reason": "stop"}))
@@ -272,21 +272,21 @@ def following(request: dict[str, Any]) -> Reply:
     return Reply([texts(reading(last["shop"], hour))] * request["n"], finish_reason="length")
 
 
-def test_series_are_generated_over_http_from_what_was_trained(series: Road) -> None:
+def test_series_are_generated_over_http_from_the_training_setup(series: Road) -> None:
     with serving(following) as server:
         made, results, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
         asked = server.requests
 
     assert records_of(series, made) == [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(3, 10)]
     assert made.card["status"] == "complete"
-    # The model of this test says what it was trained on.
+    # The model of this test repeats its training data.
     assert [one.check for one in results if one.failed] == ["exact_copies"]
     assert len(asked) == 21
     assert asked[0]["prompt"].startswith("Generate JSON Lines records with these keys: ")
     assert asked[0]["stop"] == ["<|im_end|>"]
 
 
-def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
+def test_failed_series_are_reported_and_left_out(series: Road) -> None:
     def failing_b(request: dict[str, Any]) -> Reply:
         return Reply(status=400) if '"shop":"b"' in request["prompt"] else following(request)
 
@@ -300,7 +300,7 @@ def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
     assert [one.check for one in results if one.failed] == ["failed_series", "exact_copies"]
 
 
-def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:
+def test_unreachable_backend_leaves_nothing_behind(series: Road) -> None:
     with serving(following) as server:
         gone = server.base_url
     road = with_backend(series, gone, patience=1)
@@ -309,7 +309,7 @@ def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:
         runner.build(road.project, only=["generated_series"])
 
 
-def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
+def test_ids_are_sent_if_configured(series: Road) -> None:
     prompts: list[Any] = []
 
     def script(request: dict[str, Any]) -> Reply:
@@ -329,7 +329,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
         ).files("examples")
     ]
 
-    # What is asked begins exactly as the example that was trained on.
+    # The prompt begins exactly like the training example.
     trained = {tuple(one["input_ids"][: len(prompts[0])]) for one in examples}
     assert tuple(prompts[0]) in trained
 
@@ -372,7 +372,7 @@ def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
         made, _, _ = run(with_backend(road, server.base_url, samples_per_prompt=1), "generated_series")
         asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
 
-    # Even where the model writes a key of the data, it is not in what comes out.
+    # Even if the model writes a key of the data, the output does not contain it.
     assert asked[:3] == ["", "", ""]
     assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
     assert records_of(road, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
@@ -446,7 +446,7 @@ def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: p
     assert _current(grouped, "parsed_records") == before
 
 
-def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_calls_the_backend(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(following) as server:
         status = main.main(["generate", str(with_backend(series, server.base_url).config)])
 
@@ -454,7 +454,7 @@ def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[s
     assert '{"shop":"a"}' in capsys.readouterr().out
 
 
-def test_generate_of_series_that_all_failed_is_a_shut_gate(
+def test_generate_with_only_failed_series_closes_the_gate(
     series: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(lambda request: Reply(["no record"] * request["n"])) as server:
@@ -465,7 +465,7 @@ def test_generate_of_series_that_all_failed_is_a_shut_gate(
     assert "failed_series" in capsys.readouterr().out
 
 
-def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> None:
+def test_generate_without_valid_records_closes_the_gate(grouped: Road) -> None:
     kept = grouped.config.read_text()
     try:
         with serving(lambda request: Reply(["no record"] * request["n"])) as server:
@@ -477,9 +477,7 @@ def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> No
     assert status == main.ExitStatus.GATE_CLOSED
 
 
-def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
-    series: Road, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interval_set_after_the_build_applies_to_new_records(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
     def change(**times: Any) -> None:
         values = yaml.safe_load(road.config.read_text())
         values["datasets"]["rows"]["format"]["time_series"] |= times
@@ -503,7 +501,7 @@ def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
     assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
 
 
-def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -> None:
+def test_columns_missing_from_the_training_table_are_a_config_error(series: Road) -> None:
     kept = series.config.read_text()
     try:
         series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
@@ -518,7 +516,7 @@ def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pyt
     assert "no dataset has a generation.backend block" in capsys.readouterr().err
 
 
-def test_plan_says_what_waits_for_a_model(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_stages_that_wait_for_a_model(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
     main.main(["plan", str(grouped.config)])
 
     assert "on request" in capsys.readouterr().out
@@ -528,7 +526,7 @@ def test_plan_says_what_waits_for_a_model(grouped: Road, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_assets_of_generation_are_made_by_hand_with_their_check_and_page(tmp_path: Path) -> None:
+def test_assets_of_generation_are_materialized_on_request_with_check_and_page(tmp_path: Path) -> None:
     with dg.DagsterInstance.ephemeral() as instance, serving(following) as server:
         tiny = Tiny(tmp_path, instance)
         tiny.write_rows("rows", READINGS)

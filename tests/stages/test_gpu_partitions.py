@@ -1,4 +1,4 @@
-"""Ranks follow the content of sequences, not only their numbers, and account for each of its tokens."""
+"""Ranks depend on the content of sequences, not only on their numbers, and account for every token."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,13 +8,13 @@ from rowmill.schema.manifest import Manifest
 from tests.support.recipes import CHAT, Road, chat
 
 
-def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
+def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(30)]
     road = Road(tmp_path).one("a.jsonl", rows)
     before = road.build()
     changed = [chat(i) for i in range(30)]
     content = changed[7]["messages"][1]["content"]
-    # Another word of as many tokens: no count, no length and no order changes.
+    # A different word of equally many tokens: no count, length or order changes.
     changed[7]["messages"][1]["content"] = (
         content.replace(" river", " stone", 1) if " river" in content else content.replace(" stone", " river", 1)
     )
@@ -42,7 +42,7 @@ def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     assert any(row[i : i + len(new)] == new for row in ids for i in range(len(row)))
 
 
-def test_token_ledgers_of_ranks_and_exports_place_every_token_of_their_files(tmp_path: Path) -> None:
+def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp_path: Path) -> None:
     road = Road(tmp_path)
     source = {"train_urls": [road.write("a.jsonl", [chat(i) for i in range(31)])]}
     options = {"seq_len": 64, "mixture": {"batch_size": 8}}

@@ -1,4 +1,4 @@
-"""What stands in train and in evaluation alike is counted from what was written, with ten ids of each kind."""
+"""Leakage from train into evaluation is counted in the written data, with ten ids of each kind."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
 
 
 def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], kind: dict[str, Any]) -> Road:
-    """Write a project whose train and validation rows are told apart by their files."""
+    """Write a project whose train and validation rows come from different files."""
     road = Road(folder)
     source = {
         "train_urls": [road.write("train.jsonl", train)],
@@ -27,7 +27,7 @@ def facts_of(built: Built) -> dict[str, Any]:
     return built.manifest("training_splits").facts
 
 
-def test_rows_with_a_validation_source_stay_where_their_file_is(tmp_path: Path) -> None:
+def test_rows_of_a_validation_source_stay_in_validation(tmp_path: Path) -> None:
     road = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
     text = road.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
     road.config.write_text(text, encoding="utf-8")
@@ -51,9 +51,9 @@ def _versions(road: Road) -> list[Any]:
     return manifest.list_versions(road.project.store, ("road", "training_splits"))
 
 
-def test_prompt_in_both_splits_is_told_with_its_rows(tmp_path: Path) -> None:
+def test_prompt_in_both_splits_is_reported_with_its_rows(tmp_path: Path) -> None:
     train = [pair(i) for i in range(20)]
-    # Letter case and spaces do not make another prompt; the answer differs, so the row does.
+    # Letter case and spaces do not make a different prompt; the answer differs, so the row does.
     shouted = [{"prompt": train[i]["prompt"].upper().replace(" ", "  "), "answer": f"other {i}"} for i in range(3)]
     built = held_out(tmp_path, train, [*shouted, pair(900)], PAIR).build()
     held = [row for row in built.rows_of("rows", "canonical_rows", file="rows") if row["split"] == "validation"]
@@ -67,7 +67,7 @@ def texts(first: int, count: int) -> list[dict[str, Any]]:
     return [{"text": " ".join(sentence(7 * i + k, 40) for k in range(12))} for i in range(first, first + count)]
 
 
-def test_text_that_is_half_in_train_is_a_near_duplicate(tmp_path: Path) -> None:
+def test_text_half_of_which_is_in_train_is_a_near_duplicate(tmp_path: Path) -> None:
     train = texts(0, 30)
     fresh = [{"text": " ".join(f"{i}-{k} {k * i}" for k in range(400))} for i in range(91, 97)]
     words = train[5]["text"].split()
@@ -81,13 +81,13 @@ def test_text_that_is_half_in_train_is_a_near_duplicate(tmp_path: Path) -> None:
     assert facts_of(built)["same_row"] == 0
 
 
-def test_nothing_held_out_has_no_near_duplicates(tmp_path: Path) -> None:
+def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> None:
     built = Road(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
 
     assert facts_of(built)["near_duplicate"] == 0
 
 
-def test_groups_of_the_specification_are_held_out_as_it_says(tmp_path: Path) -> None:
+def test_groups_of_the_specification_are_held_out_as_specified(tmp_path: Path) -> None:
     rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
     splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
     built = Road(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=("raw_dataset", "canonical_rows"))
@@ -99,7 +99,7 @@ def test_groups_of_the_specification_are_held_out_as_it_says(tmp_path: Path) -> 
     assert found["test"] == {'"g4"'}
 
 
-def test_hash_that_decides_is_the_one_that_carving_orders_by() -> None:
+def test_split_hash_is_the_one_that_orders_the_validation_holdout() -> None:
     splitter = Splitter(Splits(group_key="user", validation=0.5))
 
     assert [splitter(f'"g{i}"', None, b"") == "validation" for i in range(50)] == [

@@ -1,6 +1,6 @@
-"""Law 9 on built rows: original tokens are final ones and what each stage took, trained ones among them, split or not.
+"""Conservation of tokens in built rows: original tokens are the final ones plus those that each stage removed.
 
-What belongs here: sums over whole builds. What does not: which messages go (`test_truncation.py`).
+What belongs here: sums over whole builds. What does not: which messages are removed (`test_truncation.py`).
 """
 
 import json
@@ -51,7 +51,7 @@ def assert_adds_up(example: dict[str, Any]) -> None:
     assert sum(example["loss_mask"]) == example["trained_tokens"]
 
 
-def test_every_stage_says_what_it_took_of_tokens_and_of_trained_ones(tmp_path: Path) -> None:
+def test_every_stage_counts_removed_and_removed_trained_tokens(tmp_path: Path) -> None:
     rows = [
         thinker(1, turns=1, words=4, thoughts=4),  # fits
         thinker(2, turns=4, words=4, thoughts=4),  # loses exchanges
@@ -75,7 +75,7 @@ def test_every_stage_says_what_it_took_of_tokens_and_of_trained_ones(tmp_path: P
         assert [stage for stage, trained in took.items() if trained] == stages_of(one)
 
 
-def test_pieces_of_a_split_row_and_what_was_left_out_are_all_its_tokens(tmp_path: Path) -> None:
+def test_pieces_and_left_out_tokens_of_a_split_row_add_up(tmp_path: Path) -> None:
     row = thinker(1, turns=3, words=6, thoughts=40)
     row["messages"][3]["train"] = False
     whole = built_of(tmp_path / "whole", [row], truncation={"overlong": "keep"})
@@ -90,7 +90,7 @@ def test_pieces_of_a_split_row_and_what_was_left_out_are_all_its_tokens(tmp_path
     assert sum(one["original_tokens"] for one in pieces) + dropped == original
 
 
-def test_exact_fit_is_left_whole_and_one_token_less_is_not(tmp_path: Path) -> None:
+def test_exact_fit_is_kept_whole_and_one_token_less_is_not(tmp_path: Path) -> None:
     row = chat(1, turns=2)
     length = built_of(tmp_path / "a", [row]).examples()[0]["tokens"]
 
@@ -114,7 +114,7 @@ def test_truncated_examples_train_each_kept_supervised_message_once(tmp_path: Pa
         }
         assistants = {message for message in one["span_messages"] if message % 2 == 1}
         assert trained <= assistants
-        assert assistants - trained <= {min(assistants)}  # the token cut may take the loss off the first one
+        assert assistants - trained <= {min(assistants)}  # truncation at a token may untrain the first one
 
 
 def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one(tmp_path:
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find a word.", "parameters": {}}}
 
 
-def test_tool_lengths_are_what_the_tools_add_to_the_print(tmp_path: Path) -> None:
+def test_tool_lengths_are_what_the_tools_add_to_the_rendered_text(tmp_path: Path) -> None:
     import pyarrow as pa
 
     encoder = Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))

@@ -1,4 +1,4 @@
-"""Sampled n-grams: equal runs of tokens give equal hashes wherever they stand, and the sample is a sixteenth."""
+"""Sampled n-grams: equal runs of tokens have equal hashes at any position, and the sample is a sixteenth."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ def test_a_sixteenth_of_all_ngrams_is_kept() -> None:
 
 
 @given(seed=st.integers(0, 1000), before=st.integers(0, 40), after=st.integers(0, 40))
-def test_ngrams_of_a_text_are_found_wherever_it_stands(seed: int, before: int, after: int) -> None:
+def test_ngrams_of_a_text_are_found_at_any_position(seed: int, before: int, after: int) -> None:
     text = ids_of(seed, 300)
     around = np.concatenate([ids_of(seed + 1, before), text, ids_of(seed + 2, after)])
 
@@ -35,7 +35,7 @@ def test_ngrams_of_a_text_are_found_wherever_it_stands(seed: int, before: int, a
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=12))
-def test_no_ngram_reaches_over_the_end_of_a_segment(lengths: list[int]) -> None:
+def test_no_ngram_crosses_a_segment_boundary(lengths: list[int]) -> None:
     ids = ids_of(1, sum(lengths))
     offsets = np.cumsum([0, *lengths])
     hashes, owners = sample_ngrams(ids, offsets)
@@ -49,7 +49,7 @@ def test_texts_shorter_than_an_ngram_have_none() -> None:
     assert whole(ids_of(2, 0)) == []
 
 
-def test_long_texts_have_the_same_ngrams_wherever_they_are_cut_into_blocks() -> None:
+def test_ngrams_of_long_texts_do_not_depend_on_block_boundaries() -> None:
     ids = ids_of(3, 70_000)
 
     for left in (1, 5_000, 16_380):

@@ -1,4 +1,4 @@
-"""Every packed sequence is scheduled, a remainder, or not scheduled; whoever splits and mixes, the bytes are one."""
+"""Every packed sequence is scheduled, a remainder, or not scheduled; the bytes do not depend on the workers."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_sequences_are_scheduled_or_in_the_ledger(
     assert sum(found.values()) == sequences == 44
 
 
-# ── An order that lost its data ────────────────────────────────────────────────────────────────────
+# ── An order that lost data ────────────────────────────────────────────────────────────────────
 
 
 def order_of(road: Road, mixture: dict[str, Any], remainder: str, **changes: Any) -> Road:
@@ -76,7 +76,7 @@ def order_of(road: Road, mixture: dict[str, Any], remainder: str, **changes: Any
         (256, "pad", "filler_share", "82.81 %"),
     ],
 )
-def test_order_that_lost_its_data_is_not_published(
+def test_order_that_lost_most_data_is_not_published(
     tmp_path: Path, batch_size: int, remainder: str, check: str, value: str
 ) -> None:
     road = order_of(Road(tmp_path), {"batch_size": batch_size}, remainder)
@@ -99,7 +99,7 @@ def test_order_that_lost_little_is_published_with_a_warning(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_waived", [False, True])
-def test_reader_of_an_empty_order_is_an_error_unless_it_was_waived(tmp_path: Path, *, is_waived: bool) -> None:
+def test_reading_an_empty_order_is_an_error_unless_waived(tmp_path: Path, *, is_waived: bool) -> None:
     waiver = {"check": "order_nonempty", "at_least": 0, "reason": "only the held-out sets are read"}
     gates = {"waivers": [waiver]} if is_waived else {"order_nonempty": {"at_least": 0}}
     road = order_of(Road(tmp_path), {"batch_size": 64}, "drop", dropped_share={"at_most": 1}, **gates)
@@ -115,7 +115,7 @@ def test_reader_of_an_empty_order_is_an_error_unless_it_was_waived(tmp_path: Pat
             opened()
 
 
-def test_fillers_are_no_tokens_of_the_ranks(tmp_path: Path) -> None:
+def test_fillers_are_not_counted_as_tokens_of_the_ranks(tmp_path: Path) -> None:
     built = order_of(Road(tmp_path), {"batch_size": 256}, "pad", filler_share={"at_most": 1}).build()
     ranks, order = built.manifest("gpu_partitions"), built.manifest("training_splits")
     packed = [built.manifest(name, "packed_shards") for name in ("a", "b")]
@@ -127,7 +127,7 @@ def test_fillers_are_no_tokens_of_the_ranks(tmp_path: Path) -> None:
     assert {name: count for _, name, count in ranks.token_ledger}["padding"] == 2 * (256 - 44)
 
 
-def test_another_mixture_makes_the_order_anew_and_nothing_above_it(road: Road) -> None:
+def test_changed_mixture_rebuilds_the_order_and_nothing_before_it(road: Road) -> None:
     ledger(road, {"batch_size": 8})
     _, _, built = ledger(road, {"batch_size": 8, "shuffle": False})
 
@@ -135,7 +135,7 @@ def test_another_mixture_makes_the_order_anew_and_nothing_above_it(road: Road) -
 
 
 @pytest.mark.slow
-def test_two_workers_hold_out_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_hold_out_the_same_rows_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     rows = [pair(i) | {"user": f"u{i % 9}", "when": i} for i in range(60)]
     builds: list[Built] = []

@@ -1,7 +1,7 @@
-"""What each stage's page answers: files and what is new, reasons with rows to look at, domains, packing, shares, ranks.
+"""Tables of each stage's page: files and new data, reject reasons with samples, domains, packing, shares, ranks.
 
-What belongs here: the tables and numbers that a build hands to pages. What does not: how they are drawn
-(`test_metadata.py`, `test_report_page.py`).
+What belongs here: the tables and numbers of a build's pages. What does not: how they are drawn (`test_metadata.py`,
+`test_report_page.py`).
 """
 
 import html
@@ -27,7 +27,7 @@ def lines(built: Built, *key: str, table: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
-    """Build chats of two domains and pairs; then again with a file more and a file that grew."""
+    """Build chats of two domains and pairs; then again with an added file and a grown one."""
     road = Road(tmp_path_factory.mktemp("pages"))
     rows = [chat(i, turns=1 + 9 * (i % 2)) | {"topic": "long" if i % 2 else "short"} for i in range(40)]
     road.write("a.jsonl", [*rows[:20], {"messages": 7}])
@@ -52,7 +52,7 @@ def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Bu
     assert len({one["digest"] for one in [*first, *second]}) == 4
 
 
-def test_what_is_new_is_told_beside_the_content_and_changes_no_version(tmp_path: Path) -> None:
+def test_report_of_new_data_changes_no_version(tmp_path: Path) -> None:
     road = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(5)])
     first = road.build()
     again = Road(tmp_path, str(tmp_path / "elsewhere")).build()
@@ -60,7 +60,7 @@ def test_what_is_new_is_told_beside_the_content_and_changes_no_version(tmp_path:
     assert first.versions() == again.versions()
 
 
-def test_rows_page_names_rows_to_look_at_for_each_reason(twice: tuple[Built, Built]) -> None:
+def test_rows_page_names_sample_rows_for_each_reason(twice: tuple[Built, Built]) -> None:
     [reject] = lines(twice[1], "chats", "canonical_rows", table="rejects")
 
     assert (reject["reason"], reject["records"]) == ("bad_messages", 1)
@@ -72,7 +72,7 @@ CALLS_OUT = "![x](https://calls.invalid/x.png)<img src=x>"
 
 
 def telling(i: int) -> dict[str, Any]:
-    """Return a chat: some with reasoning, one way or another, some with tools, one with a role of its own."""
+    """Return a chat: some have reasoning in one form or another, some tools, one a custom role."""
     row = chat(i)
     answer = row["messages"][-1]
     if i % 3 == 0:
@@ -93,7 +93,7 @@ def telling(i: int) -> dict[str, Any]:
 
 
 def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_were_kept(tmp_path: Path) -> None:
-    # Two copies, one of them with all there is, so that the counts of a part that is written again are tested too.
+    # Two copies, one of them with every feature, so that the counts of a rewritten part are tested, too.
     rows = [telling(i) for i in (*range(20), 0, 15)]
     built = Road(tmp_path).one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}).build()
     made = built.manifest("rows", "canonical_rows")
@@ -130,13 +130,13 @@ def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_w
     assert not any("calls.invalid" in one.value for one in page.values() if isinstance(one, dg.MarkdownMetadataValue))
 
 
-def test_keys_of_the_rows_page_are_the_same_whatever_the_rows_are(twice: tuple[Built, Built]) -> None:
+def test_keys_of_the_rows_page_do_not_depend_on_the_rows(twice: tuple[Built, Built]) -> None:
     chats, pairs = (
         metadata.make_stage_page(twice[0].report(name, "canonical_rows"), Store("x")) for name in ("chats", "pairs")
     )
     numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
 
-    # What a check has no meaning for is named, and has no number.
+    # A check that does not apply is named, without a number.
     idle = {name for page in (chats, pairs) for name in page["not_applicable"].value.split(", ")}
     assert {key for key, one in chats.items() if isinstance(one, numbers)} - idle == {
         key for key, one in pairs.items() if isinstance(one, numbers)
@@ -147,7 +147,7 @@ def test_keys_of_the_rows_page_are_the_same_whatever_the_rows_are(twice: tuple[B
     assert pairs["messages"].value == 0
 
 
-def test_truncation_page_tells_which_domains_lose(twice: tuple[Built, Built]) -> None:
+def test_truncation_page_shows_which_domains_lose_tokens(twice: tuple[Built, Built]) -> None:
     built = twice[1]
     examples = built.examples("chats")
     found = {one["domain"]: one for one in lines(built, "chats", "truncation_stats", table="domains")}
@@ -163,11 +163,11 @@ def test_truncation_page_tells_which_domains_lose(twice: tuple[Built, Built]) ->
     assert found["short"]["shortened"] == 0
 
 
-def test_page_of_rows_without_domains_has_no_table_of_them(twice: tuple[Built, Built]) -> None:
+def test_page_of_rows_without_domains_has_no_domain_table(twice: tuple[Built, Built]) -> None:
     assert "domains" not in twice[1].manifest("pairs", "truncation_stats").tables
 
 
-def test_shards_page_tells_fill_segments_and_trained_share_of_each_split(twice: tuple[Built, Built]) -> None:
+def test_shards_page_shows_fill_segments_and_trained_share_of_each_split(twice: tuple[Built, Built]) -> None:
     made = twice[1].manifest("pairs", "packed_shards")
     found = {one["split"]: one for one in lines(twice[1], "pairs", "packed_shards", table="packing")}
 
@@ -179,7 +179,7 @@ def test_shards_page_tells_fill_segments_and_trained_share_of_each_split(twice: 
     assert trained == pytest.approx(made.facts["trained_tokens"])
 
 
-def test_splits_page_sets_shares_asked_for_beside_those_that_came(twice: tuple[Built, Built]) -> None:
+def test_splits_page_compares_requested_and_actual_shares(twice: tuple[Built, Built]) -> None:
     found = lines(twice[1], "training_splits", table="shares")
     pairs = {one["split"]: one for one in found if one["dataset"] == "pairs"}
 
@@ -206,7 +206,7 @@ def test_splits_page_sets_shares_asked_for_beside_those_that_came(twice: tuple[B
     ],
     ids=lambda value: "/".join(value) if isinstance(value, tuple) else "",
 )
-def test_page_answers_what_its_user_asks_within_what_dagster_shows_in_place(
+def test_page_answers_its_users_questions_within_dagsters_inline_limits(
     twice: tuple[Built, Built], stage: tuple[str, ...], shown: set[str]
 ) -> None:
     page = metadata.make_stage_page(twice[1].report(*stage), Store("/store"))

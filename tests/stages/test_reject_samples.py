@@ -1,4 +1,4 @@
-"""What a failed check says of the rows behind it: the reasons with counts, an offending value, a file and a line.
+"""Causes of a failed check: the reasons with counts, an offending value, a file and a line.
 
 What belongs here: the sentences, from a real build to every place that shows them. What does not: whether a check fails
 (`checks/`), counting rejects (`schema/test_reject_reasons.py`).
@@ -34,7 +34,7 @@ def find_result(built: Built, stage: str, check: str) -> CheckResult:
 
 
 def make_road(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Road:
-    """Write a project of one dataset, whose checks keep their own bounds."""
+    """Write a project of one dataset whose checks have their default bounds."""
     road = Road(folder)
     source = {"train_urls": [road.write("a.jsonl", content)]}
     return road.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates={})
@@ -58,7 +58,7 @@ def test_unknown_roles_are_named_with_their_counts_and_a_line_of_the_most_freque
     assert one.causes[1:] == ("role 'critic': 1", "role 'oracle': 1", "1 other role: 1")
 
 
-def test_rejects_are_the_three_most_frequent_reasons_with_detail_and_a_line(tmp_path: Path) -> None:
+def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: Path) -> None:
     bad = [b"{", b'{"dialog": []}', b"{", b'{"messages": []}', b"{", b'{"dialog": []}', b'{"messages": "x"}', b""]
     content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
 
@@ -91,7 +91,7 @@ def test_dropped_rows_are_counted_with_the_length_of_one_and_the_limit(tmp_path:
     assert re.fullmatch(pattern, one.causes[0])
 
 
-def test_source_that_is_gone_leaves_the_record_s_number(tmp_path: Path) -> None:
+def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
     road = make_road(tmp_path, [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)])
     road.build(only=(*ROWS, "tokenized_examples"))
     (tmp_path / "data" / "a.jsonl").unlink()

@@ -1,4 +1,4 @@
-"""What a build remakes and what Dagster calls stale: both come from one list of options, for every option there is.
+"""Code versions and fingerprints of stages are computed from the same list of options, for every option.
 
 What belongs here: checks over all options of a recipe and all stages. What does not: that one option has its effect.
 
@@ -159,7 +159,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
 
 @dataclass(frozen=True)
 class Change:
-    """One option set to another valid value: where it stands, its model's name, the recipe before and after."""
+    """One option set to another valid value: its path, its model's name, the recipe before and after."""
 
     path: OptionPath
     option: tuple[str, str]
@@ -168,9 +168,9 @@ class Change:
 
 
 def changes(road: Road) -> tuple[list[Change], list[OptionPath]]:
-    """Return a change for each option of the project's recipe, and the options that could be changed nowhere.
+    """Return a change for each option of the project's recipe, and the options that could not be changed.
 
-    A kind of dataset refuses options of its groups that it does not read; another kind has to take them.
+    A kind of dataset refuses options of its groups that it does not read; another kind must accept them.
     """
     written = yaml.safe_load(road.config.read_text(encoding="utf-8"))
     options = list(options_of(parsed(road, written)))
@@ -273,7 +273,7 @@ def parsed(road: Road, values: Mapping[str, Any]) -> Recipe:
 @pytest.fixture(scope="module")
 def all_changes(road: Road) -> list[Change]:
     found, missed = changes(road)
-    # An option that no value could be found for is not tested: give it one in BY_HAND.
+    # An option without another valid value is not tested: add one to BY_HAND.
     assert missed == []
     return found
 
@@ -290,7 +290,7 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
     known: dict[tuple[StageKey, str], str] = {}
 
     def fingerprint(step: steps.Step, loaded: Recipe) -> str:
-        # Recipes before a change are mostly the same one; opening its tokenizer again for each takes minutes.
+        # Most recipes before a change are the same; opening the tokenizer for each would take minutes.
         at = (step.key, loaded.model_dump_json())
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
@@ -319,7 +319,7 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
 ) -> None:
     project = replace(road.project, store=type(road.project.store)(str(road.folder / "watched")))
     undeclared: list[str] = []
-    # What is told to trainers beside the ranks are today's bounds, which decide no output.
+    # The bounds in the metadata of the ranks do not affect any output.
     monkeypatch.setattr(runner, "_publish_output", lambda *_: None)
     with watched(monkeypatch) as read:
         for step in steps.plan_steps(project):
@@ -349,7 +349,7 @@ def versions(road: Road, loaded: Recipe) -> dict[StageKey, str]:
 
 
 def concerns(change: Change, step: steps.Step) -> bool:
-    """Tell whether a step can read the option: one of its own dataset, or of none."""
+    """Tell whether a step can read the option: one of its dataset, or of no dataset."""
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
 
 
@@ -359,7 +359,7 @@ def moves(road: Road, change: Change, step: steps.Step) -> bool:
 
 @contextlib.contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Generator[set[tuple[str, str]]]:
-    """Note which options of which models are read, outside of validation."""
+    """Record which options of which models are read, except during validation."""
     read: set[tuple[str, str]] = set()
     depth = [0]
 
@@ -380,7 +380,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Generator[set[tuple[str, str]]]:
 
     monkeypatch.setattr(Config, "__getattribute__", spy, raising=False)
     monkeypatch.setattr(Dataset, "model_validate_json", quietly)
-    # It looks at the steps to come, and so reads all options; the tokenizer of these tests is there.
+    # It looks ahead at later steps, and so reads all options; the tokenizer of these tests exists.
     monkeypatch.setattr(runner, "require_ready", lambda *_: None)
     try:
         yield read

@@ -1,4 +1,4 @@
-"""Held-out records that nearly stand in train: equal in all columns but one, not alike by keys, prompt or chance.
+"""Near duplicates of held-out records in train: equal in all columns but one, not only by keys, prompt or chance.
 
 What belongs here: what counts as a near duplicate of a table. What does not: n-grams of other data (`test_leakage.py`).
 """
@@ -16,7 +16,7 @@ FIRST, SECOND = "measured_temperature_of_the_first_sensor", "measured_pressure_o
 
 
 def numbers(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return rows of long names and random numbers: alike in all but what they say."""
+    """Return rows of long names and random numbers, equal except for their values."""
     drawn = random.Random(seed)
     return [{name: f"{drawn.random():.9f}" for name in (FIRST, SECOND, "at")} for _ in range(count)]
 
@@ -37,7 +37,7 @@ def near(built: Built) -> tuple[Any, tuple[str, ...]]:
     return made.facts["near_duplicate"], made.samples.get("near_duplicate", ())
 
 
-def test_records_that_share_only_keys_and_prompt_are_no_near_duplicates(tmp_path: Path) -> None:
+def test_records_that_share_only_keys_and_prompt_are_not_near_duplicates(tmp_path: Path) -> None:
     assert near(with_held(tmp_path, numbers(400), numbers(40, seed=1)).build()) == (0, ())
 
 
@@ -52,14 +52,14 @@ def test_record_that_differs_in_one_column_is_a_near_duplicate_and_is_named(tmp_
     assert near(made) == (pytest.approx(1 / 42), tuple(copies))
 
 
-def test_records_of_few_values_that_agree_by_chance_are_no_near_duplicates(tmp_path: Path) -> None:
+def test_records_that_agree_by_chance_are_not_near_duplicates(tmp_path: Path) -> None:
     drawn = random.Random(0)
     rows = [{name: str(drawn.randrange(6)) for name in "abcd"} | {"id": str(i)} for i in range(600)]
 
     assert near(with_held(tmp_path, rows[:500], rows[500:]).build()) == (0, ())
 
 
-def test_group_that_was_copied_under_another_key_is_seen(tmp_path: Path) -> None:
+def test_group_copied_under_another_key_is_found(tmp_path: Path) -> None:
     train = [{"patient": f"p{i // 4}", **one} for i, one in enumerate(numbers(400))]
     copied = [{**one, "patient": "q"} for one in train[:4]]
     made = with_held(tmp_path, train, copied, data={"group_training_examples_by": "patient"}).build()
@@ -67,7 +67,7 @@ def test_group_that_was_copied_under_another_key_is_seen(tmp_path: Path) -> None
     assert near(made)[0] == 1
 
 
-def test_tables_beside_other_data_are_judged_each_in_its_own_way(tmp_path: Path) -> None:
+def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -> None:
     road = Road(tmp_path)
     train = numbers(200)
     table = {
@@ -87,13 +87,13 @@ def test_tables_beside_other_data_are_judged_each_in_its_own_way(tmp_path: Path)
     made = road.recipe(datasets, seq_len=1024, gates=gates).build().manifest("training_splits")
     near_rows = [name for name in made.samples["near_duplicate"] if "#" not in name]
 
-    # Rows of tables are in neither: nobody prompts them.
+    # Rows of tables are in neither: they have no prompts.
     assert made.facts["same_prompt"] == pytest.approx(1 / 9)
     assert len(near_rows) == 1
     assert made.facts["near_duplicate"] == pytest.approx(len(made.samples["near_duplicate"]) / 20)
 
 
-def test_table_without_anything_held_out_has_no_near_duplicates_to_look_for(tmp_path: Path) -> None:
+def test_table_without_held_out_rows_is_not_compared(tmp_path: Path) -> None:
     source = {"train_urls": [Road(tmp_path).write("table.csv", as_csv(purchases(60)))]}
     dataset = {"source": source, "format": records(), "splits": {"test": 0}}
     facts = Road(tmp_path).recipe({"rows": dataset}, seq_len=1024).build().manifest("training_splits").facts

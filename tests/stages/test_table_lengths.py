@@ -1,4 +1,4 @@
-"""Numbers about tables: what another length comes to, what is over, what is advised.
+"""Lengths of tables' examples: other maximum lengths, overflow, advice.
 
 What belongs here: facts, tables and remedies that differ between tables and other data. What does not: which checks are
 not applicable (`test_not_applicable.py`), plans themselves (`test_assembly.py`), leaks (`test_table_leakage.py`).
@@ -31,11 +31,11 @@ def road_of(folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_
     return road.recipe({"rows": dataset}, seq_len=seq_len, **changes)
 
 
-# ── Another length ─────────────────────────────────────────────────────────────────────────────────
+# ── Other lengths ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_if_of_records_has_the_numbers_of_a_build_at_that_length(tmp_path: Path, mode: str) -> None:
+def test_what_if_of_records_equals_a_build_at_that_length(tmp_path: Path, mode: str) -> None:
     form = {**MODES[mode], "assembly": {"on_overflow": "reject"}}
     rows = purchases(120)
     made = road_of(tmp_path / "made", form, rows, 1024).build()
@@ -51,7 +51,7 @@ def test_what_if_of_records_has_the_numbers_of_a_build_at_that_length(tmp_path: 
         assert (lost > 0) is (over > 0)
 
 
-def test_records_that_fit_lose_no_token_at_any_length_however_many_share_an_example(tmp_path: Path) -> None:
+def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
     made = road_of(tmp_path, {}, purchases(120), 2048).build()
 
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
@@ -61,7 +61,7 @@ def test_records_that_fit_lose_no_token_at_any_length_however_many_share_an_exam
     assert table.rows[0][1] > table.rows[-1][1]
 
 
-def test_length_that_the_prompt_fills_leaves_no_record(tmp_path: Path) -> None:
+def test_length_filled_by_the_prompt_fits_no_record(tmp_path: Path) -> None:
     made = road_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
     prompt = made.manifest("rows", "tokenized_examples").facts["prompt_tokens"]
 
@@ -71,7 +71,7 @@ def test_length_that_the_prompt_fills_leaves_no_record(tmp_path: Path) -> None:
     assert (table.rows[0][1], table.rows[0][2], table.rows[0][4]) == (0, 60, 0)
 
 
-# ── What is over ───────────────────────────────────────────────────────────────────────────────────
+# ── Overflow ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
     assert f"({first['row_id']}): " in cause
 
 
-def test_pages_of_records_say_nothing_of_truncation_and_how_the_table_is_known(tmp_path: Path) -> None:
+def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     made = road_of(tmp_path, grouped(), purchases(120), 2048).build()
 
     shown = " ".join(render_text(render_statistics(made.project)).split())
@@ -131,7 +131,7 @@ def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> Non
         road_of(tmp_path, form, purchases(60), 2048, gates=gates).build()
 
 
-def test_group_that_is_cut_has_no_size_to_judge(tmp_path: Path) -> None:
+def test_group_that_may_be_split_has_no_size_check(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "split"}}
     gates = LENIENT | {"group_size": {"at_most": 3}}
     made = road_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=("raw_dataset", "canonical_rows"))

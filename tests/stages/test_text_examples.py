@@ -1,4 +1,4 @@
-"""Rows to examples: spans and masks of batches, pairs, windows, cuts; every token in one class."""
+"""Rows to examples: spans and masks of batches, pairs, windows and truncation; every token has one class."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def test_windows_lose_no_token_and_train_all_but_their_first(length: int, limit:
     assert all(piece.original_tokens == len(piece.ids) for piece in pieces)
 
 
-def test_cut_pair_takes_the_input_first_and_then_the_outputs_end() -> None:
+def test_truncated_pair_loses_the_input_first_and_then_the_outputs_end() -> None:
     example = _example([1, 10, 11, 12, 20, 21, 2], [0, 0, 0, 0, 1, 1, 1])
 
     left = cut_pair(example, 5, "left", 3, 1)
@@ -152,7 +152,7 @@ def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
     ]
 
 
-def test_chat_trains_the_answer_and_its_end_and_says_what_each_token_is(tmp_path: Path) -> None:
+def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Path) -> None:
     built = Road(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
 
     (example,) = built.examples()
@@ -186,9 +186,7 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [{}, {"mask": {"prompt": "train"}}])
-def test_pair_encoded_whole_is_one_text_and_a_token_across_its_edge_does_not_train(
-    tmp_path: Path, loss: dict[str, Any]
-) -> None:
+def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path: Path, loss: dict[str, Any]) -> None:
     rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "green paper ", "answer": "boats answer"}]
     kind = PAIR | {"add_eos": False}
 

@@ -1,6 +1,6 @@
-"""Text files on the way to examples: how long their documents are as `source.sample_by` cuts them.
+"""Examples of text files: the lengths of documents under each `source.sample_by`.
 
-What belongs here: builds of text files. What does not: cutting (`test_sources.py`).
+What belongs here: builds of text files. What does not: splitting into documents (`test_sources.py`).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for
 
 
 def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, CheckResult]:
-    """Build documents to examples; return what was made and the result on their lengths."""
+    """Build documents to examples; return the build and the check result on their lengths."""
     road = Road(folder)
     road.recipe(
         {"rows": {"source": {"train_urls": list(urls), **source}, "format": TEXT}}, seq_len=4096, tokenizer=tokenizer
@@ -31,9 +31,7 @@ def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any)
     ("sample_by", "examples", "outcome"),
     [("line", 180, "failed"), ("paragraph", 60, "passed"), ("document", 1, "passed")],
 )
-def test_lines_that_are_taken_for_documents_are_a_warning(
-    tmp_path: Path, sample_by: str, examples: int, outcome: str
-) -> None:
+def test_lines_treated_as_documents_are_a_warning(tmp_path: Path, sample_by: str, examples: int, outcome: str) -> None:
     path = Road(tmp_path).write("play.txt", PLAY.encode())
 
     made, result = built(tmp_path, path, sample_by=sample_by)
@@ -43,7 +41,7 @@ def test_lines_that_are_taken_for_documents_are_a_warning(
     assert ("source.sample_by to paragraph or document" in result.sentence) is (outcome == "failed")
 
 
-def test_short_records_of_other_files_are_what_their_source_says(tmp_path: Path) -> None:
+def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
     road = Road(tmp_path)
     short = road.write("short.jsonl", [document(i, words=3) for i in range(40)])
     long = road.write("long.txt", (sentence(1, 60) + "\n").encode())
@@ -55,7 +53,9 @@ def test_short_records_of_other_files_are_what_their_source_says(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(("sample_by", "share"), [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
-def test_a_real_play_is_a_warning_by_line_alone(tmp_path: Path, real_data: Path, sample_by: str, share: float) -> None:
+def test_real_play_is_a_warning_only_when_split_by_line(
+    tmp_path: Path, real_data: Path, sample_by: str, share: float
+) -> None:
     path, tokenizer = (str(real_data / name) for name in ("text/tinyshakespeare.txt", "tokenizers/qwen3"))
 
     made, result = built(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)

@@ -33,7 +33,7 @@ def rejects(built: Built) -> list[tuple[int, str]]:
     return sorted((int(row["row_id"].rsplit(":", 1)[1]), row["reason"]) for row in rows)
 
 
-def test_shares_of_time_are_resolved_recorded_and_asked_to_be_pinned(tmp_path: Path) -> None:
+def test_shares_of_time_are_resolved_recorded_and_recommended_for_pinning(tmp_path: Path) -> None:
     rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
     built = built_of(tmp_path, rows, validation=0.1, test=0.15)
     facts = built.manifest("rows", "canonical_rows").facts
@@ -86,17 +86,17 @@ def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Pat
     assert built.manifest("training_splits").facts["time_order"] == 0
 
 
-def test_group_on_both_sides_of_a_boundary_is_rejected_where_asked(tmp_path: Path) -> None:
+def test_group_on_both_sides_of_a_boundary_is_rejected_if_configured(tmp_path: Path) -> None:
     built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", crossing_groups="reject")
 
     assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
     assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
     assert built.manifest("rows", "canonical_rows").facts["accounted"] == 0
-    # Asked for, so not held against the data.
+    # Configured, so not a defect of the data.
     assert built.manifest("rows", "canonical_rows").facts["rejects"] == 0
 
 
-def test_group_across_two_files_is_brought_together(tmp_path: Path) -> None:
+def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
     road = Road(tmp_path)
     urls = [road.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
     splits = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}

@@ -1,4 +1,4 @@
-"""Rows of records: what is made column by column is what is made one by one, and what is read fast is exact.
+"""Rows of records: the column path equals the reference path, and the fast reading of lines is exact.
 
 What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, columns of cells against the functions of one cell,
 contents, and the exact reading of lines. What does not: types of columns (`test_table_contract.py`), whole builds
@@ -64,12 +64,12 @@ def lines(draw: st.DrawFn) -> str:
 
 
 def decoded(line: str) -> dict[str, Any] | Rejected | None:
-    """Return what reading makes of a line that orjson takes for an object."""
+    """Decode a line that orjson accepts as an object."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    # Integers beyond 64 bits are made exact before (`sources/reading.py`).
+    # Integers beyond 64 bits are decoded exactly before (`sources/reading.py`).
     value = json.loads(line) if BEYOND_64_BITS in line else value
     return READ(line.encode(), value) if type(value) is dict else None
 
@@ -78,7 +78,7 @@ READ = table_rows.make_exact_line_reader()
 
 
 @given(lines())
-def test_line_is_read_with_its_own_digits_and_a_key_that_stands_twice_is_refused(line: str) -> None:
+def test_line_keeps_its_digits_and_a_repeated_key_is_rejected(line: str) -> None:
     found = decoded(line)
     if found is None:
         return
@@ -104,7 +104,7 @@ ROLES = st.builds(
 
 
 @given(st.data(), st.lists(lines(), min_size=1, max_size=30), ROLES)
-def test_rows_made_column_by_column_are_those_made_one_by_one(
+def test_rows_made_by_column_equal_those_made_one_by_one(
     data: st.DataObject, content: list[str], roles: ColumnRoles
 ) -> None:
     records = [one for one in map(decoded, content) if isinstance(one, dict)]
@@ -114,7 +114,7 @@ def test_rows_made_column_by_column_are_those_made_one_by_one(
     inferred = table_contract.infer_contract(
         evidence, {}, order=roles.order if roles.order in evidence.columns else None
     )
-    contract = hardened(data, inferred)
+    contract = tightened(data, inferred)
     schema = table_contract.build_record_schema(contract, evidence, {}, ())
     order = data.draw(st.sampled_from([None, SortKey("iso8601"), SortKey("elapsed_seconds"), SortKey("text")]))
     many, one_by_one = (
@@ -138,8 +138,8 @@ def rows_of(typed: TypedColumns) -> list[TypedRecord | Rejected]:
     return [typed.refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
 
 
-def hardened(data: st.DataObject, contract: TableContract) -> TableContract:
-    """Return a contract that some values may not fit, and in which some columns have words for no value."""
+def tightened(data: st.DataObject, contract: TableContract) -> TableContract:
+    """Return a contract that some values may not fit, and in which some columns have NA words."""
     mismatches, words = st.sampled_from(["reject", "na"]), st.sampled_from([[], ["NA", ""]])
     changed = {
         name: one.model_copy(update={"on_mismatch": data.draw(mismatches), "na": data.draw(words)})
@@ -184,7 +184,7 @@ def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
     st.sampled_from([[], ["NA", "-", "0"]]),
     st.sampled_from(["reject", "na"]),
 )
-def test_column_of_cells_is_written_as_its_cells_are(
+def test_column_of_cells_is_written_like_its_cells(
     cells: list[str], options: dict[str, Any], words: list[str], on_mismatch: str
 ) -> None:
     contract = validate_options(ColumnContract, {**options, "na": words, "on_mismatch": on_mismatch}, "column")
@@ -196,7 +196,7 @@ def test_column_of_cells_is_written_as_its_cells_are(
 
 
 @given(st.lists(st.lists(CELLS, min_size=2, max_size=2), min_size=1, max_size=20))
-def test_content_of_cells_is_that_of_their_record(rows: list[list[str]]) -> None:
+def test_content_hash_of_cells_equals_that_of_their_record(rows: list[list[str]]) -> None:
     names = ['b"\u00e9', "a"]
     records = [dict(zip(names, row, strict=True)) for row in rows]
     columns = {name: CellColumn.from_cells([one[name] for one in records]) for name in records[0]}

@@ -1,7 +1,7 @@
-"""Rows from files of their own for validation: every kind of data is split by the same rule.
+"""Rows from validation sources: every kind of data is split by the same rule.
 
-What belongs here: which rows are held out where a source says so itself. What does not: shares by hash
-(`test_splits.py`), leaks (`test_leakage.py`).
+What belongs here: which rows are held out if a source sets the split. What does not: shares by hash (`test_splits.py`),
+leaks (`test_leakage.py`).
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ def splits_of(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_share_for_validation_is_not_taken_beside_a_validation_source(tmp_path: Path, name: str) -> None:
+def test_validation_source_replaces_the_validation_share(tmp_path: Path, name: str) -> None:
     form, make = KINDS[name]
     rows = [make(i) for i in range(TRAIN + HELD)]
 
@@ -76,9 +76,7 @@ def test_share_for_validation_is_not_taken_beside_a_validation_source(tmp_path: 
         ("groups", {"validation": 60, "test": 40}),
     ],
 )
-def test_share_for_test_is_taken_from_the_train_source_alone(
-    tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
+def test_test_share_is_taken_only_from_the_train_source(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     form, make = KINDS[name]
     rows = [make(i) for i in range(TRAIN + HELD)]
 
@@ -90,7 +88,7 @@ def test_share_for_test_is_taken_from_the_train_source_alone(
     assert found["train"]["test"] == (40 if is_exact else pytest.approx(40, abs=24))
 
 
-def test_groups_of_records_stay_whole_beside_a_validation_source(tmp_path: Path) -> None:
+def test_groups_of_records_stay_whole_with_a_validation_source(tmp_path: Path) -> None:
     road = Road(tmp_path)
     rows = [record(i) for i in range(TRAIN + HELD)]
     source = {
@@ -127,7 +125,7 @@ def test_real_problems_are_held_out_alike_as_chats_pairs_and_records(tmp_path: P
     assert list(found.values()) == [{"train": {"train": 500}, "validation": {"validation": 100}}] * 3
 
 
-def test_share_of_test_is_compared_with_the_rows_it_was_asked_of(tmp_path: Path) -> None:
+def test_test_share_is_relative_to_the_rows_it_applies_to(tmp_path: Path) -> None:
     road = Road(tmp_path)
     rows = [pair(i) for i in range(1200)]
     source = {
@@ -138,5 +136,5 @@ def test_share_of_test_is_compared_with_the_rows_it_was_asked_of(tmp_path: Path)
         only=catalog.list_stages_up_to(training_splits.STAGE)
     )
 
-    # 0.3 of 400 rows; of all 1,200 the test split is a tenth.
+    # 0.3 of 400 rows is a tenth of all 1,200.
     assert made.manifest("training_splits").facts["split_share"] < 0.06

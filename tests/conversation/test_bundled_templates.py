@@ -1,4 +1,4 @@
-"""The bundled templates: each prints what its model family's own template prints, and trains what marks would."""
+"""The bundled templates: each renders like its model family's own template, and its blocks train what marks would."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class Tokenizer:
     ("asked", "text"),
     [("qwen3", read_named_template("qwen3")), ("{{ messages }}", "{{ messages }}"), ("rag", "{{ 'rag' }}")],
 )
-def test_get_chat_template_returns_a_tokenizer_with_it_and_leaves_the_old_one(asked: str, text: str) -> None:
+def test_get_chat_template_returns_a_new_tokenizer_with_the_template(asked: str, text: str) -> None:
     named = {"rag": "{{ 'rag' }}"}
     tokenizer = Tokenizer(named)
 
@@ -76,7 +76,7 @@ def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
         get_chat_template(Tokenizer(), chat_template="qwen4")
 
 
-def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
+def test_registered_template_is_found_by_name_and_its_name_is_reserved() -> None:
     register_chat_template("test-registered", "{{ 'registered' }}")
 
     found = resolve_template(
@@ -108,7 +108,7 @@ class Asked(RowFormat):
 """
 
 
-def test_template_registered_by_the_module_of_ones_own_format_is_known_in_its_recipe(tmp_path: Path) -> None:
+def test_template_registered_by_the_module_of_a_custom_format_is_known_in_its_recipe(tmp_path: Path) -> None:
     (tmp_path / "shouting.py").write_text(OWN_MODULE, encoding="utf-8")
     kind = {"kind": "python", "class": "shouting:Asked"}
 
@@ -119,7 +119,7 @@ def test_template_registered_by_the_module_of_ones_own_format_is_known_in_its_re
 
 
 @pytest.mark.real_data
-def test_get_chat_template_gives_a_real_tokenizer_that_renders_with_it(real_data: Path) -> None:
+def test_real_tokenizer_renders_with_the_template_of_get_chat_template(real_data: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers" / "tinyllama")
@@ -141,16 +141,16 @@ def same(ours: str, messages: list[Message], asked: bool) -> str:
 
 
 def without_last_header(ours: str, messages: list[Message], asked: bool) -> str:
-    """Take off the header that ends our last answer; the model's own template leaves the answer open."""
+    """Remove the header that ends our last answer; the model's own template leaves the answer open."""
     if asked or messages[-1]["role"] != "assistant":
         return ours
     return ours.removesuffix("<|user|>").removesuffix("<|observation|>")
 
 
 def without_ends(ours: str, messages: list[Message], asked: bool) -> str:
-    """Take off what makes Alpaca trainable: EOS, and the blank line that theirs forgets behind a last question.
+    """Remove what makes Alpaca trainable: EOS, and the blank line that the original omits after a last question.
 
-    Theirs also leaves room for the system text where there is none.
+    The original also prints the place of the system text without one.
     """
     text = ("" if messages[0]["role"] == "system" else "\n\n") + ours.replace(TOKENS["eos_token"], "")
     if messages[-1]["role"] != "user":
@@ -161,7 +161,7 @@ def without_ends(ours: str, messages: list[Message], asked: bool) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """A real template to compare with: what it cannot print, and how ours differs on purpose."""
+    """A real template to compare with: what it cannot render, and how ours differs on purpose."""
 
     name: str
     real: str

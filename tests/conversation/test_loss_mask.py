@@ -1,4 +1,4 @@
-"""Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification refuses."""
+"""Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification rejects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def masker(template: str, loss: dict[str, Any] | None = None, rules: MaskRules |
 
 
 def shown(result: MaskedConversation | Rejected) -> str:
-    """Draw a mask: trained characters stand in brackets."""
+    """Draw a mask: trained characters are in brackets."""
     if isinstance(result, Rejected):
         return f"{result.reason}: {result.detail}"
     pieces: list[str] = []
@@ -60,7 +60,7 @@ def mask(template: str, messages: Sequence[Message], loss: dict[str, Any] | None
 def trained(template: str, messages: Sequence[Message], loss: dict[str, Any]) -> list[int]:
     result = masker(template, loss).mask(Conversation(messages))
     assert isinstance(result, MaskedConversation), result
-    # Index 0 never trains; that is tokenization's to see to, so it is left out here.
+    # Index 0 never trains; tokenization ensures that, so it is left out here.
     return [i for span in result.trained for i in range(span.start, span.end) if i > 0]
 
 
@@ -81,18 +81,20 @@ def trained(template: str, messages: Sequence[Message], loss: dict[str, Any]) ->
         ({"mask_user_turns": False}, {}, [*range(1, 36)]),
     ],
 )
-def test_mask_of_letters_is_the_vector(loss: dict[str, Any], weights: dict[int, float], expected: list[int]) -> None:
+def test_mask_of_the_toy_template_is_the_vector(
+    loss: dict[str, Any], weights: dict[int, float], expected: list[int]
+) -> None:
     messages = [{**m, "weight": weights[i]} if i in weights else m for i, m in enumerate(TALK)]
 
     assert trained(LETTERS, messages, loss) == expected
 
 
-def test_flag_on_a_user_message_trains_it_whole() -> None:
+def test_train_flag_on_a_user_message_trains_all_of_it() -> None:
     assert mask(LETTERS, [user("U1", train=True), assistant("A1", train=False)]) == "⟦<u>U1<e>⟧\n<a>A1<e>\n"
 
 
-def test_system_text_before_all_messages_trains_by_its_own_place() -> None:
-    """Qwen2.5 prints it outside every loop, so no mark shows where it is."""
+def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
+    """Qwen2.5 prints it outside every loop, so no mark locates it."""
     messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
 
     maker = masker(
@@ -128,7 +130,7 @@ def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Mess
         ),
     ],
 )
-def test_messages_of_one_text_stand_each_in_a_place_of_its_own(template: str, messages: list[Message]) -> None:
+def test_messages_of_equal_text_have_distinct_spans(template: str, messages: list[Message]) -> None:
     """Gemma prints the system's text in the user's turn: the user's own text is the second one there."""
     result = masker(read_named_template(template)).mask(Conversation(messages))
 
@@ -202,7 +204,7 @@ def test_reasoning_of_history_is_counted_as_dropped(spans: Any) -> None:
         ("answer_plus_think", "<think>\n⟦R2⟧\n</think>\n\n⟦A2<|im_end|>⟧\n"),
     ],
 )
-def test_think_loss_covers_what_it_says(think_loss: str, last: str, spans: Any) -> None:
+def test_think_loss_trains_the_documented_part(think_loss: str, last: str, spans: Any) -> None:
     result = masker(QWEN, {"think_loss": think_loss}, MaskRules(spans=spans)).mask(Conversation(REASONED[2:]))
 
     assert shown(result) == U2 + last
@@ -217,7 +219,7 @@ def test_think_loss_is_not_misled_by_quoted_tags() -> None:
     assert shown(result).endswith("⟦A1<|im_end|>⟧\n")
 
 
-def test_inline_reasoning_is_a_region_of_its_own() -> None:
+def test_inline_reasoning_is_a_separate_region() -> None:
     head = "<think>\nR1\n</think>\n\n"
     message = assistant(head + "A1", inline_reasoning=len(head))
 
@@ -250,7 +252,7 @@ def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
         (read_named_template("mistral"), TALK, 1),
     ],
 )
-def test_turns_auto_is_by_message_where_the_whole_lacks_what_a_turn_prints_as_the_last(
+def test_turns_auto_is_by_message_if_a_turn_renders_differently_as_the_last(
     template: str, messages: list[Message], examples: int
 ) -> None:
     """Qwen3 prints a think block only in the last turn, and Mistral system text only before the last question."""
@@ -259,7 +261,7 @@ def test_turns_auto_is_by_message_where_the_whole_lacks_what_a_turn_prints_as_th
     assert [isinstance(one, MaskedConversation) for one in results] == [True] * examples
 
 
-def test_turns_by_exchange_cut_after_each_exchange() -> None:
+def test_turns_by_exchange_split_after_each_exchange() -> None:
     messages = [user("U1"), assistant("A1"), assistant("B1"), user("U2"), user("U3"), assistant("A3")]
 
     results = masker(LETTERS, {}, MaskRules(turns="exchange")).examples(Conversation(messages))
@@ -287,7 +289,7 @@ TAIL = (
 )
 
 
-def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
+def test_next_header_ends_a_turn_without_an_end_token() -> None:
     renderer = Renderer(RendererSpec(HEADERS, {"eos_token": "</s>"}, control_tokens=("<|user|>", "<|assistant|>")))
 
     result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(TALK))
@@ -300,11 +302,11 @@ def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("finish", "end"), [("auto", "⟦A2<|e|>⟧"), ("none", "⟦A2⟧"), ("eos", "⟦A2</s>⟧"), ("<stop>", "⟦A2<stop>⟧")]
 )
-def test_finish_ends_a_render_that_does_not_end_itself(finish: str, end: str) -> None:
+def test_appended_end_finishes_a_render_without_one(finish: str, end: str) -> None:
     assert mask(OPEN_END, TALK, {"finish": finish}).endswith(f"<|s|>assistant\n{end}")
 
 
-def test_tail_trains_only_where_nothing_else_ended_the_turn() -> None:
+def test_tail_trains_only_if_nothing_else_ended_the_turn() -> None:
     assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
     assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith(
         "<a>⟦A2<e>⟧\n</s>"
@@ -331,7 +333,7 @@ def test_copied_messages_have_proven_spans(messages: list[Message]) -> None:
     assert mask(COPIES, messages) == expected
 
 
-def test_copied_message_with_calls_is_refused_not_guessed() -> None:
+def test_copied_message_with_calls_is_rejected_not_guessed() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
 
     assert mask(
@@ -369,7 +371,7 @@ SYSTEM_TALK = [{"role": "system", "content": "Be kind"}, *TALK]
         ({"system": "untrain"}, "no_loss_tokens: the template dropped text of every supervised message"),
     ],
 )
-def test_dropped_system_text_does_what_the_policy_says(policy: dict[str, str], expected: str) -> None:
+def test_dropped_system_text_follows_the_policy(policy: dict[str, str], expected: str) -> None:
     result = masker(NO_SYSTEM, rules=MaskRules(on_dropped=policy)).mask(Conversation(SYSTEM_TALK))
 
     assert shown(result) == expected
@@ -389,7 +391,7 @@ def test_dropped_call_untrains_only_its_message() -> None:
 
 
 @pytest.mark.parametrize("role", ["planner", "user"])
-def test_call_of_a_role_that_is_not_the_models_is_dropped_content_if_not_printed(role: str) -> None:
+def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "this"}}}]
     messages = [user("U1"), {"role": role, "content": "plan", "tool_calls": calls}, assistant("A1")]
 
@@ -419,7 +421,7 @@ def test_text_printed_trimmed_or_escaped_is_not_dropped() -> None:
 # ── verification ──
 
 
-def test_generation_block_that_leaves_own_text_out_is_refused() -> None:
+def test_generation_block_that_omits_own_text_is_rejected() -> None:
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content[:4] }}{% generation %}{{ m.content[4:] }}"
         "{% endgeneration %}{% endfor %}"
@@ -428,7 +430,7 @@ def test_generation_block_that_leaves_own_text_out_is_refused() -> None:
     assert mask(template, [user("question"), assistant("answers!")]).startswith("own_text_untrained: message 1")
 
 
-def test_generation_block_that_holds_another_message_is_refused() -> None:
+def test_generation_block_that_contains_another_message_is_rejected() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
         "{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}{% endfor %}"
@@ -439,7 +441,7 @@ def test_generation_block_that_holds_another_message_is_refused() -> None:
     )
 
 
-def test_generation_block_that_misses_a_message_is_refused() -> None:
+def test_generation_block_that_misses_a_message_is_rejected() -> None:
     template = (
         "{% for m in messages %}{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}"
         "{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
@@ -459,13 +461,13 @@ def test_marks_that_change_the_text_are_a_mismatch() -> None:
 
 
 @given(st.binary(min_size=8, max_size=16))
-def test_share_of_rows_checked_again_grows_with_the_share(row_hash: bytes) -> None:
+def test_number_of_rechecked_rows_grows_with_the_share(row_hash: bytes) -> None:
     assert not needs_plain_check(row_hash, 0.0)
     assert needs_plain_check(row_hash, 1.0)
     assert needs_plain_check(row_hash, 0.9) or not needs_plain_check(row_hash, 0.1)
 
 
-# ── laws ──
+# ── invariants ──
 
 content = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=30),
@@ -560,7 +562,7 @@ def masker_cached(supervise: str) -> Masker:
         {"finish_with": "auto"},
     ],
 )
-def test_loss_options_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
+def test_invalid_loss_options_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         validate_options(Loss, values, "loss")
 

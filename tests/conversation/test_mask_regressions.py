@@ -49,7 +49,7 @@ def mask(
     rules: MaskRules | None = None,
     **special: str,
 ) -> str:
-    """Mask a conversation, every row checked by proof, and draw it: trained characters stand in brackets."""
+    """Mask a conversation, every row checked by proof, and draw it with trained characters in brackets."""
     renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>", **special}))
     masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
     made = masker.mask(Conversation(messages, tools))
@@ -86,7 +86,7 @@ def test_loss_options_are_obeyed_where_spans_come_from_generation_blocks(loss: d
     assert mask(read_named_template("qwen3"), TALK, loss).endswith(expected)
 
 
-def test_blocks_decide_what_no_option_names() -> None:
+def test_blocks_decide_where_no_option_does() -> None:
     blocks = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<a>{{ m.content }}<e>\n"
         "{% endgeneration %}{% else %}<u>{{ m.content }}<e>\n{% endif %}{% endfor %}"
@@ -110,7 +110,7 @@ def test_default_system_turn_before_a_leading_assistant_does_not_train() -> None
     )
 
 
-def test_end_that_the_next_turn_or_the_tail_prints_trains_and_is_not_appended_again() -> None:
+def test_end_printed_by_the_next_turn_or_the_tail_trains_and_is_not_appended() -> None:
     template = (
         "{% for m in messages %}{% if not loop.first %}<|eom|>{% endif %}<|bom|><|{{ m.role }}|> {{ m.content }}"
         "{% endfor %}{% if add_generation_prompt %}<|eom|><|bom|><|assistant|>{% else %}<|eom|>{% endif %}"
@@ -129,7 +129,7 @@ HEADERS = (
 )
 
 
-def test_appended_end_of_a_call_is_what_ends_calls_and_of_an_answer_what_ends_answers() -> None:
+def test_appended_ends_of_calls_and_answers_are_the_templates_own() -> None:
     called = [user("Where is it"), calling({"at": "home"})]
 
     assert mask(HEADERS, called).endswith('"arguments": {"at": "home"}}</tool_call><|observation|>⟧')
@@ -137,7 +137,7 @@ def test_appended_end_of_a_call_is_what_ends_calls_and_of_an_answer_what_ends_an
     assert "</tool_call><|observation|>⟧\nfound" in mask(HEADERS, [*called, result("found"), assistant("There")])
 
 
-def test_token_that_opens_a_result_is_not_the_calls_end() -> None:
+def test_token_that_opens_a_result_is_not_the_end_of_the_call() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.previtem.role == 'tool' %}<|response>{% endif %}"
         "{{ m.content }}<response|>{% else %}{% if not (loop.previtem is defined and loop.previtem.role == 'tool') %}"
@@ -190,7 +190,7 @@ def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
     )
 
 
-def test_id_of_a_call_that_begins_with_another_calls_id_is_that_calls_own() -> None:
+def test_call_ids_with_a_common_prefix_are_distinguished() -> None:
     template = (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
         "<call {{ c.id }}>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
@@ -207,7 +207,7 @@ def test_id_of_a_call_that_begins_with_another_calls_id_is_that_calls_own() -> N
     )
 
 
-def test_fast_and_reference_way_agree_where_a_template_compares_messages() -> None:
+def test_fast_and_reference_path_agree_if_a_template_compares_messages() -> None:
     template = (
         "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}"
         "{% if m.role == 'user' %}{% if m == users[-1] %}[TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{% else %}"
@@ -235,7 +235,7 @@ def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
     assert mask(template, [*TALK, *TALK]).endswith("<|begin_assistant|>\n⟦Good day\n<|end|>⟧")
 
 
-def test_answer_of_reasoning_alone_that_is_not_printed_is_refused() -> None:
+def test_unprinted_answer_of_only_reasoning_is_rejected() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
 
     assert mask(CHATML, rows) == "assistant_untrained: message 1"
@@ -335,11 +335,11 @@ def test_hostile_template_has_exact_masks(template: str, messages: list[Message]
     assert mask(template, messages).replace("⟦!", "!⟦") == expected
 
 
-def test_template_that_quotes_the_question_inside_the_answers_turn_is_refused() -> None:
+def test_template_that_quotes_the_question_inside_the_answers_turn_is_rejected() -> None:
     assert mask(QUOTING, TALK).startswith("foreign_text_trained: message 1")
 
 
-def test_text_that_the_template_changes_inside_is_refused_or_dropped() -> None:
+def test_text_that_the_template_rewrites_is_rejected_or_dropped() -> None:
     shown = mask(INDENTED, [user("a"), assistant("first line\nsecond line")])
 
     assert shown.partition(":")[0] in {"content_dropped", "span_not_found", "foreign_text_trained"}

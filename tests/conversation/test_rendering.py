@@ -1,4 +1,4 @@
-"""Rendering: whose characters are whose, equal text with and without marks, both engines, misbehaving templates."""
+"""Rendering: spans of messages, equal text with and without marks, both engines, misbehaving templates."""
 
 import pickle
 import resource
@@ -95,7 +95,7 @@ FLOW = {
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FLOW)
-def test_spans_under_control_flow_hold_exactly_their_content(name: str, render_path: str) -> None:
+def test_spans_under_control_flow_contain_exactly_their_content(name: str, render_path: str) -> None:
     messages = [{"role": "system", "content": "sys"}, user("one"), assistant("two"), user("stop"), assistant("three")]
     renderer = Renderer(RendererSpec(FLOW[name], render_path="reference" if render_path == "reference" else "auto"))
 
@@ -108,7 +108,7 @@ def test_spans_under_control_flow_hold_exactly_their_content(name: str, render_p
         assert [m["content"] for m in messages if m["content"] in own] == [messages[span.message]["content"]]
 
 
-def test_spans_of_printed_copies_are_nobodys() -> None:
+def test_spans_of_printed_copies_belong_to_no_message() -> None:
     copies = (
         "{% set ns = namespace(l=[]) %}{% for m in messages %}"
         "{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}"
@@ -118,7 +118,7 @@ def test_spans_of_printed_copies_are_nobodys() -> None:
     assert printed(copies, TALK).spans == ()
 
 
-# ── laws ──
+# ── invariants ──
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40)
 turns = st.lists(
@@ -148,7 +148,7 @@ def test_render_without_marks_equals_plain_render(name: str, messages: list[Mess
 @pytest.mark.parametrize("name", LAWFUL)
 @given(messages=turns)
 @settings(max_examples=40, deadline=None)
-def test_both_ways_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
+def test_both_paths_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
 
     taken, reference = renderer.render(messages, None, {}), renderer.render_by_reference(messages, None, {})
@@ -159,7 +159,7 @@ def test_both_ways_give_the_same_text_and_spans(name: str, messages: list[Messag
         assert (taken.text, taken.spans, taken.generation) == (reference.text, reference.spans, reference.generation)
 
 
-def test_row_that_holds_mark_characters_is_printed_whole() -> None:
+def test_row_that_contains_mark_characters_is_printed_whole() -> None:
     messages = [user("\ufdd07.1\ufdd0 \ufdd1"), assistant("A\ufdd00\ufdd0")]
 
     assert owned(printed(LETTERS, messages)) == [
@@ -174,7 +174,7 @@ def test_one_message_object_given_twice_owns_two_spans() -> None:
     assert owned(printed(LETTERS, [same, same], "reference")) == [(0, "<u>U<e>\n"), (1, "<u>U<e>\n")]
 
 
-def test_arguments_that_engines_print_differently_take_the_reference_way() -> None:
+def test_arguments_that_engines_print_differently_take_the_reference_path() -> None:
     template = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}"
@@ -248,7 +248,7 @@ def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
         ({"tokenizer": "tool_use"}, "{{ 'tools' }}"),
     ],
 )
-def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
+def test_resolve_finds_the_template_that_the_options_name(chosen: object, text: str) -> None:
     options = validate_options(Template, {"chat_template": chosen}, "template")
     named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
 
@@ -258,7 +258,7 @@ def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["chatlm", {"tokenizer": "rag"}, {"file": "/nowhere.jinja"}, None])
-def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
+def test_resolve_of_a_missing_template_is_a_config_error(chosen: object) -> None:
     with pytest.raises(ConfigError, match=r"template\.chat_template"):
         resolve_template(
             validate_options(Template, {"chat_template": chosen}, "template"),
@@ -276,12 +276,12 @@ def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
         {"on_dropped": {"system_text": "count"}},
     ],
 )
-def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:
+def test_invalid_template_options_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         validate_options(Template, values, "template")
 
 
-def test_template_that_is_no_template_is_a_config_error() -> None:
+def test_invalid_template_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="line 1"):
         Renderer(RendererSpec("{% for m in messages %}"))
 
@@ -320,7 +320,7 @@ ONCE = (
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_template_that_takes_too_much_is_a_config_error_in_seconds(name: str) -> None:
+def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> None:
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     with pytest.raises(ConfigError, match="on a conversation of a few words"):
@@ -331,7 +331,7 @@ def test_template_that_takes_too_much_is_a_config_error_in_seconds(name: str) ->
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_template_that_takes_too_much_on_one_row_rejects_that_row(name: str) -> None:
+def test_template_beyond_its_budget_on_one_row_rejects_that_row(name: str) -> None:
     renderer = Renderer(RendererSpec(ONCE % BOMBS[name]))
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -363,7 +363,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_template_that_reaches_further_rejects_the_row_and_changes_nothing(name: str, render_path: str) -> None:
+def test_template_that_accesses_internals_rejects_the_row_and_changes_nothing(name: str, render_path: str) -> None:
     messages = [user("U1"), assistant("A1")]
     renderer = Renderer(
         RendererSpec(FORBIDDEN[name], render_path="reference" if render_path == "reference" else "auto")
@@ -394,7 +394,7 @@ TOO_DEEP = {
 
 @pytest.mark.parametrize("name", TOO_DEEP)
 def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
-    """Chains among them: the fast engine descends them by calling itself and ends the process."""
+    """Chains among them: the fast engine recurses into them and would crash the process."""
     with pytest.raises(ConfigError, match=r"nested more than 100 levels deep; at most 100 are allowed, .*; join texts"):
         Renderer(RendererSpec(TOO_DEEP[name] + PRINT))
 

@@ -1,4 +1,4 @@
-"""The template contract: what probes with sentinels find a template to do."""
+"""The template contract: a template's behaviour, found by probes with sentinels."""
 
 from dataclasses import asdict
 from typing import Any
@@ -127,7 +127,7 @@ HEADER_INSIDE = BLOCKS.replace(
         (HEADER_INSIDE + PROMPT, ("adds '<|s|>assistant\\n'",), True),
     ],
 )
-def test_contract_tells_how_generation_blocks_differ_from_marks(
+def test_contract_reports_how_generation_blocks_differ_from_marks(
     text: str, differences: tuple[str, ...] | None, end_trained: bool
 ) -> None:
     found = contract(text)
@@ -159,7 +159,7 @@ def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish
     assert (word or "") in "".join(found)
 
 
-def test_prompt_that_training_does_not_go_on_from_is_named() -> None:
+def test_generation_prompt_that_training_does_not_continue_is_named() -> None:
     assert find_mismatched_prompts(contract(LOOP + PROMPT)) == []
     assert find_mismatched_prompts(contract(LOOP)) == []
     assert find_mismatched_prompts(contract(LOOP + PROMPT.replace("assistant\n", "assistant\nSure"))) == [
@@ -190,7 +190,7 @@ def test_contract_of_qwen3_is_its_models_behaviour() -> None:
     assert found.render_path == "fast"
 
 
-def test_tokenizer_that_adds_a_bos_too_is_told() -> None:
+def test_second_bos_of_the_tokenizer_is_reported() -> None:
     spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
 
     assert Renderer(spec).contract.bos == "double"

@@ -1,4 +1,4 @@
-"""Template hazards that others fell into, one test each, under the name of the report; and where ours would show."""
+"""Template hazards that other projects reported, one test each, named after the report."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def trained(one: MaskedConversation) -> str:
 
 @pytest.mark.parametrize("spans", ["marks", "auto"])
 def test_qwen3_prefix_lengths_would_train_the_next_user_turn(spans: str) -> None:
-    """A prefix's render is longer than the same turns in the whole: 24 of 221 templates, on plain chats."""
+    """A prefix renders longer than the same turns in the whole conversation: 24 of 221 templates, on plain chats."""
     messages = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), assistant("A2")]
     renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
     whole, prefix = renderer.plain(messages, None, {}), renderer.plain(messages[:2], None, {})
@@ -114,7 +114,7 @@ def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_sha
     assert all(any(one["loss_mask"]) for one in built.examples())
 
 
-def test_llamafactory_9107_text_beside_a_call_is_printed_and_trains_or_the_row_is_refused() -> None:
+def test_llamafactory_9107_text_with_a_call_is_printed_and_trains_or_the_row_is_rejected() -> None:
     messages = [user("U1 question"), assistant("let me look at it", tool_calls=[call({"at": "this"})])]
 
     for name in list_bundled_templates():
@@ -260,7 +260,7 @@ def test_template_that_prints_a_bos_the_tokenizer_lacks_prints_nothing_there(nam
 
 
 def test_template_that_prints_today_prints_the_recipes_day_on_every_day() -> None:
-    """Today's date stood in every row of 17 templates."""
+    """17 templates print today's date in every row."""
     dated = "{{ strftime_now('%d %B %Y') }}" + CHATML
     source = Renderer(RendererSpec(dated)).plain(TALK, None, {})
     other = make_renderer_spec(Template(template_now="2031-05-06T00:00:00"), TemplateSource(dated, "test"))

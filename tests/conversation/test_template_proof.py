@@ -1,4 +1,4 @@
-"""The judge of masks: silent on right masks of bundled and public templates, and names every defect put in by hand."""
+"""The proof of masks: no defect in the masks of bundled and public templates, and every injected defect is named."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
     return [(shape.probe.description, describe_defect(defect)) for shape in proof.shapes for defect in shape.defects]
 
 
-# ── right masks ──
+# ── correct masks ──
 
 
 @pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list_bundled_templates())
-def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) -> None:
+def test_proof_of_bundled_template_finds_no_defect(name: str, spans: str) -> None:
     proof = prove(read_named_template(name), spans)
 
     assert defects_of(proof) == []
@@ -62,7 +62,7 @@ def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) ->
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path) -> None:
+def test_proof_of_public_template_finds_no_defect(name: str, real_data: Path) -> None:
     assert name in list_template_names(real_data)
     for spans in ("auto", "marks"):
         proof = prove(read_template_file(real_data, name), spans)
@@ -85,7 +85,7 @@ def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
     assert any("prints '<|start|>assistant', which is not an end of turn" in fact for fact in proof.facts)
 
 
-def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
+def test_proof_does_not_take_a_result_without_letters_for_the_end_of_the_call() -> None:
     renderer = Renderer(RendererSpec(read_named_template("glm4"), TOKENS))
     [probe, *_] = [one for one in make_probe_conversations() if one.shape == "ucta"]
     conversation = Conversation([*probe.messages[:2], {**probe.messages[2], "content": "[]"}], probe.tools)
@@ -97,9 +97,9 @@ def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
 
 
 @pytest.mark.parametrize(("answer", "is_provable"), [("Yes, please.", False), ("No, thanks.", True)])
-def test_judge_says_nothing_of_an_answer_that_it_cannot_hide(answer: str, is_provable: bool) -> None:
+def test_proof_skips_an_answer_that_it_cannot_hide(answer: str, is_provable: bool) -> None:
     turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
-    # A template that compares messages prints other text where equal ones are hidden.
+    # A template that compares messages prints different text if equal ones are hidden.
     asked = "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
     last = asked + "{{ asked[-1].content == 'Yes, please.' }}"
     now = Renderer(RendererSpec(read_named_template("chatml"), TOKENS)).spec.now
@@ -126,7 +126,7 @@ def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
 
 @dataclass
 class Mask:
-    """A right mask, to be spoilt by hand."""
+    """A correct mask, to be damaged."""
 
     judge: IndependentMaskJudge
     conversation: Conversation
@@ -225,7 +225,7 @@ def _question_trained(mask: Mask) -> None:
         (_question_trained, "other_text_trained"),
     ],
 )
-def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
+def test_proof_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
     mask = Mask.of("qwen2.5", "uaua")
     assert mask.kinds() == []
 
@@ -244,7 +244,7 @@ def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: Mas
         ("Weather", "", True, "other_text_trained"),
     ],
 )
-def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: MaskDefectKind) -> None:
+def test_proof_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: MaskDefectKind) -> None:
     mask = Mask.of("qwen2.5", "ucta")
     assert mask.kinds() == []
 
@@ -252,7 +252,7 @@ def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: b
     assert set(mask.kinds()) == {kind}
 
 
-def test_judge_of_leading_assistant_names_the_default_system_turn_that_trains() -> None:
+def test_proof_with_a_leading_assistant_names_the_default_system_turn_that_trains() -> None:
     mask = Mask.of("qwen2.5", "aua")
     assert mask.kinds() == []
 
@@ -260,7 +260,7 @@ def test_judge_of_leading_assistant_names_the_default_system_turn_that_trains() 
     assert set(mask.kinds()) == {"header_trained"}
 
 
-def test_judge_names_an_answer_that_is_not_printed_and_trains() -> None:
+def test_proof_names_an_answer_that_trains_without_being_printed() -> None:
     mask = Mask.of("zephyr", "uo")
     assert mask.kinds() == []
 
@@ -268,7 +268,7 @@ def test_judge_names_an_answer_that_is_not_printed_and_trains() -> None:
     assert set(mask.kinds()) == {"empty_answer_trained"}
 
 
-def test_judge_names_an_empty_think_block_that_does_not_train() -> None:
+def test_proof_names_an_empty_think_block_that_does_not_train() -> None:
     mask = Mask.of("qwen3", "ua")
     assert mask.kinds() == []
 
@@ -276,7 +276,7 @@ def test_judge_names_an_empty_think_block_that_does_not_train() -> None:
     assert set(mask.kinds()) == {"start_untrained"}
 
 
-def test_judge_cannot_prove_a_template_that_looks_at_the_text() -> None:
+def test_proof_of_a_template_that_depends_on_the_text_is_impossible() -> None:
     text = "{% for m in messages %}{{ m.content | length if 'What' in m.content else m.content }};{% endfor %}"
     template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
     messages = [{"role": "user", "content": "What"}, {"role": "assistant", "content": "Four"}]
@@ -284,7 +284,7 @@ def test_judge_cannot_prove_a_template_that_looks_at_the_text() -> None:
     assert IndependentMaskJudge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
 
 
-def test_clock_of_the_judged_template_stands_still() -> None:
+def test_clock_of_the_proven_template_is_fixed() -> None:
     text = "\n{{ strftime_now('%Y') }} {{ messages[0].content }}"
     template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
 
@@ -298,7 +298,7 @@ def page_of(shapes: Sequence[ShapeProof]) -> str:
     return render_text(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
 
 
-def test_page_says_what_is_refused_and_what_to_do() -> None:
+def test_page_names_rejected_rows_and_the_remedy() -> None:
     shape = ShapeProof(
         ProbeConversation("ua", "user → answer", (), None), "refused", reason="content_dropped", detail="tool_list"
     )
@@ -311,7 +311,7 @@ def test_page_says_what_is_refused_and_what_to_do() -> None:
     assert REASON_DESCRIPTIONS["content_dropped"].remedy in lines[4]
 
 
-def test_every_kind_of_finding_has_a_sentence() -> None:
+def test_every_kind_of_defect_has_a_description() -> None:
     assert set(DEFECT_SENTENCES) == set(get_args(MaskDefectKind))
 
 

@@ -1,4 +1,4 @@
-"""Laws of templates and masks over generated conversations: calls, results, reasoning, tools, control strings."""
+"""Invariants of templates and masks over generated conversations: calls, results, reasoning, tools, control strings."""
 
 from collections import Counter
 from functools import lru_cache
@@ -103,7 +103,7 @@ def characters(one: MaskedConversation) -> set[int]:
 @pytest.mark.parametrize("name", list_bundled_templates())
 @given(one=talk())
 @settings(max_examples=25, deadline=None)
-def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str, one: Conversation) -> None:
+def test_text_without_marks_is_the_plain_render_on_either_path(name: str, one: Conversation) -> None:
     made = renderer(name)
     plain = made.plain(one.messages, one.tools, one.kwargs)
 
@@ -115,7 +115,7 @@ def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str
 @pytest.mark.parametrize("name", list_bundled_templates())
 @given(one=talk())
 @settings(max_examples=25, deadline=None)
-def test_both_ways_own_the_same_characters(name: str, one: Conversation) -> None:
+def test_both_paths_assign_the_same_characters(name: str, one: Conversation) -> None:
     fast, sure = (
         way(one.messages, one.tools, {}) for way in (renderer(name).render, renderer(name).render_by_reference)
     )
@@ -144,7 +144,7 @@ def test_every_supervised_message_trains_in_exactly_one_example(name: str, turns
         assert isinstance(result, MaskedConversation)
         times.update({span.message for span in result.trained if span.message >= 0})
         printed |= {piece.message for piece in result.pieces}
-    # Of a message of which the template prints nothing, and the recipe lets it, nothing trains.
+    # A message that the template does not print, if the recipe allows that, does not train.
     assert times == Counter(dict.fromkeys([i for i in maker.supervised(one.messages) if i in printed], 1))
 
 
@@ -224,7 +224,7 @@ def test_swapping_control_strings_for_words_changes_no_control_id(
 
 @given(talks=st.lists(talk(), min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None)
-def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Conversation]) -> None:
+def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversation]) -> None:
     table = pa.table(
         {
             "messages": [to_json(one.messages) for one in talks],
@@ -249,7 +249,7 @@ def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Convers
 )
 @given(given_arguments=arguments)
 @settings(max_examples=30, deadline=None)
-def test_arguments_given_as_object_and_as_text_print_equally(name: str, given_arguments: dict[str, Json]) -> None:
+def test_arguments_as_object_and_as_text_render_equally(name: str, given_arguments: dict[str, Json]) -> None:
     from rowmill.formats import Chat
     from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 

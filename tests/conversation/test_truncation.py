@@ -81,7 +81,7 @@ def cut(messages: Sequence[Message], limit: int, **more: Any) -> TruncatedConver
         (25, "S U2 A2", True),
     ],
 )
-def test_exchanges_oldest_goes_first(limit: int, expected: str, cuts_tokens: bool) -> None:
+def test_oldest_exchange_is_removed_first(limit: int, expected: str, cuts_tokens: bool) -> None:
     messages = dialogue("S U1 A1 U2 A2")
     found = cut(messages, limit)
 
@@ -92,7 +92,7 @@ def test_exchanges_oldest_goes_first(limit: int, expected: str, cuts_tokens: boo
     assert found.messages_removed == 5 - len(found.messages)
 
 
-def test_reasoning_is_cut_at_a_token_and_is_context_then() -> None:
+def test_reasoning_truncated_at_a_token_becomes_context() -> None:
     messages: list[Message] = [*dialogue("U A")]
     messages[1][KEY] = "r" * 20
     found = cut(messages, 36)
@@ -108,15 +108,15 @@ def test_reasoning_is_cut_at_a_token_and_is_context_then() -> None:
 @pytest.mark.parametrize(
     ("conversation", "flags", "limit", "expected"),
     [
-        # What follows the last supervised message goes before anything else.
+        # What follows the last supervised message is removed first.
         ("U1 A1 U2 A2 U3", "01010", 36, "U1 A1 U2 A2"),
         ("U1 A1 U2 A2 U3 A3", "010100", 36, "U1 A1 U2 A2"),
         # The greeting before the first user is older than any exchange.
         ("S A0 U1 A1 U2 A2", "010101", 44, "S U1 A1 U2 A2"),
-        # Then tool rounds of the last exchange, never its user nor its answer.
+        # Then tool rounds of the last exchange, never its user message or its answer.
         ("U1 A1 U2 C1 T1 C2 T2 A2", "01010101", 36, "U2 C2 T2 A2"),
         ("U1 A1 U2 C1 T1 C2 T2 A2", "01010101", 35, "U2 A2"),
-        # Two calls at once keep each its own result.
+        # Two parallel calls keep their results.
         ("U1 C1 C2 T1 T2 A1", "011001", 36, "U1 C2 T2 A1"),
         # A supervised call at the end keeps its result.
         ("U1 A1 U2 C1 T1 U3", "0101000", 27, "U2 C1 T1"),
@@ -133,7 +133,7 @@ def test_stages_in_their_order(conversation: str, flags: str, limit: int, expect
     assert [messages[index] for index in found.kept] == list(found.messages)
 
 
-def test_reasoning_oldest_goes_whole_before_the_next_is_touched() -> None:
+def test_oldest_reasoning_is_removed_before_the_next_is_truncated() -> None:
     messages = dialogue("U A1 A2")
     messages[1][KEY], messages[2][KEY] = "a" * 10, "b" * 10
     found = cut(messages, len(t1(messages)) - 20)
@@ -143,7 +143,7 @@ def test_reasoning_oldest_goes_whole_before_the_next_is_touched() -> None:
     assert found.reasoning_context == (2,)
 
 
-def test_reasoning_goes_whole_when_none_of_it_fits() -> None:
+def test_reasoning_is_removed_if_none_of_it_fits() -> None:
     messages = dialogue("U A")
     messages[1][KEY] = "r" * 20
     found = cut(messages, 16)
@@ -152,7 +152,7 @@ def test_reasoning_goes_whole_when_none_of_it_fits() -> None:
     assert (found.reasoning_context, found.needs_token_cut) == ((), False)
 
 
-def test_reasoning_that_the_template_does_not_print_stays() -> None:
+def test_unprinted_reasoning_stays() -> None:
     def last_only(messages: Sequence[Message], _: Sequence[Json] | None) -> int:
         return len(t1([{k: v for k, v in m.items() if k != KEY} for m in messages[:-1]] + list(messages[-1:])))
 
@@ -195,7 +195,7 @@ def test_template_that_raises_on_everything_is_rejected() -> None:
     assert found.reason == "template_error"
 
 
-def test_kept_set_on_which_the_template_raises_is_passed_over() -> None:
+def test_subset_on_which_the_template_raises_is_skipped() -> None:
     """The template wants an even number of exchanges."""
 
     def even(messages: Sequence[Message], _: Sequence[Json] | None) -> int | None:
@@ -224,7 +224,7 @@ def test_search_renders_few_times() -> None:
     assert renders <= 12
 
 
-# Laws
+# Invariants
 
 
 @st.composite
@@ -248,7 +248,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[Message], list[bool]]:
 
 
 @given(conversations(), st.integers(2, 120))
-def test_truncated_conversation_keeps_the_laws(given_: tuple[list[Message], list[bool]], limit: int) -> None:
+def test_truncated_conversation_keeps_the_invariants(given_: tuple[list[Message], list[bool]], limit: int) -> None:
     messages, flags = given_
     found = truncater(limit).truncate(messages, None, flags)
 
@@ -318,7 +318,7 @@ def test_split_truncates_an_exchange_that_is_too_long_alone() -> None:
     assert [piece.kept for piece in pieces] == [(0, 1, 2), (0, 3, 6)]
 
 
-def test_split_of_what_fits_is_one_piece() -> None:
+def test_split_of_a_fitting_row_is_one_piece() -> None:
     messages = dialogue("S U1 A1")
 
     assert truncater(99).split(messages, None, trained(messages)) == [
@@ -334,8 +334,8 @@ def test_split_pieces_do_not_overlap(given_: tuple[list[Message], list[bool]], l
         return
 
     leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    spoken = [index for piece in pieces for index in piece.kept if index >= leading]
-    assert spoken == sorted(set(spoken))
+    kept = [index for piece in pieces for index in piece.kept if index >= leading]
+    assert kept == sorted(set(kept))
 
 
 # Options

@@ -1,7 +1,7 @@
-"""Canonical rows: no JSON value raises, Arrow's nulls vanish, places are read, real data comes through.
+"""Canonical rows: no JSON value raises, Arrow's nulls are removed, group and order keys, real data.
 
-What belongs here: laws of the whole way from record to row. What does not: single steps; see the tests of
-formats, reasoning and tools.
+What belongs here: invariants from record to row. What does not: single steps; see the tests of formats, reasoning and
+tools.
 """
 
 from collections import Counter
@@ -116,7 +116,7 @@ def _is_json(value: Json) -> bool:
     return True
 
 
-# Laws
+# Invariants
 
 
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
@@ -144,8 +144,8 @@ def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
 
 
 @given(st.fixed_dictionaries({"messages": MESSAGES}))
-def test_canonical_row_read_again_is_itself(record: Json) -> None:
-    """Tags are left alone here: what is left of a text after its blocks are out may look like tags again."""
+def test_canonical_row_is_a_fixed_point_of_reading(record: Json) -> None:
+    """Tags are not extracted here: the rest of a text after extraction may look like tags again."""
     canonicalizer = Canonicalizer(
         RowOptionValues(Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[]))
     )
@@ -164,7 +164,7 @@ def without(message: dict[str, Json], key: str) -> dict[str, Json]:
 
 
 @given(VALUES)
-def test_nulls_of_arrow_are_gone_at_every_level(value: Json) -> None:
+def test_nulls_of_arrow_are_removed_at_every_level(value: Json) -> None:
     def has_null(one: Json) -> bool:
         inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
         return (isinstance(one, dict) and None in one.values()) or any(map(has_null, inner))
@@ -208,7 +208,7 @@ def through_arrow(records: list[Json]) -> list[Json]:
 
 @pytest.mark.parametrize("odd", ['"\\ud800"', "NaN", "1e999"])
 @pytest.mark.parametrize("number", ["1", "12345678901234567890123"])
-def test_json_text_is_refused_whether_or_not_it_holds_a_long_integer(odd: str, number: str) -> None:
+def test_invalid_json_text_is_rejected_with_or_without_a_long_integer(odd: str, number: str) -> None:
     talk = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a", "x": {odd}, "y": {number}}}]'
 
     made = canonicalize_row({"messages": talk}, RowOptionValues(Chat()))
@@ -231,7 +231,7 @@ def test_nulls_of_a_json_source_survive_in_arguments() -> None:
     assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
-# Places
+# Keys
 
 
 DIALOGUE: dict[str, Json] = {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]}
@@ -288,7 +288,7 @@ def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
 # The report
 
 
-def test_report_says_what_was_noticed() -> None:
+def test_report_counts_the_noticed_features() -> None:
     record = {
         "messages": [
             {"role": "critic", "content": "C"},
@@ -321,11 +321,11 @@ def test_report_says_what_was_noticed() -> None:
         ("chat/tinker_conversations.jsonl", RowOptionValues(Auto()), {"messages": 128}, {}),
         ("chat/fastchat_dummy_conversation.json", RowOptionValues(Auto()), {"sharegpt": 500}, {}),
         ("chat/v1_sft_demo.jsonl", RowOptionValues(Auto()), {"messages": 500}, {}),
-        # Questions without answers: their `turns` are no known shape.
+        # Questions without answers: their `turns` are not a known shape.
         ("chat/mt_bench_question.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 80}),
         ("chat/mt_bench_reference_gpt4.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 30}),
         ("instruct/identity.json", RowOptionValues(Auto()), {"alpaca": 91}, {}),
-        # `response` for `output`: what else belongs to the prompt must be said.
+        # `response` for `output`: the rest of the prompt must be configured.
         ("instruct/gpteacher_roleplay.json", RowOptionValues(Auto()), {}, {"unknown_schema": 1923}),
         ("instruct/gpteacher_roleplay.json", RowOptionValues(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
         ("instruct/identity.json", RowOptionValues(Supervised()), {"alpaca": 91}, {}),

@@ -1,7 +1,6 @@
-"""Formats of one's own: what a class may return, how it is found, what becomes of its failures, whose identity it is.
+"""Custom formats: what a class may return, how it is found, how its failures are handled, its identity.
 
-What belongs here: `kind: python` and registered names on the whole road. What does not: formats that come with
-the project.
+What belongs here: `kind: python` and registered names through whole builds. What does not: built-in formats.
 """
 
 import textwrap
@@ -105,7 +104,7 @@ def project(tmp_path: Path) -> Road:
 
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
-    """Give every test the names that were registered before it."""
+    """Restore the registered names after every test."""
     before = dict(custom.list_registered_formats())
     yield
     for name in set(custom.list_registered_formats()) - set(before):
@@ -120,7 +119,7 @@ def made_by(road: Road, name: str, rows: Sequence[Mapping[str, Any]], **groups: 
 # Rows
 
 
-def test_rows_of_each_kind_become_examples_like_any_others(project: Road) -> None:
+def test_rows_of_each_kind_become_examples(project: Road) -> None:
     rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
 
     built = made_by(project, "Tickets", rows, template={"on_dropped": {"tool_list": "count"}})
@@ -144,7 +143,7 @@ def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Road) -
     assert '"role":"tool","content":"found","tool_call_id":"call_0"' in row["messages"]
 
 
-def test_rows_of_one_record_have_a_line_each_and_the_records_add_up(project: Road) -> None:
+def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Road) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "some", "a": "y"}, {"how": "text", "a": "z"}]
 
     built = made_by(project, "Tickets", rows)
@@ -160,7 +159,7 @@ def test_rows_of_one_record_have_a_line_each_and_the_records_add_up(project: Roa
     assert len(built.segments()) == 6
 
 
-def test_rows_of_one_record_are_no_copies_of_each_other_by_their_prefix(project: Road) -> None:
+def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Road) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
 
     built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
@@ -194,7 +193,7 @@ NO_ROWS = [
 ]
 
 
-def test_rows_that_are_none_are_one_reject_each(project: Road) -> None:
+def test_invalid_rows_are_one_reject_each(project: Road) -> None:
     rows = [*({"how": how} for how, _, _ in NO_ROWS), {"how": "text", "a": "fine"}]
 
     built = made_by(project, "Tickets", rows)
@@ -217,7 +216,7 @@ def test_rows_without_a_chat_template_refuse_conversations_only(project: Road) -
     assert built.kept() == [1]
 
 
-def test_rows_of_records_that_are_no_objects_are_rejected_before_the_class_sees_them(project: Road) -> None:
+def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Road) -> None:
     project.recipe(
         {
             "rows": {
@@ -237,7 +236,7 @@ def given(**made: Json) -> dict[str, Json]:
     return {"how": "given", "made": made}
 
 
-def test_tokens_are_taken_as_they_are_but_the_first_is_no_target(project: Road) -> None:
+def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Road) -> None:
     row = given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")
 
     built = made_by(project, "Tokens", [row])
@@ -251,7 +250,7 @@ def test_tokens_are_taken_as_they_are_but_the_first_is_no_target(project: Road) 
     assert one["span_starts"] == [0, 2]
 
 
-def test_tokens_by_the_tokenizer_of_the_recipe(project: Road) -> None:
+def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Road) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": sentence(1, 9)}], truncation={"max_length": 128})
 
     (one,) = built.examples()
@@ -359,7 +358,7 @@ def test_class_that_builds_tokens_reads_no_group_of_rows(project: Road) -> None:
     assert "datasets.rows.reasoning: a python dataset does not read this group; it reads filters, packing," in text
 
 
-def test_module_that_does_not_load_says_why(project: Road) -> None:
+def test_import_error_of_the_module_is_reported(project: Road) -> None:
     (project.folder / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
 
     text = refusal(project, {"class": "broken:Tickets"})
@@ -397,7 +396,7 @@ def test_options_reach_the_class_and_its_rows(project: Road) -> None:
 # Identity
 
 
-def test_source_of_the_class_is_part_of_what_it_makes(project: Road) -> None:
+def test_source_of_the_class_is_part_of_the_fingerprint(project: Road) -> None:
     rows = [{"how": "text", "a": "x"}]
     made_by(project, "Tickets", rows)
 
@@ -446,7 +445,7 @@ def test_registered_name_is_a_kind(project: Road) -> None:
     assert TypeAdapter[Any](Format).validate_python({"kind": "named"}).class_name == "named_formats:Named"
 
 
-def test_register_format_refuses_what_is_no_row_format() -> None:
+def test_register_format_refuses_other_classes() -> None:
     with pytest.raises(TypeError, match="it is not a RowFormat"):
         register_format("stranger")(object)  # pyright: ignore[reportArgumentType]
 
@@ -468,13 +467,13 @@ def test_register_format_refuses_a_name_that_is_taken() -> None:
     assert register_format("taken")(First) is First
 
 
-def test_unknown_kind_names_those_there_are(project: Road) -> None:
+def test_unknown_kind_error_lists_the_kinds(project: Road) -> None:
     text = refusal(project, {"kind": "chatt"})
 
     assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
 
 
-def test_control_ids_of_a_class_are_its_own_business(project: Road) -> None:
+def test_control_ids_of_a_custom_class_are_not_checked(project: Road) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
 
     assert built.examples()[0]["input_ids"][0] == 1

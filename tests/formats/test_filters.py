@@ -34,7 +34,7 @@ def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
     assert (verdict.reason if isinstance(verdict, Rejected) else verdict) == reason
 
 
-def test_length_of_a_document_is_checked_on_the_way() -> None:
+def test_length_of_a_document_is_checked() -> None:
     options = RowOptionValues(Auto(), filters=Filters(min_chars=3))
 
     assert Canonicalizer(options)({"text": "ab"}) == Rejected("too_short", "2 characters, at least 3")
@@ -42,7 +42,7 @@ def test_length_of_a_document_is_checked_on_the_way() -> None:
 
 
 @pytest.mark.parametrize(("given_", "meant"), [(True, "exact"), (False, "off"), ("prefix200", "prefix200")])
-def test_deduplicate_in_yaml_words(given_: Json, meant: str) -> None:
+def test_deduplicate_accepts_yaml_booleans(given_: Json, meant: str) -> None:
     assert Filters(deduplicate=given_).deduplicate == meant
 
 
@@ -65,16 +65,16 @@ def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
         {"weight": 0},
     ],
 )
-def test_content_hash_tells_apart_what_a_message_says(change: dict[str, Json]) -> None:
+def test_content_hash_distinguishes_message_contents(change: dict[str, Json]) -> None:
     assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of(dialogue(**change)))
 
 
 @pytest.mark.parametrize("beside", [{"tools": [{"name": "f"}]}, {"chat_template_kwargs": {"x": 1}}])
-def test_content_hash_tells_apart_what_stands_beside(beside: dict[str, Json]) -> None:
+def test_content_hash_distinguishes_other_fields(beside: dict[str, Json]) -> None:
     assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of({**dialogue(), **beside}))
 
 
-def test_content_hash_is_one_for_all_ways_to_write_a_row() -> None:
+def test_content_hash_does_not_depend_on_how_a_row_is_written() -> None:
     sharegpt = {"id": 7, "conversations": [{"value": "U", "from": "human"}, {"from": "gpt", "value": "A"}]}
     extras = {"messages": [{"content": "U", "role": "user", "time": 1}, {"role": "assistant", "content": "A"}]}
 
@@ -85,7 +85,7 @@ def test_content_hash_is_one_for_all_ways_to_write_a_row() -> None:
     assert len(hashes.pop()) == 16
 
 
-def test_content_hash_tells_kinds_apart() -> None:
+def test_content_hash_distinguishes_kinds() -> None:
     assert hash_row_content(Row("text", text="x")) != hash_row_content(Row("pair", text="x"))
 
 
@@ -125,5 +125,5 @@ def test_first_occurrences_of_stored_hashes() -> None:
     ]
 
 
-def test_chat_options_read_no_length() -> None:
+def test_chat_options_have_no_length() -> None:
     assert isinstance(Canonicalizer(RowOptionValues(Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)

@@ -1,7 +1,7 @@
-"""Formats: the union of kinds, aliases, which shape a record has, and how its messages are read.
+"""Formats: the union of kinds, aliases, detection of shapes, and reading of messages.
 
-What belongs here: whatever a source may call its columns, roles, parts and flags. What does not: reasoning,
-tools and calls, which have their own tests.
+What belongs here: names of columns, roles, parts and flags. What does not: reasoning, tools and calls, which have their
+own tests.
 """
 
 import pkgutil
@@ -101,7 +101,7 @@ def test_alias_means_its_field(given: dict[str, Json], expected: Any) -> None:
         {"kind": "text", "enforce_eos": True, "add_eos": True},
     ],
 )
-def test_alias_beside_its_field_is_refused(given: dict[str, Json]) -> None:
+def test_alias_together_with_its_field_is_refused(given: dict[str, Json]) -> None:
     with pytest.raises(ValidationError, match="both are set"):
         ADAPTER.validate_python(given)
 
@@ -192,7 +192,7 @@ def test_record_of_no_shape_is_rejected(record: Json, options: Chat | Auto, expe
     assert reason(record, options) == expected
 
 
-def test_shape_named_is_taken_though_another_comes_first() -> None:
+def test_named_shape_overrides_an_earlier_match() -> None:
     record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R"}
 
     assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
@@ -353,7 +353,7 @@ def test_row_text_is_never_expanded() -> None:
     ("policy", "expected"),
     [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")],
 )
-def test_system_prompt_beside_an_existing_one(policy: Any, expected: str) -> None:
+def test_system_prompt_with_an_existing_one(policy: Any, expected: str) -> None:
     record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
     options = Chat(system_prompt="sys", on_existing_system=policy)
 
@@ -497,11 +497,11 @@ def test_content_becomes_text(content: Json, expected: str) -> None:
         ([{"type": "reasoning", "text": "r"}], "unknown_content_part"),
     ],
 )
-def test_content_that_is_no_text_is_rejected(content: Json, expected: str) -> None:
+def test_content_other_than_text_is_rejected(content: Json, expected: str) -> None:
     assert reason(chat(("user", content))) == expected
 
 
-def test_content_nulls_beside_it_are_absent() -> None:
+def test_null_keys_next_to_content_are_absent() -> None:
     message = {"role": "user", "content": "U", "name": None, "tool_calls": None, "mood": "calm"}
 
     assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", "mood": "calm"}
@@ -554,7 +554,7 @@ def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, 
         ({"train": "yes"}, "bad_weight"),
     ],
 )
-def test_flags_that_say_nothing_clear_are_rejected(given: dict[str, Json], expected: str) -> None:
+def test_ambiguous_flags_are_rejected(given: dict[str, Json], expected: str) -> None:
     assert reason({"messages": [{"role": "user", "content": "U", **given}]}) == expected
 
 
@@ -565,8 +565,8 @@ def test_flags_weights_between_need_the_option() -> None:
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])
-def test_flags_weights_that_no_float32_holds_are_rejected(weight: float) -> None:
-    """A weight that became 0 or infinite on its way would say something else than the row did."""
+def test_weights_outside_float32_are_rejected(weight: float) -> None:
+    """A weight that rounds to 0 or infinity would change its meaning."""
     record = {"messages": [{"role": "assistant", "content": "A", "weight": weight}]}
 
     assert reason(record, loss=Loss(weights=True)) == "bad_weight"
@@ -606,7 +606,7 @@ def test_kwargs_generation_prompt_is_ignored_and_counted() -> None:
         {"chat_template": ""},
     ],
 )
-def test_kwargs_that_are_not_a_rows_to_set_are_rejected(value: Json) -> None:
+def test_reserved_kwargs_are_rejected(value: Json) -> None:
     assert reason({**chat(("user", "U")), "chat_template_kwargs": value}) == "bad_template_kwargs"
 
 

@@ -143,7 +143,7 @@ def test_kind_that_builds_its_own_tokens_is_built_to_partitions(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_kind_declares_groups_and_options_that_there_are(kind: type[DatasetKind]) -> None:
+def test_kind_declares_existing_groups_and_options(kind: type[DatasetKind]) -> None:
     assert set(OPTION_GROUPS) >= kind.GROUPS
     for group, fields in kind.FIELDS_NOT_READ.items():
         assert group in kind.GROUPS, "a group that is not read has no options to name"
@@ -152,8 +152,8 @@ def test_kind_declares_groups_and_options_that_there_are(kind: type[DatasetKind]
     assert set(kind.FILLED_IN) <= set(kind.model_fields)
 
 
-def test_nobody_but_a_kind_asks_for_its_name() -> None:
-    """What differs between kinds is a declaration or a hook of the kind's class."""
+def test_only_a_kind_depends_on_its_name() -> None:
+    """Differences between kinds are declarations or hooks of the kind's class."""
     found: list[str] = []
     for package in ("pipelines/rowmill", "assets"):
         for path in (ROOT / package).rglob("*.py"):
@@ -163,7 +163,7 @@ def test_nobody_but_a_kind_asks_for_its_name() -> None:
 
 
 def find_kind_questions(path: Path) -> list[int]:
-    """Return the lines that compare a format's `kind`, or ask whether a format is of a kind's class."""
+    """Return the lines that compare a format's `kind`, or test whether a format is of a kind's class."""
     names = {kind.__name__ for kind in KINDS.values()}
     lines: list[int] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

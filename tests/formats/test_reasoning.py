@@ -1,4 +1,4 @@
-"""Reasoning: found under keys, in tags, parts and messages; dropped, limited, put into tags."""
+"""Reasoning: found under keys, in tags, parts and messages; dropped, limited, or inlined as tags."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from rowmill.schema.rows import Rejected, Row
 TAGS = ThinkTagReader([["<think>", "</think>"]])
 
 
-def spoken(message: dict[str, Json], **options: Any) -> dict[str, Json]:
+def canonical_message(message: dict[str, Json], **options: Any) -> dict[str, Json]:
     return row_of([{"role": "user", "content": "U"}, {"role": "assistant", **message}], **options).messages[1]
 
 
@@ -80,19 +80,19 @@ def reason(messages: list[Json], **options: Any) -> str:
         ("no tags", "no tags", [], 0),
     ],
 )
-def test_tags_are_split_from_what_is_said(content: str, said: str, thought: list[str], literal: int) -> None:
+def test_tagged_reasoning_is_split_from_the_answer(content: str, said: str, thought: list[str], literal: int) -> None:
     assert TAGS.extract(content) == ExtractedReasoning(said, thought, literal)
 
 
 @pytest.mark.parametrize(
     "content", ["<think>abc", "  <think>abc", "<think>a</think>\n<think>b", "r\n</think>\n<think>b"]
 )
-def test_tags_never_closed_at_the_start_mean_a_cut_off_text(content: str) -> None:
+def test_unclosed_tags_at_the_start_mean_truncated_text(content: str) -> None:
     assert TAGS.extract(content) is None
     assert reason([{"role": "assistant", "content": content}]) == "unclosed_think"
 
 
-def test_tags_of_two_pairs_close_their_own() -> None:
+def test_two_pairs_of_tags_are_matched_separately() -> None:
     reader = ThinkTagReader([["<think>", "</think>"], ["[T]", "[/T]"]])
 
     assert reader.extract("[T]a</think>[/T]b<think>c[/T]</think>d") == ExtractedReasoning(
@@ -106,7 +106,7 @@ PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "```",
 
 
 @given(PIECES)
-def test_tags_no_letter_is_lost(content: str) -> None:
+def test_splitting_tags_loses_no_character(content: str) -> None:
     found = TAGS.extract(content)
 
     if found is not None:
@@ -129,7 +129,7 @@ def test_tags_round_trip(thought: str, said: str) -> None:
 
 
 @pytest.mark.slow
-def test_tags_a_million_open_ones_take_no_time() -> None:
+def test_a_million_open_tags_take_linear_time() -> None:
     """Quadratic work on this would take days."""
     content = "x" + "<think>" * 200_000
 
@@ -154,21 +154,21 @@ def test_key_already_there_is_not_counted_as_moved() -> None:
     assert row.report.moved_reasoning_keys == 0
 
 
-def test_key_first_not_blank_wins_and_others_stay() -> None:
+def test_first_nonblank_key_wins_and_others_stay() -> None:
     row = row_of([{"role": "assistant", "content": "A", "reasoning": " ", "thinking": "t", "reason": "s"}])
 
     assert row.messages[0] == {"role": "assistant", "content": "A", "reasoning_content": "t", "reason": "s"}
     assert row.report.notes == ("extra_reasoning_key",)
 
 
-def test_key_that_overtakes_another_loses_neither() -> None:
-    message = spoken({"content": "A", "reasoning": "one", "reasoning_content": "two"})
+def test_moved_key_does_not_lose_another() -> None:
+    message = canonical_message({"content": "A", "reasoning": "one", "reasoning_content": "two"})
 
     assert (message["reasoning_content"], message["reasoning"]) == ("one", "two")
 
 
 def test_key_equal_to_another_is_kept_once() -> None:
-    message = spoken({"content": "A", "reasoning": "one", "reasoning_content": "one"})
+    message = canonical_message({"content": "A", "reasoning": "one", "reasoning_content": "one"})
 
     assert message == {"role": "assistant", "content": "A", "reasoning_content": "one"}
 
@@ -179,23 +179,25 @@ def test_key_of_a_user_stays_an_extra() -> None:
     assert row.messages[0] == {"role": "user", "content": "U", "reason": "curious"}
 
 
-def test_key_that_is_no_text_is_rejected() -> None:
+def test_key_other_than_text_is_rejected() -> None:
     assert reason([{"role": "assistant", "content": "A", "reasoning_content": {"a": 1}}]) == "content_not_text"
 
 
-def test_key_and_tags_are_joined_and_equal_text_stands_once() -> None:
-    assert spoken({"content": "<think>s</think>A", "reasoning": "r"})["reasoning_content"] == "r\n\ns"
-    assert spoken({"content": "<think> r </think>A", "reasoning": "r"})["reasoning_content"] == "r"
+def test_reasoning_of_key_and_tags_is_joined_without_repetition() -> None:
+    assert canonical_message({"content": "<think>s</think>A", "reasoning": "r"})["reasoning_content"] == "r\n\ns"
+    assert canonical_message({"content": "<think> r </think>A", "reasoning": "r"})["reasoning_content"] == "r"
 
 
 def test_tags_closed_before_the_answer_give_what_qwen3_splits() -> None:
-    message = spoken({"content": "2 and 2 is 4.</think>Four."})
+    message = canonical_message({"content": "2 and 2 is 4.</think>Four."})
 
     assert message == {"role": "assistant", "content": "Four.", "reasoning_content": "2 and 2 is 4."}
 
 
 def test_tags_stay_where_extraction_is_off() -> None:
-    assert spoken({"content": "<think>r</think>A"}, extract_think_tags=False)["content"] == "<think>r</think>A"
+    assert (
+        canonical_message({"content": "<think>r</think>A"}, extract_think_tags=False)["content"] == "<think>r</think>A"
+    )
 
 
 def test_tags_count_empty_blocks() -> None:
@@ -212,7 +214,7 @@ def test_parts_of_reasoning() -> None:
         {"type": "text", "text": "A"},
     ]
 
-    assert spoken({"content": parts}) == {
+    assert canonical_message({"content": parts}) == {
         "role": "assistant",
         "content": "A",
         "reasoning_content": "r1\n\nr2",
@@ -220,7 +222,7 @@ def test_parts_of_reasoning() -> None:
 
 
 def test_reasoning_alone_is_enough() -> None:
-    assert spoken({"content": "", "reasoning": "r"})["reasoning_content"] == "r"
+    assert canonical_message({"content": "", "reasoning": "r"})["reasoning_content"] == "r"
 
 
 # Think messages and modes
@@ -268,7 +270,7 @@ def test_mode_inline_is_undone_by_reading_it() -> None:
 
     assert written["content"] == "<think>\nr1\n\nr2\n</think>\n\nA"
     assert written["content"][written["inline_reasoning"] :] == "A"
-    assert spoken({"content": written["content"]}) == message
+    assert canonical_message({"content": written["content"]}) == message
 
 
 def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
@@ -281,13 +283,13 @@ def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
     assert limit_reasoning([message], 0, first_words) == limit_reasoning([message], None, first_words) == (message,)
 
 
-def test_joined_texts_stand_once() -> None:
+def test_joined_reasoning_does_not_repeat_equal_texts() -> None:
     assert join_reasoning(["a", " ", "b", "a\n"]) == "a\n\nb"
 
 
 @pytest.mark.parametrize(
     "pairs", [[], [["<t>", "<t>"]], [["", "</t>"]], [["<t>"]], [["<a>", "<b>"], ["<b>", "<c>"]], "<t>"]
 )
-def test_tags_that_cannot_be_told_apart_are_refused(pairs: Json) -> None:
+def test_ambiguous_tags_are_refused(pairs: Json) -> None:
     with pytest.raises(ValidationError):
         Reasoning(think_tags=pairs)

@@ -49,7 +49,7 @@ def test_defaults_of_records_are_their_own() -> None:
     assert form_of({"data": {"max_sequences_per_example": None}}).cap is None
 
 
-def test_privacy_makes_the_cap_one_and_packs_nothing() -> None:
+def test_privacy_sets_the_cap_to_one_and_disables_packing() -> None:
     dataset = parsed({"privacy": {"dp_enabled": True}})
 
     assert form_of({"privacy": {"dp_enabled": True}}).cap == 1
@@ -95,14 +95,14 @@ DP = {"privacy": {"dp_enabled": True}}
         ({}, {"truncation": {"max_length": 5}}, "a records dataset does not read this group"),
     ],
 )  # fmt: skip
-def test_option_that_cannot_be_says_what_can(form: dict[str, Any], groups: dict[str, Any], said: str) -> None:
+def test_invalid_option_error_says_what_is_valid(form: dict[str, Any], groups: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(form, **groups)
 
     assert said in str(caught.value)
 
 
-def test_numbers_of_rows_are_for_records_alone() -> None:
+def test_numbers_of_rows_are_only_for_records() -> None:
     dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "text"}, "splits": {"test": 100}}
 
     with pytest.raises(ConfigError, match="are for records; a text dataset is split by hash"):
@@ -111,7 +111,7 @@ def test_numbers_of_rows_are_for_records_alone() -> None:
         )
 
 
-def test_column_that_no_record_has_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
     road = Road(tmp_path).one("table.csv", as_csv(purchases(5)), records(**grouped(by="costumer")))
 
     with pytest.raises(
@@ -165,7 +165,7 @@ def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
 
 
 @pytest.mark.parametrize("verb", ["stats", "verify", "inspect"])
-def test_verbs_that_look_at_a_build_take_records_as_they_take_all_kinds(
+def test_inspection_commands_accept_records_like_other_kinds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     road = Road(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
@@ -175,6 +175,6 @@ def test_verbs_that_look_at_a_build_take_records_as_they_take_all_kinds(
     assert "rows" in capsys.readouterr().out
 
 
-def test_option_that_is_none_is_refused_by_the_command_line(tmp_path: Path) -> None:
+def test_unknown_option_is_refused_by_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])

@@ -1,4 +1,4 @@
-"""Splits: the specification's vector; a row's split depends on its own key and on nothing else."""
+"""Splits: the specification's vector; a row's split depends only on its key."""
 
 from collections import Counter
 from fractions import Fraction
@@ -40,7 +40,7 @@ def test_group_split_of_twelve_groups_is_as_specified() -> None:
     assert [name for name, split in decided.items() if split == "test"] == ["g4"]
 
 
-def test_group_split_with_another_seed_is_another_one() -> None:
+def test_group_split_depends_on_the_seed() -> None:
     names = [f"g{i}" for i in range(100)]
 
     first, second = (splitter(test=0.5, seed=seed, group_key="user") for seed in (0, 1))
@@ -96,7 +96,7 @@ def test_shares_are_met_to_within_their_deviation() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 5.0, -3, True, "half", "1/3", "", None, [0.1]])
-def test_share_that_is_no_decimal_below_one_is_refused(share: object) -> None:
+def test_share_other_than_a_decimal_below_one_is_refused(share: object) -> None:
     with pytest.raises(ConfigError, match="splits: test"):
         splitter(test=share)
 
@@ -174,7 +174,7 @@ def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
         ({"group_key": []}, "group_key"),
     ],
 )
-def test_options_that_cannot_stand_together_are_refused(values: dict[str, object], message: str) -> None:
+def test_incompatible_options_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         splitter(**values)
 
@@ -189,7 +189,7 @@ TIMES = [(f"2024-01-{day:02d}", 1) for day in range(1, 9)]
         ({"validation": 0, "test": 0.25}, TIMES, {"test": "2024-01-07"}),
         ({"validation": 0.25, "test": 0.25}, [(str(n), 1) for n in (10, 9, 8, 7)], {"validation": 9, "test": 10}),
         ({"validation": 0, "test": 0.5}, [("1.5", 1), ("2.5", 1)], {"test": 2.5}),
-        # Three rows of one time stay together: too many for test, few enough for validation.
+        # Three rows of the same time stay together: too many for test, few enough for validation.
         ({"validation": 0.25, "test": 0.2}, [("1", 7), ("2", 3)], {"validation": 2}),
     ],
 )
@@ -241,7 +241,7 @@ def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
 
 
 def cut(rows: list[int], **values: object) -> list[int]:
-    """Return how many units fall to train, validation and test; units stand in the order of their places."""
+    """Return how many units are in train, validation and test; units are in the order of their positions."""
     options = validate_options(Splits, {"validation": 0, "test": 0, "method": "exact", **values}, "splits")
     places = np.arange(1, len(rows) + 1, dtype=np.uint64) << np.uint64(40)
     return np.bincount(splits.assign_exact_splits(options, places, np.array(rows, np.int64)), minlength=3).tolist()
@@ -252,7 +252,7 @@ def test_exact_twentieth_of_equal_groups_is_a_twentieth_of_the_rows(groups: int,
     assert cut([rows] * groups, test=0.05) == [groups - test, 0, test]
 
 
-def test_exact_split_takes_the_nearest_number_of_rows_and_of_two_the_smaller() -> None:
+def test_exact_split_takes_the_nearest_number_of_rows_ties_to_the_smaller() -> None:
     assert cut([10] * 10, test=24) == [8, 0, 2]
     assert cut([10] * 10, test=26) == [7, 0, 3]
     assert cut([10] * 10, test=25) == [8, 0, 2]
@@ -271,7 +271,7 @@ def test_exact_split_is_never_above_its_cap_where_units_allow() -> None:
 
 
 @given(rows=st.lists(st.integers(1, 30), min_size=1, max_size=60), wanted=st.integers(1, 200))
-def test_exact_split_is_as_near_as_whole_units_in_order_can_be(rows: list[int], wanted: int) -> None:
+def test_exact_split_is_as_close_as_whole_units_in_order_allow(rows: list[int], wanted: int) -> None:
     [_, _, units] = cut(rows, test=wanted)
     held = sum(rows[len(rows) - units :])
 
@@ -279,7 +279,7 @@ def test_exact_split_is_as_near_as_whole_units_in_order_can_be(rows: list[int], 
     assert abs(held - wanted) == min((abs(one - wanted) for one in choices), default=wanted)
 
 
-def test_counts_and_shares_are_told_apart() -> None:
+def test_counts_and_shares_are_distinguished() -> None:
     options = validate_options(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
 
     assert options.is_exact

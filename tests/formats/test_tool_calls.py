@@ -1,4 +1,4 @@
-"""Tools and calls: one shape for all of them, ids that match, results that belong to a call."""
+"""Tools and calls: one canonical shape, matching ids, results linked to calls."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def arguments_of(arguments: Json, **options: Any) -> Json:
         ([orjson.dumps(BARE).decode()], (WRAPPED,), False),
     ],
 )
-def test_tools_come_in_one_shape(value: Json, tools: Json, from_text: bool) -> None:
+def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: bool) -> None:
     assert read_tools({"tools": value}, FIELDS) == (tools, True, from_text)
 
 
@@ -123,7 +123,7 @@ def test_tools_nulls_in_schemas_survive() -> None:
         {"tool_calls": None, "function_call": {"name": "f", "arguments": '{"a": 1}', "id": "x"}},
     ],
 )
-def test_call_comes_in_one_shape(message: dict[str, Json]) -> None:
+def test_calls_are_normalized_to_one_shape(message: dict[str, Json]) -> None:
     row = row_of([{"role": "assistant", "content": None, **message}])
 
     expected = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
@@ -131,7 +131,7 @@ def test_call_comes_in_one_shape(message: dict[str, Json]) -> None:
     assert row.messages[0].keys() <= {"role", "content", "tool_calls", "arguments_source"}
 
 
-def test_call_as_a_turn_of_its_own() -> None:
+def test_call_as_a_separate_turn() -> None:
     record = {
         "conversations": [
             {"from": "human", "value": "U"},
@@ -150,13 +150,13 @@ def test_call_as_a_turn_of_its_own() -> None:
     assert row.report.unknown_roles == ()
 
 
-def test_call_leaves_the_text_beside_it() -> None:
+def test_call_keeps_the_text_next_to_it() -> None:
     row = row_of([{"role": "assistant", "content": "Let me see.", "tool_calls": [call({})]}])
 
     assert row.messages[0]["content"] == "Let me see."
 
 
-def test_call_list_that_is_empty_is_no_call() -> None:
+def test_empty_call_list_is_not_a_call() -> None:
     row = row_of([{"role": "assistant", "content": "A", "tool_calls": []}])
 
     assert row.messages[0] == {"role": "assistant", "content": "A"}
@@ -240,7 +240,7 @@ def test_arguments_of_another_type_are_rejected(value: Json) -> None:
     assert reason([{"role": "assistant", "content": "", "tool_calls": [call(value)]}]) == "bad_tool_arguments"
 
 
-def test_arguments_source_is_kept_to_the_letter() -> None:
+def test_arguments_source_is_kept_verbatim() -> None:
     row = row_of([{"role": "assistant", "content": "", "tool_calls": [call('{"a":  1}'), call({"b": 2})]}])
 
     assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
@@ -255,7 +255,7 @@ def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -
 
 
 def conversation(*messages: str) -> list[Message]:
-    """Write a conversation in short: `u`, `c` a call without an id, `c=x` with one, `t` and `t=x` results."""
+    """Build a conversation from shorthand: `u`, `c` a call without an id, `c=x` with one, `t` and `t=x` results."""
     out: list[Message] = []
     for word in messages:
         kind, _, name = word.partition("=")
@@ -291,7 +291,7 @@ def test_ids_are_numbered_and_matched_in_order(messages: list[str], expected: li
     assert ids == expected
 
 
-def test_ids_that_are_no_text_are_renewed_on_both_sides() -> None:
+def test_ids_other_than_text_are_renewed_in_calls_and_results() -> None:
     row = row_of(
         [
             {"role": "assistant", "content": "", "tool_calls": [call({}, id=7)]},
@@ -303,7 +303,7 @@ def test_ids_that_are_no_text_are_renewed_on_both_sides() -> None:
 
 
 @given(st.lists(st.sampled_from(["u", "a", "c", "c=x", "t", "t=x"]), max_size=12))
-def test_ids_every_call_has_one_and_linking_twice_is_linking_once(messages: list[str]) -> None:
+def test_every_call_gets_an_id_and_linking_is_idempotent(messages: list[str]) -> None:
     written = conversation(*messages)
     link_calls(written)
     again = [dict(message) for message in written]

@@ -1,4 +1,4 @@
-"""CSV dialects: the delimiter that a file's first records show, what is asked for, and lines of records.
+"""CSV dialects: detected and configured delimiters and quotes, and line numbers of records.
 
 What belongs here: delimiters, quotes, line numbers. What does not: cells and bad rows (`test_sources.py`).
 """
@@ -54,16 +54,16 @@ def test_commas_inside_the_cells_of_another_delimiter_separate_nothing(tmp_path:
     "content",
     [b"text\nwhat; why\nwhen\n", b"text;more\njust prose\nand; more; of it\nno\n", b"a,b\n1;2,3;4\n", b"text\n", b""],
 )
-def test_delimiter_stays_the_usual_one_where_no_other_gives_even_columns(tmp_path: Path, content: bytes) -> None:
+def test_delimiter_stays_the_default_if_no_other_gives_even_columns(tmp_path: Path, content: bytes) -> None:
     assert scanned(tmp_path, content).delimiter == ","
 
 
-def test_delimiter_asked_for_that_leaves_one_column_of_several_is_refused(tmp_path: Path) -> None:
+def test_configured_delimiter_that_leaves_one_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"a\.csv: is one column with source\.delimiter ',', and 3 columns with ';'"):
         scanned(tmp_path, WIDE, delimiter=",")
 
 
-def test_header_that_two_delimiters_part_is_a_question_to_the_user(tmp_path: Path) -> None:
+def test_header_with_two_possible_delimiters_is_an_error(tmp_path: Path) -> None:
     content = b"name;price, EUR;size\nx;1,5;3\ny;2,5;4\n"
 
     with pytest.raises(SchemaError, match=r"has 2 columns with ',', 3 columns with ';'; only one can be the delimiter"):
@@ -71,7 +71,7 @@ def test_header_that_two_delimiters_part_is_a_question_to_the_user(tmp_path: Pat
     assert scanned(tmp_path, content, delimiter=";").delimiter == ";"
 
 
-def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_file_again(tmp_path: Path) -> None:
+def test_configured_quote_and_delimiter_are_used_and_a_change_reads_the_file_again(tmp_path: Path) -> None:
     scan = scanned(tmp_path, b"a#b\n'x#y'#'2'\n", delimiter="#", quote="'")
 
     assert records_of(scan, tmp_path) == [{"a": "x#y", "b": "2"}]
@@ -82,10 +82,8 @@ def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_fi
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("line", [b"sep=;\r\n", b"SEP=;\n", b'"sep=;"\n'])
-def test_first_line_that_says_the_delimiter_as_excel_reads_it_is_no_record(
-    tmp_path: Path, mark: bytes, line: bytes
-) -> None:
-    # By itself the header has two commas, and one semicolon.
+def test_sep_line_of_excel_sets_the_delimiter_and_is_not_a_record(tmp_path: Path, mark: bytes, line: bytes) -> None:
+    # The header alone has two commas and one semicolon.
     scan = scanned(tmp_path, mark + line + b"a;b,c,d\n1;x,y,z\n\n2;u\n")
 
     assert (scan.delimiter, scan.records) == (";", 2)
@@ -93,7 +91,7 @@ def test_first_line_that_says_the_delimiter_as_excel_reads_it_is_no_record(
     assert [sources.find_part_line(scan.parts[0], scan, tmp_path, row) for row in range(2)] == [3, 5]
 
 
-def test_delimiter_that_the_first_line_says_gives_way_to_the_recipe_and_to_what_gives_columns(tmp_path: Path) -> None:
+def test_sep_line_is_overridden_by_the_recipe_and_by_even_columns(tmp_path: Path) -> None:
     assert scanned(tmp_path, b"sep=;\na,b;c\n1,2;3\n", delimiter=",").delimiter == ","
     assert scanned(tmp_path, b"sep=;\na,b\n1,2\n").delimiter == ","
     assert scanned(tmp_path, b"sep=#\na#b\n1#2\n").delimiter == "#"
@@ -109,9 +107,7 @@ def test_delimiter_that_the_first_line_says_gives_way_to_the_recipe_and_to_what_
         b"a,b\n1,'Smith, J.'\n2,'Doe, A.'\n",
     ],
 )
-def test_cells_in_single_quotes_are_refused_unless_the_recipe_says_what_they_are(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_cells_in_single_quotes_are_refused_unless_configured(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SchemaError, match=r"a\.csv: its cells stand in single quotes, such as '.*source\.quote: \"'\""):
         scanned(tmp_path, content)
     assert not any("'" in "".join(row.values()) for row in records_of(scanned(tmp_path, content, quote="'"), tmp_path))
@@ -135,7 +131,7 @@ def test_apostrophes_are_part_of_the_cells(tmp_path: Path, content: bytes) -> No
     assert content.count(b"'") == sum("".join(row.values()).count("'") for row in records_of(scan, tmp_path))
 
 
-def test_scan_of_before_dialects_were_found_so_is_done_again(tmp_path: Path) -> None:
+def test_scan_from_before_dialect_detection_is_repeated(tmp_path: Path) -> None:
     scan = scanned(tmp_path, b"sep=;\na;b\n1;2\n")
     older = replace(scan, delimiter=",", dialect_version=0)
 
@@ -153,14 +149,14 @@ def test_delimiter_that_is_not_one_character_is_refused(delimiter: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["delimiter", "quote"])
-def test_dialect_of_files_that_have_none_is_refused(option: str) -> None:
+def test_dialect_options_for_other_files_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: applies to CSV and TSV files only, and no URL names one"):
         Files.model_validate({"train_urls": ["a.jsonl"], option: ";"})
     Files.model_validate({"train_urls": ["folder/"], option: ";"})
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_record_is_found_on_its_line_behind_cells_of_several_lines(tmp_path: Path, name: str) -> None:
+def test_record_after_multiline_cells_is_found_on_its_line(tmp_path: Path, name: str) -> None:
     content = b'a,b\n1,"x\ny"\n\n2,z\n"3\n",q\n4,r\n'
 
     scan = scanned(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)

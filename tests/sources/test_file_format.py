@@ -1,7 +1,7 @@
-"""A format of source files is its module and its line in the list: a new one is read and built like the others.
+"""A source file format is its module and its line in the list: a new one is read and built like the others.
 
-What belongs here: a format added in one file, and what is true of every format. What does not: what a reader does with
-its files (`test_sources.py`, `test_csv_dialects.py`).
+What belongs here: a format added in one file, and invariants of every format. What does not: single readers
+(`test_sources.py`, `test_csv_dialects.py`).
 """
 
 import gzip
@@ -72,7 +72,7 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     assert made["built"]
 
 
-def test_every_suffix_and_name_is_of_one_format() -> None:
+def test_every_suffix_and_name_belongs_to_one_format() -> None:
     assert len({one.name for one in FILE_FORMATS}) == len(FILE_FORMATS)
     assert len(FORMATS_BY_SUFFIX) == sum(len(one.suffixes) for one in FILE_FORMATS)
     for suffix, one in FORMATS_BY_SUFFIX.items():
@@ -86,7 +86,7 @@ def test_options_of_formats_are_options_of_files() -> None:
     assert options <= set(Files.model_fields)
 
 
-def test_records_without_a_file_have_the_answers_of_the_base() -> None:
+def test_records_without_a_file_use_the_base_class() -> None:
     huggingface = find_file_format("huggingface")
 
     assert not (huggingface.has_cells or huggingface.has_documents or huggingface.is_own_lines)

@@ -1,4 +1,4 @@
-"""Small files share parts: fewer parts, the same rows, the same way back to file and line, and changes stay local.
+"""Small files share parts: fewer parts, the same rows, the same lineage, and changes stay local.
 
 What belongs here: groups of source parts, and builds over many small files. What does not: cutting one file
 (`test_sources.py`).
@@ -66,20 +66,20 @@ def test_groups_of_many_small_files_have_the_mean_size() -> None:
     assert 0.8 * MEAN_GROUP_BYTES < 20_000 * (2000 + 4096) / len(groups) < 1.2 * MEAN_GROUP_BYTES
 
 
-def test_files_that_fill_a_part_share_none() -> None:
+def test_files_that_fill_a_part_do_not_share_it() -> None:
     scans = [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)]
 
     assert {len(group) for group in group_parts(scans)} == {1}
 
 
-def test_last_part_of_a_large_file_shares_none() -> None:
+def test_last_part_of_a_large_file_is_not_shared() -> None:
     scans = [file_of("large", content_bytes=10, parts=2), file_of("a", content_bytes=10)]
 
     assert [len(group) for group in group_parts(scans)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("other", [{"split_hint": "validation"}, {"reader": "delimited"}, {"arrow": True}])
-def test_files_of_another_split_or_kind_go_apart(other: dict[str, Any]) -> None:
+def test_files_of_another_split_or_kind_are_not_grouped(other: dict[str, Any]) -> None:
     first, second = [file_of(f"a{n}") for n in range(5)], [file_of(f"b{n}", **other) for n in range(5)]
 
     groups = group_parts([*first, *second])
@@ -91,7 +91,7 @@ def names(groups: Iterable[Sequence[SourcePart]]) -> set[tuple[str, ...]]:
     return {tuple(part.sha256 for part in group) for group in groups}
 
 
-def test_a_file_added_removed_or_changed_leaves_the_groups_elsewhere() -> None:
+def test_added_removed_or_changed_file_keeps_other_groups() -> None:
     scans = many(3000)
     before = group_parts(scans)
     made = [
@@ -105,7 +105,7 @@ def test_a_file_added_removed_or_changed_leaves_the_groups_elsewhere() -> None:
     ]
 
     assert len(before) > 12
-    # Its own group, and another where the file is an end.
+    # Its own group, and one more if the file ends it.
     assert max(made) <= 2
     assert sum(made) / len(made) < 1.1
 
@@ -148,7 +148,7 @@ def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [0, 1, 350, FILES - 1])
-def test_row_leads_back_to_its_file_and_line(built: Built, number: int) -> None:
+def test_row_is_traced_to_its_file_and_line(built: Built, number: int) -> None:
     [trace] = trace_source(built.project, f"r{number:04d}.jsonl:1")
     [back] = trace_row(built.project, trace.row_id)
 
@@ -159,7 +159,7 @@ def test_row_leads_back_to_its_file_and_line(built: Built, number: int) -> None:
     assert back.places
 
 
-def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
+def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
     road = write_many(tmp_path)
     project = road.project
     execution = project.recipe.execution.model_copy(update={"workers": 2})
@@ -169,7 +169,7 @@ def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None
     assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
 
-def test_changed_file_makes_its_group_alone(tmp_path: Path) -> None:
+def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
     road = write_many(tmp_path, large=False)
     first = road.build()
     groups = inputs.load_part_groups(first.manifest("rows", "raw_dataset"))
@@ -198,7 +198,7 @@ def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> N
     assert ("not_taken", "", 7) in made.ledger
 
 
-def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
+def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     road = Road(tmp_path)
     for number in range(30):
         road.write(f"sales/s{number:02d}.csv", f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n".encode())
@@ -208,7 +208,7 @@ def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
 
     made = road.build()
 
-    # A cell that does not fit is found again by its place in its part.
+    # A cell that does not fit is located by its index in its part.
     assert len(made.manifest("rows", "canonical_rows").parts) == 33
     assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 60, "validation": 3}
     [trace] = trace_source(made.project, "s17.csv:2")
@@ -216,7 +216,7 @@ def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
     assert trace.examples
 
 
-def test_manifest_of_before_files_shared_parts_has_each_alone(built: Built) -> None:
+def test_manifest_from_before_shared_parts_has_one_file_per_part(built: Built) -> None:
     made = built.manifest("rows", "raw_dataset")
     earlier = replace(made, details={"scans": made.details["scans"]})
 

@@ -1,4 +1,4 @@
-"""What a source's storage may do: names that are no files, servers that fail; and that nothing secret is recorded.
+"""Access to sources: names that are not regular files, failing servers, and that no secret is recorded.
 
 What belongs here: reaching files. What does not: what is in them (`test_sources.py`, `test_sources_bad_input.py`).
 """
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-# ── Names that are no regular files ────────────────────────────────────────────────────────────────
+# ── Names other than regular files ────────────────────────────────────────────────────────────────
 
 
 def make_pipe(path: Path) -> None:
@@ -133,7 +133,7 @@ def test_hidden_folder_is_not_followed(folder: Path) -> None:
     assert [one.url for one in find_files(Files(train_urls=["."]), folder)] == ["./a.jsonl"]
 
 
-def test_what_is_not_data_may_be_anything(folder: Path) -> None:
+def test_other_files_are_ignored(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / ".x.txt")
 
@@ -160,7 +160,7 @@ def test_folder_that_cannot_be_listed_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["reference://x.jsonl", "zip://x.jsonl", "nosuch://x.jsonl", "git://x.jsonl"])
-def test_url_that_needs_more_than_itself_is_refused(folder: Path, url: str) -> None:
+def test_url_with_required_options_is_refused(folder: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{url}: cannot be reached \(.+\); expected .*; correct the scheme"):
         find_files(Files(train_urls=[url]), folder)
 
@@ -171,7 +171,7 @@ ROWS = lines(chat(n) for n in range(20))
 
 
 class _Failing(BaseHTTPRequestHandler):
-    """Answers by what the path asks for: a status, a body cut short, a closed connection."""
+    """Fails as the path says: a status, a truncated body, a closed connection."""
 
     protocol_version = "HTTP/1.1"
 
@@ -204,8 +204,8 @@ class _Failing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try again at once: what these servers do they do for ever."""
+def no_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry without delay: these servers fail permanently."""
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
 
 
@@ -235,7 +235,7 @@ def address() -> Iterator[str]:
         ("chunked/a.jsonl", "Response payload is not completed", True),
     ],
 )
-def test_web_server_that_fails_is_told_by_what_it_did(
+def test_web_server_failure_is_reported_by_its_kind(
     address: str, tmp_path: Path, path: str, words: str, may_pass: bool
 ) -> None:
     url = f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7"
@@ -249,12 +249,12 @@ def test_web_server_that_fails_is_told_by_what_it_did(
 
 
 @pytest.mark.parametrize("path", ["404/a.jsonl", "410/a.jsonl"])
-def test_web_address_of_nothing_is_told_as_such(address: str, tmp_path: Path, path: str) -> None:
+def test_missing_web_address_is_reported(address: str, tmp_path: Path, path: str) -> None:
     with pytest.raises(SourceError, match=rf"found no data at http://{address}/{path} \("):
         scan_all(tmp_path, f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7")
 
 
-def test_server_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -299,7 +299,7 @@ def test_public_url_has_no_login_and_no_signature(url: str, public: str) -> None
     assert public_url(public) == public
 
 
-def test_public_url_tells_files_apart_by_what_their_queries_ask_for() -> None:
+def test_public_url_distinguishes_files_by_their_queries() -> None:
     one, other = (public_url(f"https://h/a.jsonl?id={n}&sig=5ec2e7") for n in (1, 2))
 
     assert one != other
@@ -312,14 +312,14 @@ def signed(address: str, signature: str) -> str:
     return f"http://bob:hunter2@{address}/ok/a.jsonl?X-Amz-Credential=AKIDEXAMPLE&X-Amz-Signature={signature}"
 
 
-def test_two_signatures_of_one_file_are_one_file(address: str, tmp_path: Path) -> None:
+def test_two_signatures_of_one_file_have_one_identity(address: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"this file is already named") as caught:
         scan_all(tmp_path, signed(address, "5ec2e7"), signed(address, "5ec2e7b"))
 
     assert_public(str(caught.value))
 
 
-def test_file_signed_anew_has_the_same_identity_and_rows(address: str, tmp_path: Path) -> None:
+def test_newly_signed_file_has_the_same_identity_and_rows(address: str, tmp_path: Path) -> None:
     first, second = (Files(train_urls=[signed(address, one)]) for one in ("5ec2e7", "5ec2e7b"))
     stage = StoreStager(Store(str(tmp_path / "stage")), "raw")
 
@@ -327,7 +327,7 @@ def test_file_signed_anew_has_the_same_identity_and_rows(address: str, tmp_path:
     assert scan_source(first, tmp_path, stage, {}) == scan_source(second, tmp_path, stage, {})
 
 
-def test_queries_that_ask_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
+def test_queries_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
     scans = scan_all(tmp_path, *(f"http://{address}/ok/a.jsonl?id={n}" for n in (1, 2)))
 
     assert len({one.url for one in scans}) == 2
@@ -344,7 +344,7 @@ def contents(store: Path) -> Iterator[tuple[Path, str]]:
         yield path, path.read_bytes().decode("latin-1")
 
 
-def test_secrets_of_an_address_reach_nothing_that_a_build_leaves(address: str, tmp_path: Path) -> None:
+def test_secrets_of_an_address_are_in_no_output_of_a_build(address: str, tmp_path: Path) -> None:
     road = Road(tmp_path)
     source = {"train_urls": [signed(address, "5ec2e7")]}
     built = road.recipe({"rows": {"source": source, "format": CHAT}}).build()

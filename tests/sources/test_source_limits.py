@@ -1,6 +1,6 @@
-"""How much a source may hold: a record too long is one reject and is never held, other excess is one error.
+"""Limits of sources: a record that is too long is one reject, never held in memory; other excess is one error.
 
-What belongs here: limits, their options and their memory. What does not: what records hold.
+What belongs here: limits, their options and their memory. What does not: contents of records.
 """
 
 import gzip
@@ -124,7 +124,7 @@ def test_record_of_many_lines_of_csv_that_is_too_long_is_one_reject(tmp_path: Pa
 
 
 @pytest.mark.parametrize("line", [b"\0too_long_record ", b"\0too_long_record x y z", b"\0too_long_record 1"])
-def test_line_that_only_begins_like_ours_is_no_json(tmp_path: Path, line: bytes) -> None:
+def test_line_that_begins_like_a_placeholder_is_invalid_json(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(line + b"\n")
 
     assert [one.rejected and one.rejected.reason for one in records(tmp_path / "a.jsonl")] == ["invalid_json"]
@@ -132,7 +132,7 @@ def test_line_that_only_begins_like_ours_is_no_json(tmp_path: Path, line: bytes)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0, 5, 1500, 3000, 140_000, 1_200_000, 2_500_000]), max_size=9), st.booleans())
-def test_lines_that_are_too_long_move_no_other_line(lengths: list[int], ends: bool) -> None:
+def test_lines_that_are_too_long_keep_the_other_line_numbers(lengths: list[int], ends: bool) -> None:
     rows = [(b"%d" % number).ljust(length, b"x") for number, length in enumerate(lengths)]
     content = b"\n".join(rows) + b"\n" * ends
 
@@ -208,7 +208,7 @@ def test_record_that_is_too_long_is_counted_by_a_build(tmp_path: Path) -> None:
 
 def compress_blanks(codec: str, size: int) -> bytes:
     compressor: Any = gzip.compress if codec == "gz" else zstandard.compress
-    # Members and frames follow one another, so a bomb is made of copies of a small one.
+    # Members and frames can be concatenated, so a bomb is made of copies of a small one.
     return compressor(b"\n" * (16 << 20)) * (size >> 24)
 
 
@@ -242,7 +242,7 @@ def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path) -> Non
 
 
 def test_header_of_many_columns_is_read(tmp_path: Path) -> None:
-    """A check that compares each name with each other one would not end while anybody waits."""
+    """A quadratic check of names would not end in reasonable time."""
     (tmp_path / "a.csv").write_text(",".join(f"c{n}" for n in range(400_000)) + "\n")
 
     assert scan_one(tmp_path / "a.csv", max_columns=400_000).records == 0

@@ -1,6 +1,6 @@
-"""Raw files and datasets to parts to raw records: the laws of parts, every kind of file, every codec.
+"""Files and datasets to parts to raw records: invariants of parts, every kind of file, every codec.
 
-What belongs here: input as it should be. What does not: broken input (`test_sources_bad_input.py`).
+What belongs here: valid input. What does not: broken input (`test_sources_bad_input.py`).
 """
 
 import bz2
@@ -83,7 +83,7 @@ def validated(**source: Any) -> Files | HuggingFaceSource:
 def scan_all(
     folder: Path, *urls: str, known: dict[str, FileScan] | None = None, sample_by: SampleBy = "document"
 ) -> list[FileScan]:
-    """Scan the files of a folder, staging beside it."""
+    """Scan the files of a folder, staging next to it."""
     stage = StoreStager(Store(str(folder.parent / "stage")), "raw")
     return scan_source(Files(train_urls=list(urls or ["."]), sample_by=sample_by), folder, stage, known or {})
 
@@ -116,7 +116,7 @@ def folder(tmp_path: Path) -> Path:
         ({"kind": "huggingface", "id": "owner/name", "stream": False}, HuggingFaceSource),
     ],
 )
-def test_source_with_or_without_kind_is_told_by_its_fields(given_source: dict[str, Any], kind: type) -> None:
+def test_source_kind_follows_from_its_fields(given_source: dict[str, Any], kind: type) -> None:
     assert type(validated(**given_source)) is kind
 
 
@@ -146,7 +146,7 @@ def test_source_stream_is_streaming() -> None:
         ({"id": ""}, ["id"]),
     ],
 )
-def test_source_that_is_wrong_is_refused_at_load(given_source: dict[str, Any], words: list[str]) -> None:
+def test_invalid_source_is_refused_at_load(given_source: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         validate_options(Holder, {"source": given_source}, "datasets.x")
 
@@ -187,7 +187,7 @@ def test_braces_expand_in_the_order_written(pattern: str, expanded: list[str]) -
     assert expand_braces(pattern) == expanded
 
 
-def test_braces_beyond_all_reason_are_refused() -> None:
+def test_too_many_braces_are_refused() -> None:
     with pytest.raises(ConfigError, match="100,000"):
         expand_braces("{0..9999}{0..9999}")
 
@@ -205,7 +205,7 @@ def test_globs_sort_by_code_point_and_match_files_only(folder: Path) -> None:
     assert names(folder, "b.jsonl", "[aZ].jsonl") == ["b.jsonl", "Z.jsonl", "a.jsonl"]
 
 
-def test_folder_means_its_data_files_however_deep(folder: Path) -> None:
+def test_folder_means_its_data_files_at_any_depth(folder: Path) -> None:
     for name in (
         "in/b.jsonl",
         "in/a/c.csv.gz",
@@ -228,7 +228,7 @@ def test_file_whose_name_looks_like_a_glob_is_found(folder: Path) -> None:
     assert names(folder, "a[1].jsonl") == ["a[1].jsonl"]
 
 
-def test_urls_that_stand_for_nothing_are_all_listed_at_once(folder: Path) -> None:
+def test_all_urls_without_files_are_listed_at_once(folder: Path) -> None:
     (folder / "a.jsonl").touch()
     (folder / "empty").mkdir()
 
@@ -355,7 +355,7 @@ def test_part_sizes_grow_with_the_offset() -> None:
 
 
 def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> None:
-    """40 MB + 1 %: what is new or changed is at most the 1 %, one fiftieth, and the line that ends a part."""
+    """40 MB + 1 %: new or changed bytes are at most the 1 %, one fiftieth, and the line that ends a part."""
     lines = [b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 1000) for number in range(40_400)]
     old = {part.content for part in sliced(b"".join(lines[:40_000]))}
     new = sliced(b"".join(lines))
@@ -365,7 +365,7 @@ def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> N
     assert redone < (0.01 + 1 / 50) * sum(map(len, lines)) + 2 * len(lines[0])
 
 
-def test_equal_parts_are_told_apart_in_recipe_order(folder: Path) -> None:
+def test_equal_parts_are_numbered_in_recipe_order(folder: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "c.jsonl"):
         (folder / name).write_text('{"same": 1}\n')
 
@@ -429,7 +429,7 @@ def test_moved_file_is_read_again(folder: Path) -> None:
     assert values(after, folder) == [{"a": 2}]
 
 
-def test_staged_copy_that_is_gone_is_made_again(folder: Path) -> None:
+def test_missing_staged_copy_is_made_again(folder: Path) -> None:
     (folder / "a.txt").write_text("one\n")
     scans = scan_all(folder)
     staged = scans[0].parts[0].staged
@@ -518,7 +518,7 @@ def test_parts_of_a_text_file_hold_the_same_texts_wherever_they_are_cut(lines: l
 
         texts = [orjson.loads(line)["text"] for line in staged]
 
-        # Every line that says something is in one text, in order; every part begins where the last one ended.
+        # Every nonblank line is in one text, in order; every part begins where the previous one ended.
         assert [line for text in texts for line in text.split("\n") if line.strip(" \t\r")] == said
         assert [part.offset for part in parts] == list(accumulate([0, *(part.length for part in parts)]))[:-1]
         assert sum(part.length for part in parts) == len(content)
@@ -547,7 +547,7 @@ def test_paragraphs_appended_change_no_finished_part() -> None:
 
 
 @pytest.mark.parametrize(("sample_by", "finer"), [("document", "paragraph or line"), ("paragraph", "line")])
-def test_text_that_cannot_be_held_is_an_error_that_says_the_limit(
+def test_oversized_text_is_an_error_with_the_limit(
     folder: Path, sample_by: SampleBy, finer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plain_text, "TEXT_LIMIT_BYTES", 3 << 20)
@@ -876,7 +876,7 @@ def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> 
 
 
 class _Served(SimpleHTTPRequestHandler):
-    """Serves a folder without a word; answers an unknown name with 404, as any server does."""
+    """Serves a folder without logging; unknown names are 404."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name is the base class's)
         del format, args
@@ -896,7 +896,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join()
 
 
-def test_web_addresses_are_read_and_what_moved_is_read_again(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_web_addresses_are_read_and_changed_ones_again(server: tuple[str, Path], tmp_path: Path) -> None:
     address, folder = server
     (folder / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n')
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"a": 3}\n'))
@@ -922,7 +922,7 @@ def test_web_address_that_is_not_there_is_named(server: tuple[str, Path], tmp_pa
         find_files(Files(train_urls=[f"{server[0]}/nothing.jsonl"]), tmp_path)
 
 
-def test_scheme_that_nothing_serves_is_refused(tmp_path: Path) -> None:
+def test_unknown_url_scheme_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         find_files(Files(train_urls=["nosuch://host/a.jsonl"]), tmp_path)
 
@@ -1045,7 +1045,7 @@ def test_every_line_of_a_real_play_is_in_a_text_or_blank(
 
     said = [one.value["text"] for one in found if one.value]
     assert (len(said), len(found) - len(said)) == (texts, blank)
-    # What ends a text, and what a blank one is.
+    # The separator of texts, and what counts as blank.
     end, blank_text = {"line": ("\n", "\n"), "paragraph": ("\n\n", "\n"), "document": ("", "")}[sample_by]
     joined = "".join(one.value["text"] + end if one.value else blank_text for one in found)
     assert joined.rstrip("\n") == content.rstrip("\n")
@@ -1064,6 +1064,6 @@ def test_real_lists_hold_what_the_standard_library_reads(real_data: Path, tmp_pa
         assert values([one], real_data) == json.loads((real_data / one.url).read_text(encoding="utf-8"))
 
 
-def test_config_errors_are_pydantic_errors_at_the_door() -> None:
+def test_config_errors_are_pydantic_validation_errors() -> None:
     with pytest.raises(ValidationError):
         Files(train_urls=["a.exe"])

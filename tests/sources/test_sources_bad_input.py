@@ -88,7 +88,7 @@ BAD_LINES = [
     (DEEP_65.encode(), "too_deep", "64"),
     (b"[" * 100_000, "too_deep", "64"),
     (b'{"a":' * 1500 + b"1" + b"}" * 1500, "too_deep", "64"),
-    # Cut inside a string, and full of quotes: brackets in it do not nest, and looking for them takes no longer.
+    # Truncated inside a string, and full of quotes: brackets in it do not nest, and scanning stays linear.
     (b'{"page":"' + b'[\\"' * 200_000, "invalid_json", ""),
     (b'{"page":"' + b'[\\"' * 200_000 + b"\\", "invalid_json", ""),
     (b'{"n":' + b"1" * 30 + b',"a":' + b"[" * 900 + b"]" * 900 + b"}", "too_deep", "64"),
@@ -203,7 +203,7 @@ def test_parquet_text_that_is_not_utf8_rejects_its_row_only(folder: Path) -> Non
 def test_empty_file_has_no_records(folder: Path, name: str, content: bytes) -> None:
     pack = COMPRESS.get(f".{name.split('.')[2]}", bytes) if name.count(".") == 2 else bytes
     (folder / name).write_bytes(pack(content))
-    # Blank lines of a text file are records that say nothing; elsewhere they are no records.
+    # Blank lines of a text file are empty records; in other files they are not records.
     blank = ["blank", "blank"] if name == "a.txt" and b"\n" in content else []
 
     assert scan_file(folder / name).records == len(blank)
@@ -252,7 +252,7 @@ def test_gzip_cut_short_says_nearly_where_it_breaks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_compressed_file_that_is_damaged_is_one_error(folder: Path, suffix: str) -> None:
+def test_damaged_compressed_file_is_one_error(folder: Path, suffix: str) -> None:
     packed = bytearray(COMPRESS[suffix](LINES))
     packed[len(packed) // 2] ^= 0xFF
     (folder / f"a.jsonl{suffix}").write_bytes(packed)
@@ -338,7 +338,7 @@ def test_csv_header_that_gives_no_keys_is_refused(folder: Path, header: bytes, w
         scan_file(folder / "a.csv")
 
 
-# What changes under us
+# Files that change during a build
 
 
 def test_file_that_changes_between_scan_and_read_is_noticed(folder: Path) -> None:
@@ -392,7 +392,7 @@ def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
 
 
 def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) -> None:
-    """In a process of its own, since the library reads the offline switch when it is imported."""
+    """In a separate process, since the library reads the offline switch when it is imported."""
     program = (
         "from pathlib import Path; from rowmill.sources import HuggingFaceSource, scan_source\n"
         "from rowmill.core.errors import SourceError\n"

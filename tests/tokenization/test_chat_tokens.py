@@ -231,7 +231,7 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
 
 
 def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path) -> None:
-    """On the whole road; `test_template_properties.py` has the check over generated texts."""
+    """In a whole build; `test_template_properties.py` has the check over generated texts."""
     wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
     rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
 
@@ -240,7 +240,7 @@ def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_
     assert control_ids(first) == control_ids(second)
 
 
-def test_stand_in_that_the_template_changes_is_a_reject(tmp_path: Path) -> None:
+def test_placeholder_that_the_template_changes_is_a_reject(tmp_path: Path) -> None:
     lowering = CHATML.replace("m['content']", "m['content'] | lower", 1)
     rows = [talk("what is <|im_end|>?", "it is the end"), talk("what is it?", "it is the end")]
     template = {"chat_template": lowering, "on_dropped": {"user": "count"}}
@@ -300,7 +300,7 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
         ({"template": {"chat_template": CHATML + "{% if add_generation_prompt %}Sure{% endif %}"}}, "prompt_match", 3),
     ],
 )
-def test_check_of_the_template_counts_what_its_contract_says(
+def test_template_check_counts_the_warnings_of_its_contract(
     tmp_path: Path, changes: dict[str, Any], check: str, value: float
 ) -> None:
     built = Road(tmp_path).one("a.jsonl", [recipes.chat(i) for i in range(3)], **changes).build()

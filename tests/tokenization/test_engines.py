@@ -109,7 +109,7 @@ def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(l
     assert Encoder(old).encode(["seven"]).ids.tolist() == Encoder(loaded).encode(["seven"]).ids.tolist()
 
 
-def test_engine_is_no_part_of_what_shards_say_of_a_tokenizer(
+def test_engine_is_not_part_of_the_tokenizer_card_in_shards(
     loaded: LoadedTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "FAST_ENGINES", {})
@@ -136,7 +136,7 @@ def test_preferred_engine_that_refuses_a_tokenizer_leaves_it_to_the_next(
     assert (card.engine, card.refused) == ("fastokens", {"gigatoken": "ValueError: unknown pre-tokenizer"})
 
 
-def test_engine_with_other_ids_for_added_tokens_is_refused(tmp_path: Path) -> None:
+def test_engine_with_different_ids_for_added_tokens_is_not_used(tmp_path: Path) -> None:
     folder = recipes.write_tokenizer(tmp_path)
     parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     # The reference finds such a token only between spaces; gigatoken 0.10 finds it inside words.

@@ -1,4 +1,4 @@
-"""Checks of the fast and the reference path, of control strings, and of the way from characters to tokens."""
+"""The fast path and the reference path of encoding, control strings, and mapping characters to tokens."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: 
 
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
-def test_encode_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> None:
+def test_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> None:
     fast, slow = encoder.encode(texts), encoder.without_fast_path().encode(texts)
 
     for name in ("ids", "offsets", "starts", "ends"):
@@ -65,7 +65,7 @@ def test_encode_reference_path_equals_fast_path(encoder: Encoder, texts: list[st
     assert slow.reference_texts == len(texts)
 
 
-def test_same_as_usual_with_other_ids_is_false(encoder: Encoder) -> None:
+def test_comparison_with_other_ids_is_false(encoder: Encoder) -> None:
     encoded = encoder.encode(["the river", "seven"])
     encoded.ids[0] += 1
 
@@ -148,7 +148,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
 
     reference = AutoTokenizer.from_pretrained(folder)
     assert loaded.card.engine == "gigatoken"
-    # Decoding takes the first space of a text away, which is counted on the reference path.
+    # Decoding removes the first space of a text, which is counted on the reference path.
     assert encoded.reference_texts == (sum(text.startswith(" ") for text in texts) if name == "tinyllama" else 0)
     for i, text in enumerate(texts):
         ids = encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist()
@@ -157,7 +157,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_encode_text_that_the_normaliser_changes_takes_the_reference_path(real_data: Path) -> None:
+def test_text_that_the_normalizer_changes_takes_the_reference_path(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"
     encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 

@@ -1,4 +1,4 @@
-"""Which tokenizer a recipe means: content and never a path; on the hub a revision, its commit and its moves.
+"""Identity of a recipe's tokenizer: its content and never its path; on the hub, the commit of a revision.
 
 What belongs here: a real build against folders and against a hub on this machine. What does not: what a tokenizer
 does with text (`test_tokenizer.py`).
@@ -86,7 +86,7 @@ def test_same_files_under_another_path_are_the_same_tokenizer(tmp_path: Path, ho
     assert again.versions() == first.versions()
 
 
-def test_store_that_knew_the_tokenizer_by_another_name_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_store_with_the_tokenizer_under_another_name_gives_the_same_bytes(tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path / "shared/tokenizer")
     used, fresh = (write(tmp_path / name, str(tokenizer)) for name in ("used", "fresh"))
     shutil.copytree(tokenizer, used.folder / "before")
@@ -130,7 +130,7 @@ def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> N
     assert changed == {"tokenized_examples"}
 
 
-def test_files_of_the_model_beside_it_are_no_part_of_the_tokenizer(tmp_path: Path) -> None:
+def test_model_files_are_not_part_of_the_tokenizer(tmp_path: Path) -> None:
     road = write(tmp_path)
     first = road.build()
     (tmp_path / "tokenizer/model.safetensors.index.json").write_text("{}", encoding="utf-8")
@@ -140,7 +140,7 @@ def test_files_of_the_model_beside_it_are_no_part_of_the_tokenizer(tmp_path: Pat
     assert again.versions() == first.versions()
 
 
-def test_shards_of_another_card_leave_kept_shards_whole(tmp_path: Path) -> None:
+def test_shards_of_another_tokenizer_card_keep_existing_shards(tmp_path: Path) -> None:
     road = write(tmp_path)
     first = road.build()
     path = tmp_path / "tokenizer/tokenizer_config.json"
@@ -195,7 +195,7 @@ def test_schema_offers_name_and_revision_alone() -> None:
 
 
 class Hub:
-    """A hub with one repository, `owner/words`, whose branches may be moved; it may stop to answer."""
+    """A hub with one repository, `owner/words`, whose branches can be moved; it can stop answering."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, bytes]] = {}
@@ -400,7 +400,7 @@ def test_hub_that_does_not_answer_leaves_the_last_commit(
     assert any(f"continuing with {commit[:12]}, the last known one" in line for line in caplog.messages)
 
 
-def test_hub_that_never_answered_is_the_outside_worlds_fault(tmp_path: Path, hub: Hub) -> None:
+def test_hub_that_never_answered_is_an_external_error(tmp_path: Path, hub: Hub) -> None:
     hub.answers = False
 
     with pytest.raises(UnreachableError, match=r"tokenizer: 'owner/words' cannot be loaded \(.*503.*\); the hub must"):
@@ -418,7 +418,7 @@ def test_hub_that_never_answered_is_the_outside_worlds_fault(tmp_path: Path, hub
         ("no name", r"'no name' cannot be loaded \(it is neither a folder nor a valid name on the hub\)"),
     ],
 )
-def test_name_or_revision_that_the_hub_has_not_is_the_recipes_fault(
+def test_name_or_revision_missing_from_the_hub_is_a_config_error(
     tmp_path: Path, hub: Hub, tokenizer: object, words: str
 ) -> None:
     hub.push(write_tokenizer(tmp_path / "saved"))

@@ -1,7 +1,8 @@
-"""The reference: every option, check, state and verb, written from the models and lists that the engine itself reads.
+"""Write the reference: every option, check, state and command, from the models and lists that the engine reads.
 
-What belongs here: turning models, lists and `--help` into Markdown and JSON Schema, and writing those files.
-What does not: the words; an option's are its docstring, a verb's its help. The walk is in `walkthrough.py`.
+What belongs here: turning models, lists and `--help` into Markdown and JSON Schema, and writing those files. What does
+not: the descriptions, which are the docstrings of options and the help of commands, and the walkthrough
+(`walkthrough.py`).
 
     python -m docs.generate.reference    docs/reference.md  docs/walk.md  configs/schema/recipe.json
                                          README.md's table, answers in docs/how-to/query-the-statistics.md
@@ -57,7 +58,7 @@ TABLE_BEGIN = "<!-- formats and sources: written by `make docs` -->"
 TABLE_END = "<!-- end of formats and sources -->"
 QUERIES_PAGE = "docs/how-to/query-the-statistics.md"
 QUERY_PATTERN = re.compile(r"(^```sql\n(.*?)^```\n)\n```\n.*?^```\n", re.MULTILINE | re.DOTALL)
-"""A query and the block behind it, which shows its answer."""
+"""A query and the block after it, which shows its result."""
 COLUMNS_OF_VIEWS = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
 HELP_COLUMNS = 100
 """Characters per line of `--help` in the reference: a terminal's width must not decide the page."""
@@ -96,7 +97,7 @@ TITLES: dict[type[Config], str] = {
     LocalExecutor: "`execution.executor`, `kind: local`",
     RayExecutor: "`execution.executor`, `kind: ray`",
 }
-"""Models that have a section of their own, and its title."""
+"""Models with their own section, and its title."""
 
 FAMILIES = {
     "source": "`datasets.<name>.source`",
@@ -121,7 +122,7 @@ def list_kinds(family: Any) -> tuple[type[Config], ...]:
 
 
 def describe_option_type(annotation: Any, limits: Sequence[Any] = ()) -> str:
-    """Say a field's type as a person who writes YAML would: `integer ≥ 1`, `list of text`, `a` · `b`, null."""
+    """Describe a field's type in terms of YAML: `integer ≥ 1`, `list of text`, `a` · `b`, null."""
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         own = [limit for mark in marks for limit in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
@@ -148,7 +149,7 @@ def describe_option_type(annotation: Any, limits: Sequence[Any] = ()) -> str:
 
 
 def _join_alternatives(words: list[str]) -> str:
-    """Join alternatives; an integer is a number too, and literals run on."""
+    """Join alternatives; `number` includes `integer`, and literals are joined."""
     kept = [one for one in dict.fromkeys(words) if not (one.startswith("integer") and "number" in words)]
     joined = ""
     for one in kept:
@@ -158,7 +159,7 @@ def _join_alternatives(words: list[str]) -> str:
 
 
 def describe_default(field: FieldInfo) -> str:
-    """Say a field's default as YAML would have it; of a group, its own."""
+    """Return a field's default as YAML."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -169,10 +170,10 @@ def describe_default(field: FieldInfo) -> str:
 
 
 def render_option_table(model: type[Config], names: Iterable[str] | None = None) -> Iterator[str]:
-    """Yield the lines of a table of a model's fields, or of those named."""
+    """Yield the lines of a table of a model's fields, or of the named ones."""
     yield "| option | type | default | what it does |"
     yield "|---|---|---|---|"
-    # A kind's own fields stand behind inherited ones; which kind it is comes first.
+    # A kind's fields follow inherited ones; `kind` comes first.
     for name in sorted(model.model_fields, key=lambda one: one != "kind") if names is None else names:
         field = model.model_fields[name]
         if name in getattr(model, "FILLED_IN", ()):
@@ -252,12 +253,16 @@ def _render_recipe_section() -> Iterator[str]:
 
 def _render_dataset_section() -> Iterator[str]:
     yield from _render_section(Dataset)
-    yield from ("", "Which groups a kind reads; another one in a dataset of that kind is an error:", "")
+    yield from ("", "The groups that each kind reads; any other group in a dataset of that kind is an error:", "")
     yield f"| kind | {' | '.join(f'`{name}`' for name in OPTION_GROUPS)} |"
     yield f"|---|{'---|' * len(OPTION_GROUPS)}"
     for name, kind in formats.KINDS.items():
         yield f"| `{name}` | {' | '.join('yes' if group in kind.GROUPS else '' for group in OPTION_GROUPS)} |"
-    yield from ("", "Options of these groups that a kind does not read, and refuses in a dataset of its own:", "")
+    yield from (
+        "",
+        "Options of these groups that a kind does not read; setting one in a dataset of that kind is an error:",
+        "",
+    )
     yield from ("| kind | options |", "|---|---|")
     for name, kind in formats.KINDS.items():
         unread = [f"`{group}.{field}`" for group, fields in kind.FIELDS_NOT_READ.items() for field in sorted(fields)]
@@ -280,7 +285,7 @@ def _render_source_section() -> Iterator[str]:
     yield (
         f"Files are read by their suffix: {suffixes}, each also with {_join_names(codec for codec in CODECS if codec)}."
     )
-    yield "A `.txt` file is one document, unless `sample_by` cuts it into paragraphs or lines."
+    yield "A `.txt` file is one document, unless `sample_by` splits it into paragraphs or lines."
 
 
 def _join_names(names: Iterable[str]) -> str:
@@ -289,7 +294,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _render_format_section() -> Iterator[str]:
-    yield from (f"## {FAMILIES['format']}", "", "One of these kinds; `auto` where none is named.", "")
+    yield from (f"## {FAMILIES['format']}", "", "One of these kinds; the default is `auto`.", "")
     seen: list[type[Config]] = []
     for model in list_kinds(formats.Format):
         like = next((one for one in seen if _extends_kind(model, one)), None)
@@ -310,8 +315,8 @@ def _render_exports_section() -> Iterator[str]:
     yield from (
         f"## {FAMILIES['exports']}",
         "",
-        "A list; each entry is one of these kinds, and becomes a folder of its own.",
-        f"Each kind has a page that says how to point its trainer at it: {pages}.",
+        "A list; each entry is one of these kinds, and is written to its own folder.",
+        f"Each kind has a page on using it with its trainer: {pages}.",
         "",
     )
     for model in list_kinds(exports.AnyExport):
@@ -372,7 +377,7 @@ def _render_gates_section() -> Iterator[str]:
 
 
 def _render_names_section() -> Iterator[str]:
-    """List other spellings that are accepted: people come with recipes of other tools."""
+    """List the aliases of options, which recipes of other tools use."""
     yield from ("## Other names", "", "Each is accepted in place of the name next to it; giving both is an error.", "")
     yield from ("| written | meant |", "|---|---|")
     lines = {"configs": "datasets", "chat_template (top level)": "defaults.template.chat_template"}
@@ -392,11 +397,11 @@ def _render_checks_section() -> Iterator[str]:
     yield from (
         "## Checks",
         "",
-        "A check is a number of a stage's output with a bound.",
-        "While one of severity `error` is broken, nothing is made of that output.",
-        "A [waiver](#waivers) opens the gate as far as it says.",
-        "The bounds below hold where `gates` says nothing else.",
-        "A check that has no meaning for a dataset is *not applicable* there: it neither passes nor fails.",
+        "A check compares a number of a stage's output with a bound.",
+        "While a check of severity `error` fails, nothing is built from that output.",
+        "A [waiver](#waivers) allows a failure up to the waiver's bound.",
+        "The bounds below are defaults; `gates` overrides them.",
+        "A check that does not apply to a dataset is *not applicable*: it neither passes nor fails.",
         "",
         "| check | stage | bound | severity | number | applies to | remedy | waivable |",
         "|---|---|---|---|---|---|---|---|",
@@ -422,10 +427,10 @@ def _render_views_section() -> Iterator[str]:
         "## Statistics",
         "",
         (
-            "The views that `rowmill sql` and `stats.duckdb` answer from; "
-            "[query the statistics](how-to/query-the-statistics.md) asks them."
+            "The views of `rowmill sql` and `stats.duckdb`; "
+            "[query the statistics](how-to/query-the-statistics.md) has examples."
         ),
-        "DuckDB holds the same words as comments: `from duckdb_columns() select column_name, comment`.",
+        "DuckDB has these descriptions as comments: `from duckdb_columns() select column_name, comment`.",
     )
     with tempfile.TemporaryDirectory() as folder:
         _, columns = stats.query_views(Store(folder), COLUMNS_OF_VIEWS)
@@ -450,13 +455,13 @@ def _render_ledger_section() -> Iterator[str]:
     yield from (
         "## Ledger",
         "",
-        "Every record is, after every stage, in exactly one state; every token is of exactly one class.",
+        "After every stage, every record has exactly one state, and every token exactly one class.",
         "",
         f"States: {', '.join(f'`{state}`' for state in ledger.RECORD_STATES)}.",
         "",
         f"Classes of tokens: {', '.join(f'`{one}`' for one in ledger.TOKEN_CLASSES)}.",
         "",
-        "Reasons for `rejected`, a closed list; [Reasons](reasons.md) says what to do about each:",
+        "Reasons for `rejected`, a closed list; [Reasons](reasons.md) explains what to do about each:",
         "",
     )
     yield ", ".join(f"`{reason}`" for reason in sorted(ledger.REJECT_REASONS)) + "."
@@ -466,13 +471,13 @@ def _render_ledger_section() -> Iterator[str]:
 
 
 def capture_help(*words: str) -> str:
-    """Return what `rowmill … --help` prints, its usage on one line: versions of Python break it differently."""
+    """Return the output of `rowmill … --help`, its usage on one line, which versions of Python wrap differently."""
     usage, _, rest = walkthrough.capture_command(*words, "--help", columns=HELP_COLUMNS).partition("\n\n")
     return f"{' '.join(usage.split())}\n\n{rest}"
 
 
 def list_verbs() -> list[str]:
-    """Return the verbs of `rowmill`, in the order of its help."""
+    """Return the commands of `rowmill`, in the order of its help."""
     return re.findall(r"^    ([a-z-]+)(?: |$)", capture_help(), re.MULTILINE)
 
 
@@ -492,7 +497,7 @@ def render_reasons_page() -> str:
         "",
         GENERATED_NOTICE,
         "",
-        "A record that cannot go on is rejected with one of these reasons; the list is closed.",
+        "An invalid record is rejected with one of these reasons; the list is closed.",
         "Nothing is lost: the raw record is kept, with the reason and a detail.",
         "",
         "```",
@@ -520,7 +525,7 @@ def render_readme_table() -> str:
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
     lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
     lines += [
-        "A `.txt` file is one document, unless `source.sample_by` cuts it into paragraphs or lines.",
+        "A `.txt` file is one document, unless `source.sample_by` splits it into paragraphs or lines.",
         "",
         TABLE_END,
     ]
@@ -528,7 +533,7 @@ def render_readme_table() -> str:
 
 
 def replace_readme_table(readme: str) -> str:
-    """Return README.md with its table written anew."""
+    """Return README.md with its table replaced."""
     begin, end = readme.index(TABLE_BEGIN), readme.index(TABLE_END) + len(TABLE_END)
     return readme[:begin] + render_readme_table() + readme[end:]
 
@@ -554,7 +559,7 @@ def render_demo_pages(root: Path) -> dict[str, str]:
 
 
 def replace_answers(text: str, store: Store) -> str:
-    """Return a page with the block behind each query replaced by what a build of the demo answers."""
+    """Return a page with the block after each query replaced by its result on a build of the demo."""
     return QUERY_PATTERN.sub(lambda found: f"{found[1]}\n```\n{_render_answer(store, found[2])}\n```\n", text)
 
 

@@ -1,8 +1,8 @@
 """Write docs/templates.md: the masks of real chats under every chat template of a folder.
 
-What belongs here: reading the chats, rendering, masking and judging them with every template, comparing masks with
-those of training templates, and the page. What does not: the judge (`mask_judge.py`) and the probes of all shapes
-(`template_proof.py`).
+What belongs here: reading the chats, rendering, masking and proving them with every template, comparing masks with
+those of training templates, and the page. What does not: the proof of masks (`mask_judge.py`) and the probes of all
+shapes (`template_proof.py`).
 
     python -m docs.generate.template_table      docs/templates.md
 
@@ -158,12 +158,12 @@ def _read_records(path: Path) -> list[Json]:
 
 
 def study_template(data: Path, name: str, conversations: Sequence[Conversation]) -> TemplateResult:
-    """Print and mask all chats with one template, every row also plainly, and compare with its training template."""
+    """Render and mask all chats with one template, also without marks, and compare with its training template."""
     renderer, rules = _open_renderer(data, TrainingTemplate(name)), MaskRules()
     line = TemplateResult(name, proof=prove_template(renderer, rules))
     masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer, rules)
     has_blocks = renderer.contract.generation_blocks != "none"
-    # A training template is held against itself: its own blocks against marks.
+    # A training template is compared with itself: its own blocks with marks.
     truth = TrainingTemplate(name) if has_blocks else TRAINING_TEMPLATES.get(name)
     by_marks = _make_masker(data, TrainingTemplate(name), spans="marks") if has_blocks else masker
     theirs = _make_masker(data, truth, spans="generation") if truth else None
@@ -191,7 +191,7 @@ def read_template_file(data: Path, name: str) -> str:
     """Return the text of a template of the folder, or of a bundled one."""
     path = data / "templates" / f"{name}.jinja"
     text = path.read_text(encoding="utf-8") if path.is_file() else read_named_template(name)
-    # That collection writes its templates over several lines for readers and joins them before use.
+    # That collection formats its templates over several lines and joins them before use.
     return text.replace("    ", "").replace("\n", "") if name.startswith("chujiezheng__") else text
 
 

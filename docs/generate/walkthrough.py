@@ -88,8 +88,7 @@ class _TracedRow:
 def capture_command(*words: str, columns: int | None = None) -> str:
     """Return what a command prints into a pipe, or on a terminal of so many columns.
 
-    The width of whoever writes the page must not decide it, and an environment variable is how rich and argparse
-    are told one.
+    The page must not depend on the writer's terminal; rich and argparse take the width from an environment variable.
     """
     captured, before = io.StringIO(), os.environ.pop("COLUMNS", None)
     try:
@@ -171,7 +170,7 @@ def _describe_source_line(walker: _TracedRow) -> Iterator[str]:
 def _describe_part(walker: _TracedRow) -> Iterator[str]:
     part = inputs.load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name))[walker.part]
     yield "The part, and the row id (`raw_dataset`)"
-    yield "Files are cut into parts, and a part is named by the digest of its bytes."
+    yield "Files are divided into parts, and a part is named by the digest of its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."
     yield ""
     row_id = walker.trace.row_id
@@ -323,8 +322,8 @@ def _describe_order(walker: _TracedRow) -> Iterator[str]:
     places = [at for at, is_mine in enumerate(mine.to_pylist()) if is_mine]
     world = walker.project.recipe.partitions.world_size
     yield "The training order, and the rank (`training_splits`, `gpu_partitions`)"
-    yield f"The order has {order.num_rows} places; this sequence is at {len(places)} of them."
-    yield f"Rank r of {world} takes the places p with p mod {world} = r, in their order."
+    yield f"The order has {order.num_rows} positions; this sequence is at {len(places)} of them."
+    yield f"Rank r of {world} takes the positions p with p mod {world} = r, in their order."
     yield ""
     rows = [
         (
@@ -337,7 +336,7 @@ def _describe_order(walker: _TracedRow) -> Iterator[str]:
         )
         for p, one in zip(places, place.showings, strict=True)
     ]
-    yield from _render_table(("place", "rank", "step", "pass", "file", "row of the file"), rows)
+    yield from _render_table(("position", "rank", "step", "pass", "file", "row of the file"), rows)
 
 
 # ── And back ───────────────────────────────────────────────────────────────────────────────────────

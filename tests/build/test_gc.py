@@ -1,4 +1,4 @@
-"""Collecting leaves what the next build begins with, and takes what killed builds left."""
+"""Garbage collection keeps what the next build reuses, and removes what killed builds left."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from rowmill.reader import Reader
 from tests.support.recipes import PAIR, Road, pair
 
 
-def test_unfinished_files_go_and_finished_ones_stay(tmp_path: Path) -> None:
+def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> None:
     road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
     built = road.build()
     (part,) = built.manifest("rows", "canonical_rows").parts
@@ -35,7 +35,7 @@ def test_unfinished_files_go_and_finished_ones_stay(tmp_path: Path) -> None:
     assert road.build().made() == set()
 
 
-def test_part_that_was_written_again_is_what_the_next_build_begins_with(tmp_path: Path) -> None:
+def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     road = Road(tmp_path)
     first = [pair(0), pair(1), pair(2)]
     # Small files of another kind than their neighbours share no part with them.
@@ -54,7 +54,7 @@ def test_part_that_was_written_again_is_what_the_next_build_begins_with(tmp_path
     assert (after.parts, after.parts_reused, after.rows_made) == (3, 2, 1)
 
 
-def test_versions_that_go_take_the_parts_they_began_with_along(tmp_path: Path) -> None:
+def test_removed_versions_take_their_intermediate_parts_along(tmp_path: Path) -> None:
     road = Road(tmp_path)
     urls = [road.write("a.jsonl", [pair(0), pair(0)])]
     road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
@@ -82,7 +82,7 @@ BEFORE_RANKS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncati
 
 
 def night(road: Road, rows: range, *ranks: str) -> None:
-    """Let the data be these rows, and build everything; of the ranks those alone that are named, if any are."""
+    """Set the data to these rows and build everything, or only the named ranks."""
     content = [pair(i) for i in rows]
     road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
     road.build(only=BEFORE_RANKS)
@@ -110,7 +110,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
 
     assert read_by_trainers(road) == published
     assert (road.store / names["order_file"]).exists()
-    # All that they were made of, back to the source: a row that a trainer meets can still be traced.
+    # All their inputs, back to the source: a row that a trainer sees can still be traced.
     versions, store = {f"road/{RANKS}": names["version"]}, road.project.store
     while versions:
         key, version = versions.popitem()
@@ -119,7 +119,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
         versions |= made.inputs
 
 
-def test_ranks_that_trainers_no_longer_open_go(tmp_path: Path) -> None:
+def test_ranks_that_trainers_no_longer_open_are_removed(tmp_path: Path) -> None:
     road = Road(tmp_path)
     night(road, range(40))
     first = orjson.loads((road.store / "road" / RANKS / "current.json").read_bytes())
@@ -134,7 +134,7 @@ def test_ranks_that_trainers_no_longer_open_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
-def test_nothing_goes_while_it_cannot_be_told_what_trainers_open(tmp_path: Path, content: bytes) -> None:
+def test_nothing_is_removed_while_the_ranks_that_trainers_open_are_unknown(tmp_path: Path, content: bytes) -> None:
     road = Road(tmp_path)
     night(road, range(10))
     (road.store / "road" / RANKS / "current.json").write_bytes(content)

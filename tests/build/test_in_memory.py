@@ -1,4 +1,4 @@
-"""Rows to tokens and Datums in a program of one's own: the shift, and that a build gives the same."""
+"""Rows to tokens and Datums in a user's program: the shift, and equality with a build."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_datum_takes_loss_weights_instead_of_the_mask() -> None:
 
 
 @pytest.mark.parametrize(("ids", "mask"), [([], []), ([1], [True]), ([1, 2], [True, False]), ([1, 2], [False, False])])
-def test_datum_of_what_teaches_nothing_is_none(ids: list[int], mask: list[bool]) -> None:
+def test_datum_without_targets_is_none(ids: list[int], mask: list[bool]) -> None:
     assert make_datum(ids, mask) is None
 
 
@@ -75,7 +75,7 @@ def test_datums_count_what_they_skip() -> None:
     assert (len(kept), skipped) == (1, 2)
 
 
-# What a build gives
+# Equality with a build
 
 
 def tokens_of(row: Json, tokenizer: Any, **more: Any) -> ExampleTokens:
@@ -146,7 +146,7 @@ def test_row_to_datum_is_the_shift_of_sft_tokenize(tokenizer: Path) -> None:
     assert lists(datum) == lists(make_datum(tokens.ids.tolist(), tokens.loss_mask.tolist()))
 
 
-def test_row_to_datum_weighs_each_target_as_its_message(tokenizer: Path) -> None:
+def test_row_to_datum_weights_each_target_like_its_message(tokenizer: Path) -> None:
     row = chat(1, turns=2)
     row["messages"][1]["weight"] = 0.25
     groups = {"format": CHAT, "loss": {"weights": True}}

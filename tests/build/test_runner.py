@@ -1,4 +1,4 @@
-"""The checks of the corridor: what is built once is not built again, and the same recipe gives the same bytes.
+"""The runner: nothing is built twice, and the same recipe gives the same bytes.
 
 What belongs here: reuse, fingerprints, workers, waivers, forecasts. What does not: damage (`test_bad_input.py`),
 disks and kills (`test_robustness.py`).
@@ -49,7 +49,7 @@ def road(tmp_path: Path) -> Road:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the project once; `ready` is a copy of it, so what this says of versions and digests is true there."""
+    """Build the project once; `ready` is a copy of it with the same versions and digests."""
     return with_data(Road(tmp_path_factory.mktemp("first"))).build()
 
 
@@ -115,7 +115,7 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
     assert {step.dataset for step in steps.plan_steps(alone)} == {"tasks", None}
 
 
-def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
+def test_build_without_changes_does_not_import_great_expectations(ready: Road) -> None:
     script = (
         "import sys; from rowmill.cli import main as cli; status = cli.main(['build', sys.argv[1]]); "
         "print(status, sorted({'pandas', 'great_expectations', 'transformers', 'tokenizers'} & set(sys.modules)))"
@@ -234,9 +234,7 @@ ALL_BELOW = {
     ],
     ids=["splits", "loss", "max_length", "template", "packing"],
 )
-def test_changed_option_makes_its_stage_and_what_stands_on_it(
-    ready: Road, stage: str, groups: Mapping[str, Any]
-) -> None:
+def test_changed_option_rebuilds_its_stage_and_later_ones(ready: Road, stage: str, groups: Mapping[str, Any]) -> None:
     made = ready.recipe(changed("chats", **groups)).build().made()
 
     allowed = {f"chats/{name}" for name in ALL_BELOW[stage]} | {"training_splits", "gpu_partitions"}
@@ -253,7 +251,9 @@ def test_changed_option_makes_its_stage_and_what_stands_on_it(
     ],
     ids=["execution", "gates", "world-size", "seed"],
 )
-def test_changed_recipe_makes_only_what_reads_the_change(ready: Road, changes: dict[str, Any], made: set[str]) -> None:
+def test_changed_recipe_rebuilds_only_stages_that_read_the_change(
+    ready: Road, changes: dict[str, Any], made: set[str]
+) -> None:
     assert ready.recipe(DATASETS, **changes).build().made() == made
 
 
@@ -352,7 +352,7 @@ def test_failed_gate_refuses_a_later_run_of_one_step_alone(road: Road) -> None:
         gate.open_inputs(project, step)
 
 
-def test_waiver_opens_the_gate_and_stands_on_everything_below(road: Road) -> None:
+def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(road: Road) -> None:
     built = gated(road, waivers=[WAIVER]).build()
 
     named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
@@ -374,7 +374,7 @@ def test_waiver_that_is_withdrawn_closes_the_gate_again(road: Road) -> None:
 
 
 def test_waiver_is_part_of_the_fingerprint(road: Road) -> None:
-    """The same bytes under another excuse are another version: whoever reads them must see the excuse."""
+    """The same bytes under another waiver are another version: readers must see the waiver."""
     one = gated(road, waivers=[WAIVER]).build()
     other = gated(road, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
 
@@ -426,8 +426,8 @@ def test_plan_after_a_changed_option_names_the_option(ready: Road) -> None:
     assert found["training_splits"][0] == "make if changed"
 
 
-def test_plan_keeps_its_word(ready: Road) -> None:
-    """What it says is reused is reused, and what it says is made is made."""
+def test_plan_predicts_the_build(ready: Road) -> None:
+    """Steps that it predicts as reused are reused, and the others are built."""
     ready.recipe(changed("chats", loss={"supervise": "last_assistant"}))
     found = forecasts(ready)
 
@@ -437,7 +437,7 @@ def test_plan_keeps_its_word(ready: Road) -> None:
     assert not {name for name, (action, _) in found.items() if action == "reuse"} & made
 
 
-# ── Doors ──────────────────────────────────────────────────────────────────────────────────────────
+# ── Steps ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
@@ -447,7 +447,7 @@ def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
         gate.open_inputs(project, steps.find_step(project, ("road", "chats", "canonical_rows")))
 
 
-def test_step_that_does_not_exist_is_refused_with_those_that_do(road: Road) -> None:
+def test_unknown_step_is_refused_with_the_known_ones(road: Road) -> None:
     with pytest.raises(ConfigError, match=r"road/chats/packed: no such asset; .*road/chats/packed_shards"):
         steps.find_step(road.project, ("road", "chats", "packed"))
 
@@ -470,7 +470,7 @@ def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
     assert all(where.count("/") == 2 for where in heard)
 
 
-def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: Path) -> None:
+def test_version_of_a_renamed_dataset_is_checked_against_current_bounds(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(8)]
     odd = [{"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(70 + i)["messages"]]} for i in range(2)]
     road = Road(tmp_path)
@@ -486,7 +486,7 @@ def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: P
         runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=older)
 
 
-def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
+def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path) -> None:
     road = Road(tmp_path)
 
     def builds(dataset: str, more: str, **gates: Any) -> str:

@@ -1,4 +1,4 @@
-"""What no stage can count alone: the loss over all stages, and what shrank since the ranks that trainers have.
+"""Cross-stage checks: the loss over all stages, and decreases since the published ranks.
 
 What belongs here: both checks over real builds, and renamed datasets. What does not: bounds and results
 (`test_judge.py`).
@@ -47,7 +47,7 @@ def grown(tmp_path: Path) -> Road:
     return road
 
 
-# ── What was lost ──────────────────────────────────────────────────────────────────────────────────
+# ── Loss ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_loss_adds_up_over_stages_of_which_none_loses_much(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_trained_tokens_that_a_rejected_row_had_are_counted_whatever_rejects_it(
         counted[policy] = facts["trained_tokens"] + facts["trained_removed"] + facts["dropped_trained"]
 
     assert counted["drop"] == counted["truncate"] == counted["keep"]
-    # A piece begins where an exchange does: what no piece holds is counted with what is dropped.
+    # A piece begins at an exchange: tokens in no piece are counted as dropped.
     assert counted["split"] >= counted["keep"]
 
 
@@ -125,7 +125,7 @@ def test_loss_of_a_dataset_that_loses_nothing_passes(tmp_path: Path) -> None:
     assert result_of(built, "end_to_end_loss", "rows", "packed_shards").value == 0
 
 
-# ── What shrank ────────────────────────────────────────────────────────────────────────────────────
+# ── Decreases ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_first_build_has_nothing_to_be_compared_with(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_every_check_holds_at_its_bound_and_not_beyond_it() -> None:
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_result_that_the_library_denies_is_named(tmp_path: Path, *, passed: bool) -> None:
+def test_result_that_the_library_contradicts_is_named(tmp_path: Path, *, passed: bool) -> None:
     value = 0.04 if passed else 0.06
     made = Manifest(("r", "rows", "canonical_rows"), "canonical_rows", "f" * 32, "0", {}, (), {"rejects": value})
     bound = Threshold("rejects", "at_most", 0.05, "error", "share", "mend it")
@@ -91,7 +91,7 @@ def test_result_that_the_library_denies_is_named(tmp_path: Path, *, passed: bool
     )
 
 
-def test_verify_fails_where_the_library_denies_a_saved_result(
+def test_verify_fails_if_the_library_contradicts_a_saved_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)

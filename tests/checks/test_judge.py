@@ -1,4 +1,4 @@
-"""Checks, bounds, waivers, results, and the lock that a failed one keeps shut."""
+"""Checks, bounds, waivers, results, and the gate that a failure closes."""
 
 import subprocess
 import sys
@@ -224,7 +224,7 @@ def test_bound_of_the_wrong_direction_is_refused() -> None:
         validate_options(Gates, {"rejects": {"at_least": 1}}, "gates")
 
 
-def test_waiver_may_still_call_its_check_law() -> None:
+def test_waiver_accepts_law_as_alias_of_check() -> None:
     older = validate_options(Gates, {"waivers": [{"law": "fill", "at_least": 0, "reason": REASON}]}, "gates")
     newer = validate_options(Gates, {"waivers": [{"check": "fill", "at_least": 0, "reason": REASON}]}, "gates")
 
@@ -262,7 +262,7 @@ def test_judge_twice_reads_the_saved_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.123456789, 10_000_001, 1e-9])
-def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
+def test_result_has_its_exact_bound_and_its_message_may_round(tmp_path: Path, bound: float) -> None:
     _, results = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
 
     again = judge.run_checks(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))

@@ -1,4 +1,4 @@
-"""Checks that have no meaning for some data: which ones, for which kinds, and that nobody reads them as passed.
+"""Checks that do not apply to some data: which ones, for which kinds, and that they are not shown as passed.
 
 What belongs here: the outcome of every check on each kind of data, and how it is shown. What does not: judging numbers
 (`test_judge.py`).
@@ -135,7 +135,7 @@ def test_view_findings_still_answers_as_check_results(built: Built, kept: str) -
     assert len(older[1]) > 100
 
 
-def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
+def test_dagster_shows_that_the_check_does_not_apply(built: Built) -> None:
     one = results_of(built, "table")["contract"]
 
     result = make_asset_check_result(one, dg.AssetKey(["road"]), metadata.make_check_page(one, built.project.store))
@@ -150,7 +150,7 @@ def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> N
     assert [one for one in summary.find_failed_checks(built.project) if one.outcome != "failed"] == []
 
 
-# ── What was a constant is measured ────────────────────────────────────────────────────────────────
+# ── Measured facts ────────────────────────────────────────────────────────────────
 
 
 def test_mask_of_records_is_verified_from_what_is_stored(built: Built) -> None:

@@ -83,7 +83,7 @@ def test_chosen_answers_with_labels_of_their_own_still_block(tmp_path: Path) -> 
     assert result_on(road).value == 1
 
 
-def test_only_data_with_answers_is_asked(tmp_path: Path) -> None:
+def test_only_data_with_answers_is_checked(tmp_path: Path) -> None:
     road = Road(tmp_path)
     pairs = road.write("pairs.jsonl", [pair(i) | {"label": True} for i in range(4)])
     classes = road.write("classes.jsonl", [{"review": document(i)["text"], "label": "good"} for i in range(4)])

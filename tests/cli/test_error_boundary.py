@@ -1,4 +1,4 @@
-"""What ends a command: its exit status and its words, for every kind of exception; never a bare traceback."""
+"""How commands end: exit status and message for every kind of exception, never a bare traceback."""
 
 import errno
 import os
@@ -72,7 +72,7 @@ STATUS = [
 
 
 @pytest.mark.parametrize(("error", "status"), STATUS, ids=[repr(error) for error, _ in STATUS])
-def test_status_says_who_has_to_act(error: BaseException, status: int) -> None:
+def test_exit_status_says_who_has_to_act(error: BaseException, status: int) -> None:
     assert choose_exit_status(error) == status
 
 

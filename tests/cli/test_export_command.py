@@ -98,7 +98,7 @@ def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.Ca
     assert "choose it with --name" in capsys.readouterr().err
 
 
-def test_export_past_a_failed_finding_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_after_a_failed_check_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     copied.write_recipe(
         exports=[{**EXPORTS[0], "shard_sequences": 3}],
         gates=RECIPE["gates"] | {"fill": {"at_least": 1, "severity": "error"}},

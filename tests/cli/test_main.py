@@ -102,7 +102,7 @@ def test_build_of_unknown_stage_names_the_nearest(built: CliProject, capsys: pyt
     assert "did you mean packed_shards?" in capsys.readouterr().err
 
 
-def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
+def test_build_with_a_failed_check_stops_with_number_threshold_and_remedy(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
@@ -210,7 +210,7 @@ def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.Captur
     assert "max_length to" not in capsys.readouterr().out
 
 
-def test_stats_behind_a_shut_gate_still_show_the_numbers(
+def test_stats_after_a_closed_gate_still_show_the_numbers(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
@@ -247,7 +247,7 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
     assert re.search(r"✓ rejects +2\.439 %  at most 5 %", whole)
 
 
-def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_prints_every_check_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("verify", "--deep", "--facts") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
     results = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from check_results", capsys)
@@ -402,7 +402,7 @@ def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
     assert rows_in_statistics(built) == CHATS
 
 
-def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
+def test_statistics_file_answers_after_a_closed_gate(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
     assert project.rowmill("build", "--skip-preflight") == main.ExitStatus.GATE_CLOSED
@@ -464,7 +464,7 @@ def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) 
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
 
-def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_use_of_unknown_version_lists_the_versions(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.ExitStatus.INVALID
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
 
@@ -546,7 +546,7 @@ def test_recipe_is_found_by_name_from_below_the_project(
     assert f"{STEPS} reused" in capsys.readouterr().out
 
 
-def test_unknown_recipe_names_those_there_are_and_the_nearest(
+def test_unknown_recipe_error_lists_the_recipes_and_the_nearest(
     built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(built.folder)
@@ -580,7 +580,7 @@ def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.Ca
 @pytest.mark.parametrize(
     "arguments", [["build", "small", "--workers", "0"], ["inspect", "small", "-n", "-1"], ["bild"]]
 )
-def test_wrong_words_exit_2(arguments: list[str]) -> None:
+def test_wrong_arguments_exit_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(arguments)
 

@@ -19,7 +19,7 @@ from rowmill.core.errors import ConfigError, MissingPackageError
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Return the commands that the process would have become."""
+    """Return the commands that the process would have executed."""
     commands: list[Sequence[str]] = []
 
     def note(_: str, command: Sequence[str], __: Any) -> None:

@@ -123,7 +123,7 @@ def test_permutation_of_nothing_is_a_value_error() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(n=st.integers(1, 2**48), k=keys, data=st.data())
-def test_inverse_of_a_permutation_leads_back(kind: PermutationType, n: int, k: int, data: st.DataObject) -> None:
+def test_inverse_of_a_permutation_undoes_it(kind: PermutationType, n: int, k: int, data: st.DataObject) -> None:
     places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
     permuted = make_permutation(kind, n, k)
 

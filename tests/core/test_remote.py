@@ -1,7 +1,7 @@
-"""Storages that fail: a store and sources on servers of this machine that stall, refuse, cut and answer with errors.
+"""Failing storage: a store and sources on local servers that stall, refuse, truncate and answer with errors.
 
-What belongs here: that each ends in one error that names the address, soon, and is never taken for missing data; that
-what passes by itself stops nothing. What does not: what sources may hold (`test_sources.py`).
+What belongs here: each failure ends soon in one error that names the address, and is never taken for missing data;
+transient failures stop nothing. What does not: what sources may hold (`test_sources.py`).
 """
 
 import random
@@ -43,7 +43,7 @@ def server(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
-            # Busy machines are slow; only who is never answered has to wait so long.
+            # Busy machines are slow; only a call without any answer waits this long.
             remote.TIMEOUT_VARIABLE: "2" if "stall" in request.node.name else "20",
             remote.TRIES_VARIABLE: "2",
         }.items():
@@ -219,7 +219,7 @@ def test_source_that_fails_is_never_without_data(
         scan_all(tmp_path, url)
 
 
-def test_source_that_is_not_there_is_still_told_as_such(server: ObjectServer, tmp_path: Path) -> None:
+def test_missing_source_is_still_reported(server: ObjectServer, tmp_path: Path) -> None:
     server.objects["data/a/x.jsonl"] = ROWS
 
     for url in ("s3://data/a/y.jsonl", "s3://data/b", "s3://data/b/*.jsonl"):

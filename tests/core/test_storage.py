@@ -1,4 +1,4 @@
-"""Names, atomic writes, locks, and a road on a root that is no local folder."""
+"""Names, atomic writes, locks, and a build on a remote root."""
 
 import pickle
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 @pytest.fixture
 def memory_root() -> Iterator[str]:
-    """Lend an empty root in fsspec's memory, and empty it again."""
+    """Provide an empty root in fsspec's memory, emptied afterwards."""
     fsspec.filesystem("memory").store.clear()
     yield "memory://root"
     fsspec.filesystem("memory").store.clear()

@@ -1,4 +1,4 @@
-"""YAML within bounds: what a recipe may say with it, and that nothing it says takes all time or memory."""
+"""YAML within bounds: which syntax a recipe may use, and that none takes unbounded time or memory."""
 
 import random
 import string
@@ -120,7 +120,7 @@ def test_recipe_may_share_options_by_merge_keys(tmp_path: Path) -> None:
     assert loaded.datasets["b"].source.model_dump()["train_urls"] == ["b.jsonl"]
 
 
-def test_places_of_an_alias_are_apart() -> None:
+def test_uses_of_a_yaml_alias_are_independent() -> None:
     """What is written into one dataset's options must not change another's."""
     value = parse_yaml("a: &x {k: [1]}\nb: *x")
     value["a"]["k"].append(2)

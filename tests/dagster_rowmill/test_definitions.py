@@ -1,4 +1,4 @@
-"""What Dagster sees of a recipe: keys, edges, groups, chips, checks; and that looking costs nothing."""
+"""Dagster definitions of a recipe: keys, edges, groups, kinds, checks; and that loading them is cheap."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
     ]
 
 
-def test_assets_bear_their_group_chips_pool_and_ranks(tiny: Tiny) -> None:
+def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
     graph = tiny.definitions().resolve_asset_graph()
     examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("gpu_partitions"))
 
@@ -137,7 +137,7 @@ def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words", "prune_history"]
 
 
-def test_recipes_that_dagster_cannot_tell_apart_are_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_recipes_with_equal_dagster_names_are_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     recipes = [Tiny(tmp_path, instance, name=name).write().path for name in ("two-words", "two_words")]
 
     with pytest.raises(ConfigError, match="named like another one") as caught:
@@ -146,7 +146,7 @@ def test_recipes_that_dagster_cannot_tell_apart_are_one_error(tmp_path: Path, in
     assert all(str(path) in str(caught.value) for path in recipes)
 
 
-def test_datasets_that_dagster_cannot_tell_apart_are_an_error(tiny: Tiny) -> None:
+def test_datasets_with_equal_dagster_names_are_an_error(tiny: Tiny) -> None:
     chats = RECIPE["datasets"]["chats"]
     tiny.write_recipe(datasets={"a-b": chats, "a_b": chats})
 

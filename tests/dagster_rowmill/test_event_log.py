@@ -143,7 +143,7 @@ def test_wiped_log_begins_anew() -> None:
         assert said_in(instance, run) == [f"said by {run}"]
 
 
-def test_without_a_home_the_error_says_where_events_would_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_error_names_dagster_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     with pytest.raises(ConfigError, match="DAGSTER_HOME: not set, so Dagster's events have no folder"):
         KeptEventLog.from_config_value(None, {})

@@ -1,4 +1,4 @@
-"""Which errors leave an asset as they are, to be tried again, and which are told to Dagster as final."""
+"""Which errors an asset raises unchanged, to be retried, and which it reports to Dagster as final."""
 
 import errno
 from concurrent.futures.process import BrokenProcessPool

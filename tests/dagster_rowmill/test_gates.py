@@ -1,4 +1,4 @@
-"""Nothing is built on a failed blocking check: not in its run, not in any other, and not by any side door."""
+"""Nothing is built on a failed blocking check: not in its run, not in any other, and not by any bypass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -75,12 +75,12 @@ def test_refusal_is_never_retried(broken: Tiny) -> None:
     assert [event for event in result.all_events if event.is_step_up_for_retry] == []
 
 
-# ── However it is tried, nothing reaches a rank ────────────────────────────────────────────────────
+# ── Bypasses ────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
-    """Yield a project whose night was good and whose day began with broken rows, which a run found out."""
+    """Yield a project with a good build, and then a run that found broken rows."""
     with dg.DagsterInstance.ephemeral() as instance:
         tiny = Tiny(tmp_path_factory.mktemp("besieged"), instance).write()
         assert tiny.run().success
@@ -151,7 +151,7 @@ SIDE_DOORS = (
 
 
 @pytest.mark.parametrize("door", SIDE_DOORS, ids=lambda door: door.__name__.strip("_"))
-def test_ranks_stay_shut_behind_every_side_door_and_yesterday_s_stay_readable(
+def test_ranks_stay_blocked_for_every_bypass_and_yesterdays_stay_readable(
     besieged: Tiny, door: Callable[[Tiny], None]
 ) -> None:
     published = Path(besieged.store, "tiny", "gpu_partitions", "current.json")
@@ -190,7 +190,7 @@ def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) 
 
     result = tiny.run_only(everything)
 
-    # No check ran, so nothing is known to be wrong, and nothing is known to be right.
+    # No check ran, so there is neither a failure nor a pass.
     assert built(result) == {("tiny", "chats", "raw_dataset"), ("tiny", "tasks", "raw_dataset")}
     assert "never judged" in refusals(result)["tiny__chats__canonical_rows"]
 
@@ -312,7 +312,7 @@ def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
     assert set(reused(again).values()) == {True}
 
 
-def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None:
+def test_planned_or_crashed_check_does_not_hide_an_earlier_result(tiny: Tiny) -> None:
     tiny.write().run()
     store = Store(tiny.store)
     version = tiny.version(*ROWS)
@@ -329,7 +329,7 @@ def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None
     assert refusals(result) == {}
 
 
-def test_verdict_of_another_version_says_nothing(tiny: Tiny) -> None:
+def test_result_of_another_version_does_not_count(tiny: Tiny) -> None:
     tiny.write().run()
     threshold = _thresholds(tiny)[0]
 
@@ -348,7 +348,7 @@ def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tin
     assert opened["tiny", *ROWS] == manifest.load_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
 
 
-# ── What the present versions say nothing of ───────────────────────────────────────────────────────
+# ── Versions other than the current ones ───────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def outdated(tiny: Tiny) -> Tiny:
     return tiny
 
 
-def test_ranks_of_shards_made_of_rows_that_fail_today_stay_shut(outdated: Tiny) -> None:
+def test_ranks_of_shards_from_rows_that_fail_today_stay_blocked(outdated: Tiny) -> None:
     result = outdated.run_only(dg.AssetSelection.assets(outdated.key("gpu_partitions")))
 
     said = refusals(result)[RANKS_STEP]
@@ -388,7 +388,7 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
 
 
 def test_kept_version_of_the_ranks_is_published_whole_and_read(tiny: Tiny) -> None:
-    """Its order, its shards and its ranks: of nothing that was built since."""
+    """Its order, its shards and its ranks, and nothing built since."""
     tiny.write().run()
     old, rows = _kept(tiny), _sequences(tiny)
     tiny.write(rows=80).run()
@@ -402,7 +402,7 @@ def test_kept_version_of_the_ranks_is_published_whole_and_read(tiny: Tiny) -> No
     assert _sequences(tiny) == rows
 
 
-def test_kept_version_opens_though_what_is_current_is_shut(tiny: Tiny) -> None:
+def test_kept_version_passes_although_the_current_one_fails(tiny: Tiny) -> None:
     tiny.write().run()
     old, rows = _kept(tiny), _sequences(tiny)
     assert tiny.write(rows=80).run().success

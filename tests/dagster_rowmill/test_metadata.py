@@ -133,7 +133,7 @@ def test_columns_are_shown_with_their_arrow_types() -> None:
     ]
 
 
-def test_a_rank_is_told_its_own_counts_and_digest() -> None:
+def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
     names = ["rank-00000-of-00002", "rank-00001-of-00002"]
     parts = tuple(
         Part(name, {}, {"sequences": i, "conserved": True, "content_hash": f"{i}f"}) for i, name in enumerate(names)
@@ -182,7 +182,7 @@ def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> Non
     assert {"table rejects", "table ledger"} <= set(page)
 
 
-def test_check_that_was_not_measured_has_no_value_to_draw() -> None:
+def test_check_without_a_value_is_not_plotted() -> None:
     page = metadata.make_check_page(_result(value=None), STORE)
 
     assert "value" not in page

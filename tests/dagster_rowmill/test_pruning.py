@@ -1,4 +1,4 @@
-"""Old runs go, and nothing that a gate or a page asks for goes with them."""
+"""Old runs are pruned without removing what a gate or a page needs."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
@@ -83,7 +83,7 @@ def test_newest_of_each_partition_stays(instance: dg.DagsterInstance) -> None:
     assert kept(instance) == {second, third}
 
 
-def test_newest_verdict_of_a_check_stays_though_its_asset_was_made_again(instance: dg.DagsterInstance) -> None:
+def test_newest_result_of_a_check_stays_after_its_asset_was_rebuilt(instance: dg.DagsterInstance) -> None:
     judged = run(instance, rows, counted)
     run(instance, rows)
     newest = run(instance, rows)

@@ -1,4 +1,4 @@
-"""The report that Dagster's pages lead to is there, and tells of what the last run left, whatever that run was of."""
+"""The report that Dagster's pages link to exists, and shows the state after the last run, whatever it built."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""The documentation says what is so: generated pages are current, links lead somewhere, snippets work.
+"""The documentation is correct: generated pages are current, links resolve, snippets work.
 
-What belongs here: checks over all pages. What does not: the words.
+What belongs here: checks over all pages. What does not: wording.
 """
 
 import json
@@ -233,7 +233,7 @@ def test_commands_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     words = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
-    # Commands stand in code: on a line of a block, or right behind a backtick.
+    # Commands are in code: on a line of a block, or directly after a backtick.
     assert set(re.findall(r"(?:^|`|\$ )make ([a-z]+)\b", text, re.MULTILINE)) <= words
     assert set(re.findall(r"(?:^|`|\$ )rowmill ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE)) <= {
         *reference.list_verbs(),
@@ -267,7 +267,7 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
     for text in blocks(page, "yaml"):
         given = yaml.safe_load(text)
         if not {"datasets", "configs"} & given.keys():
-            # A part of a recipe, or of a dataset, stands for itself in the smallest one.
+            # A part of a recipe, or of a dataset, is inserted into the smallest one.
             own = {name: value for name, value in given.items() if name in dataset.Dataset.model_fields}
             top = {name: value for name, value in given.items() if name not in own}
             given = {**SMALLEST, **top, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], **own}}}

@@ -1,7 +1,7 @@
-"""Bad rows and bad files through the whole road: a bad row is one reject, its neighbours train, the ledger adds up.
+"""Bad rows and bad files through whole builds: a bad row is one reject, its neighbours train, the ledger adds up.
 
-What belongs here: what a build does with damage. What does not: what one room says of it
-(`test_sources_bad_input.py`, `test_canonicalization.py`), disks and kills (`test_robustness.py`).
+What belongs here: how a build handles damage. What does not: single modules (`test_sources_bad_input.py`,
+`test_canonicalization.py`), disks and kills (`test_robustness.py`).
 """
 
 import gzip
@@ -123,7 +123,7 @@ BAD_CHATS = {
 
 @pytest.fixture(scope="module")
 def every_bad_chat(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build each bad chat between two good ones, each in a file of its own: one road for all of them."""
+    """Build each bad chat between two good ones, each in its own file, all in one project."""
     road = Road(tmp_path_factory.mktemp("bad"))
     for name, (line, _) in BAD_CHATS.items():
         road.write(f"{name}.jsonl", lines([chat(1)]) + line + b"\n" + lines([{**chat(2), "of": name}]))
@@ -254,7 +254,7 @@ def test_characters_that_could_be_marks_survive(road: Road) -> None:
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 12345678901234567890123456789, 10**60 + 7])
 @pytest.mark.parametrize("beside", ["", "<|im_end|>"])
 def test_integer_beyond_64_bits_in_an_argument_is_printed_exactly(road: Road, number: int, beside: str) -> None:
-    """Also in a row that goes another way, because it holds a control string."""
+    """Also in a row that takes the reference path because it contains a control string."""
     built = road.one("a.jsonl", between(messages(USER, call({"n": number, "s": beside})))).build()
 
     assert f'"arguments": {{"n": {number}, "s"' in text_of(built.examples()[1])
@@ -464,7 +464,7 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(road: Road
     road.one("rows.jsonl", [chat(i) for i in range(8)]).build()
     shutil.rmtree(road.store / "tokenizers")
 
-    # What is there was made with it; only who makes something new needs it.
+    # Existing outputs were made with it; only new ones need it.
     prepare.require_ready(road.project, steps.plan_steps(road.project))
 
     assert not (road.store / "tokenizers").exists()

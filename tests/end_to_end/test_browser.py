@@ -1,4 +1,4 @@
-"""The whole thing as a person meets it: a real browser on the real webserver and daemon, from raw files to a tick.
+"""The whole product in a real browser, with the real webserver and daemon, from raw files to a schedule tick.
 
 What belongs here: one visit, step by step, and what the browser shows at each. What does not: the same over
 GraphQL alone (`test_dagster_server.py`).
@@ -77,7 +77,7 @@ class Visit:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Lend a browser; asked for before the server, which takes longer to start than to be skipped."""
+    """Provide a browser; requested before the server, so that a skip does not wait for the server."""
     if CHROMIUM is None:
         pytest.skip("no chromium on the PATH; install Debian's package chromium")
     playwright: Any = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
@@ -89,7 +89,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Serve a copy of the demo whose night comes every minute."""
+    """Serve a copy of the demo with a schedule that ticks every minute."""
     configs = tmp_path / "configs"
     shutil.copytree(ROOT / "configs" / "demo", configs / "demo")
     path = configs / "demo" / "demo.yaml"

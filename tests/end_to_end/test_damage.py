@@ -135,7 +135,7 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Ro
     assert _records(copy) == [(80,)]
 
 
-def test_question_to_damaged_statistics_names_the_file_and_what_takes_it_away(copy: Road) -> None:
+def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Road) -> None:
     [made, *_] = (copy.store / "stats/builds/recipe=road").rglob("made-*.parquet")
     empty(made)
 
@@ -181,7 +181,7 @@ def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptur
             for line in caplog.messages] == [True]  # fmt: skip
 
 
-def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> None:
+def test_changed_source_cannot_repair_its_damaged_outputs(copy: Road) -> None:
     project = copy.project
     made = manifest.load_current(project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
@@ -196,7 +196,7 @@ def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> No
         runner.run_step(copy.project, step, inputs)
 
 
-def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(copy: Road, whole: Road) -> None:
+def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complete(copy: Road, whole: Road) -> None:
     before = versions(whole.project)
     made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
@@ -217,7 +217,7 @@ def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(
 @pytest.mark.parametrize("spoil", [cut, empty])
 @pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
                                    "check_results/*.json"])  # fmt: skip
-def test_a_cut_or_empty_note_is_written_again(
+def test_a_truncated_or_empty_note_is_rewritten(
     copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
 ) -> None:
     paths = [path for path in copy.store.glob(f"road/**/{names}") if path.is_file()]
@@ -228,7 +228,7 @@ def test_a_cut_or_empty_note_is_written_again(
     assert versions(copy.build().project) == versions(whole.project)
 
 
-def test_an_edited_fact_is_not_believed(copy: Road) -> None:
+def test_an_edited_fact_is_not_trusted(copy: Road) -> None:
     key = ("road", "chats", "canonical_rows")
     made = manifest.load_current(copy.project.store, key)
     assert made is not None
@@ -243,7 +243,7 @@ def test_an_edited_fact_is_not_believed(copy: Road) -> None:
     assert versions(copy.build().project)["road/chats/canonical_rows"] == made.version
 
 
-def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
+def test_an_edited_check_result_is_not_trusted(copy: Road) -> None:
     write(copy, gates={"rejects": {"at_most": 0}, "order_nonempty": {"at_least": 10_000}})
     with pytest.raises(GateError):
         copy.build()

@@ -66,7 +66,7 @@ def group_of(pid: int) -> list[int]:
         pytest.param("road/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
     ],
 )
-def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, moment: str) -> None:
+def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
     road = write(tmp_path / "project")
     script = tmp_path / "build.py"
     script.write_text(COMMAND, encoding="utf-8")
@@ -90,7 +90,7 @@ def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, momen
     assert (
         said.strip().splitlines()[-1].endswith("stopped; finished parts are kept, and the next build resumes from them")
     )
-    # Python's own tracker of resources ends by itself once everybody else has.
+    # Python's resource tracker ends after all other processes.
     deadline = time.monotonic() + PATIENCE_S
     while group_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.01)

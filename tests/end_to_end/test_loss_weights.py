@@ -343,7 +343,7 @@ def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
         assert batches
 
 
-def test_reader_of_all_ranks_gives_the_weights_that_stand_on_disk(mixed: Built) -> None:
+def test_reader_of_all_ranks_returns_the_weights_on_disk(mixed: Built) -> None:
     root = str(mixed.project.base / ".rowmill")
     reader = Reader(root, "road", rank=0, world_size=1, as_torch=False)
     weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in reader])

@@ -122,7 +122,7 @@ materialize.main(["tiny"])
     assert sequences(tiny) != yesterday
 
 
-def test_night_in_which_nothing_changed_judges_nothing_and_imports_no_judge(tiny: Tiny) -> None:
+def test_night_without_changes_runs_no_check_and_imports_no_library_for_them(tiny: Tiny) -> None:
     tiny.run()
     program = """
 import sys

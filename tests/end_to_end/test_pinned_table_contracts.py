@@ -157,7 +157,7 @@ def test_column_that_a_pinned_contract_does_not_expect_stops_the_build(
     assert said in str(caught.value)
 
 
-def test_dates_of_a_format_of_ones_own_order_records(tmp_path: Path) -> None:
+def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
     days = ["20240301 10", "20231201 09", "20240101 00"]
     rows = [{"g": "A", "t": f"d{text}"} for text in days]
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
@@ -171,7 +171,7 @@ def test_dates_of_a_format_of_ones_own_order_records(tmp_path: Path) -> None:
     assert ['"t":"d20231201 09"' in ordered[0]["record"], '"t":"d20240301 10"' in ordered[2]["record"]] == [True, True]
 
 
-def test_private_values_stand_in_no_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_values_are_in_no_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest"}]
     road = project(tmp_path, as_csv(rows), {**GROUPED, "privacy": {"dp_enabled": True}})
 
@@ -207,7 +207,7 @@ COLUMNS = {"customer": {"type": "integer"}, "day": {"type": "date", "format": "i
         ({"columns": {**COLUMNS, "a": {"typ": "integer"}}}, "did you mean type?"),
     ],
 )
-def test_contract_that_cannot_be_is_refused_at_load(tmp_path: Path, table: dict[str, Any], said: str) -> None:
+def test_invalid_contract_is_refused_at_load(tmp_path: Path, table: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, table)
 
@@ -226,7 +226,7 @@ def test_file_of_no_dataset_and_a_second_contract_are_refused(tmp_path: Path) ->
         load(tmp_path / "b", {"columns": COLUMNS}, file="columns: {a: {type: text}}")
 
 
-def test_files_of_contracts_are_no_recipes(tmp_path: Path) -> None:
+def test_contract_files_are_not_recipes(tmp_path: Path) -> None:
     for name in ("a.yaml", "a/rows.table.yaml", "demo/b.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

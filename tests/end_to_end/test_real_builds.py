@@ -1,4 +1,4 @@
-"""The main road on real data: five datasets, three tokenizers, every row in the ledger, every id the reference's."""
+"""Builds of real data: five datasets, three tokenizers, every row in the ledger, every id equal to the reference's."""
 
 from pathlib import Path
 from typing import Any

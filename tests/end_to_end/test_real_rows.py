@@ -1,7 +1,7 @@
 """Every real chat, instruction, tool, reasoning and preference file through one recipe: nothing is lost uncounted.
 
-What belongs here: what the sources say against what the tokens say, leaf by leaf, without our own reading of a
-message. What does not: templates, masks and ids (`test_real_builds.py`, `test_real_templates.py`).
+What belongs here: sources compared with tokens, leaf by leaf, without our own reading of messages. What does not:
+templates, masks and ids (`test_real_builds.py`, `test_real_templates.py`).
 """
 
 import json

@@ -229,7 +229,7 @@ def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: t
     assert made.prompt_text.endswith(body)
 
 
-def test_tokenizer_with_one_token_for_both_ends_is_refused_for_groups_alone(real_data: Path) -> None:
+def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: Path) -> None:
     vocabulary, encode = opened(real_data, "gpt2")
 
     with pytest.raises(ConfigError, match=r"bos and eos are both '<\|endoftext\|>'"):
@@ -271,7 +271,7 @@ def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: 
         ({"add_bos": True}, "the tokenizer has no such token"),
     ],
 )
-def test_frame_that_cannot_be_is_a_config_error(real_data: Path, changes: dict[str, Any], said: str) -> None:
+def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         framed(*opened(real_data, "qwen3"), **changes)
 

@@ -1,4 +1,4 @@
-"""Full disks, kills, broken workers and builds side by side: whatever happens, the next build gives the same bytes.
+"""Full disks, kills, broken workers and concurrent builds: the next build always gives the same bytes.
 
 What belongs here: what the world does to a build. What does not: bad data (`test_bad_input.py`), changed recipes
 (`test_runner.py`).

@@ -1,4 +1,4 @@
-"""Hazards that others fell into, as rows on the whole road: one test each, by what went wrong.
+"""Hazards that other projects reported, as rows in whole builds: one test each.
 
 What belongs here: rows, calls, reasoning, tools, lengths. What does not: hazards of templates and masks
 (`test_template_hazards.py`).

@@ -1,4 +1,4 @@
-r"""The vectors of rows, lengths and pairs on the whole road, with a template and a tokenizer that can be read by eye.
+r"""Golden rows, lengths and pairs in whole builds, with a template and a tokenizer that can be checked by eye.
 
 What belongs here: golden rows, one token per character. What does not: masks of real templates.
 

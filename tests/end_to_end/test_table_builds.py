@@ -1,4 +1,4 @@
-"""Records on the whole road: rows, schema, splits, examples, ledger and shards of small tables.
+"""Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables.
 
 What belongs here: builds of tables made here. What does not: plans from lengths (`test_assembly.py`), real files
 (`test_real_tables.py`).
@@ -105,7 +105,7 @@ def planned(project: steps.Project) -> TablePlan:
     return one.plan
 
 
-def test_spans_of_an_example_tell_prompt_edges_and_records_apart(tmp_path: Path) -> None:
+def test_spans_of_an_example_distinguish_prompt_delimiters_and_records(tmp_path: Path) -> None:
     made = built(tmp_path, {"data": {"max_sequences_per_example": 3}})
 
     for one in made.examples():
@@ -354,7 +354,7 @@ def test_group_too_large_is_cut_between_records_where_that_is_allowed(tmp_path: 
     assert as_written(parsed, schema_of(made)) == cells(purchases(60), schema_of(made).names)
 
 
-def test_prompt_that_leaves_no_room_names_its_widest_columns(tmp_path: Path) -> None:
+def test_prompt_that_leaves_no_tokens_names_its_widest_columns(tmp_path: Path) -> None:
     rows = [{"a": "1", "a column with a very long name that nobody reads": "2"}]
     road = Road(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
     road.recipe(road_datasets(road), seq_len=24)
@@ -379,7 +379,7 @@ def series(folder: Path, times: list[str], **time_series: Any) -> Built:
     return Road(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
 
 
-def test_dates_that_two_formats_read_otherwise_are_a_question_to_the_user(tmp_path: Path) -> None:
+def test_ambiguous_dates_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read"):
         series(tmp_path, ["01/02/2024", "02/02/2024"])
 
@@ -526,7 +526,7 @@ def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> No
     assert not other.report("rows", "tokenized_examples").reused
 
 
-def test_budgets_of_train_series_lie_between_seven_tenths_and_the_room(tmp_path: Path) -> None:
+def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(tmp_path: Path) -> None:
     rows = [{"g": f"g{i // 200}", "t": str(i), "v": f"{i * 37 % 100}.5"} for i in range(1000)]
     form = records(
         data={"group_training_examples_by": "g", "order_training_examples_by": "t", "max_sequences_per_example": None},

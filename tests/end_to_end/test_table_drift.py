@@ -1,4 +1,4 @@
-"""Tables from night to night: what changed is named by its cell and stops the build, and no group moves.
+"""Tables over several builds: a change is shown by its cell and stops the build, and no group moves.
 
 What belongs here: builds of CSV, JSON and Parquet tables, once and again with a change. What does not: types of single
 columns (`test_table_contract.py`).
@@ -126,7 +126,7 @@ def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_p
     assert "rowmill advise road --write" in str(caught.value)
 
 
-def test_change_stays_a_change_until_it_is_mended(tmp_path: Path) -> None:
+def test_change_stays_a_change_until_it_is_corrected(tmp_path: Path) -> None:
     road = project(tmp_path, as_csv(sales()))
     road.build(only=TO_ROWS)
     for rows in (sales(), sales(1501)):
@@ -212,7 +212,7 @@ def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_forc
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_words_and_ways_of_writing_make_no_column_of_numbers_text(tmp_path: Path) -> None:
+def test_na_words_and_number_formats_do_not_make_a_column_text(tmp_path: Path) -> None:
     rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True"} for i in range(40)]
     odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false"}
 
@@ -225,7 +225,7 @@ def test_words_and_ways_of_writing_make_no_column_of_numbers_text(tmp_path: Path
     assert manifest.samples["type_mismatch"] == ("d: 'True' (data/sales.csv line 42)",)
 
 
-def test_word_among_the_numbers_that_order_is_no_value_and_the_others_keep_their_order(tmp_path: Path) -> None:
+def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_path: Path) -> None:
     rows = [{"g": "A", "t": str(t), "v": "x"} for t in (3, 12, 1, 10, 2)] + [{"g": "B", "t": "NA", "v": "x"}]
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
 
@@ -236,7 +236,7 @@ def test_word_among_the_numbers_that_order_is_no_value_and_the_others_keep_their
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_text_that_orders_nothing_is_refused_in_csv_as_in_json(tmp_path: Path, name: str) -> None:
+def test_text_without_an_order_is_refused_in_csv_and_json(tmp_path: Path, name: str) -> None:
     rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
     content = as_csv(rows) if name.endswith(".csv") else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
@@ -245,7 +245,7 @@ def test_text_that_orders_nothing_is_refused_in_csv_as_in_json(tmp_path: Path, n
         project(tmp_path, content, form, name=name).build(only=TO_ROWS)
 
 
-def test_months_by_name_come_in_the_order_of_the_calendar(tmp_path: Path) -> None:
+def test_months_by_name_are_in_calendar_order(tmp_path: Path) -> None:
     rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
 
@@ -285,7 +285,7 @@ def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> 
         readings(tmp_path, None).build(only=TO_ROWS)
 
 
-def test_each_file_is_a_series_of_its_own_in_one_split(tmp_path: Path) -> None:
+def test_each_file_is_a_separate_series_in_one_split(tmp_path: Path) -> None:
     made = readings(tmp_path, {"file": True}, files=6).build(only=TO_EXAMPLES)
 
     files = {f'"data/sensor{number}.csv"': str(number) for number in range(6)}
@@ -322,7 +322,7 @@ def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("groups", [{"file": "yes"}, {"files": True}, {}, {"file": True, "a": 1}])
-def test_group_that_is_neither_column_nor_file_says_what_can_be(tmp_path: Path, groups: Any) -> None:
+def test_invalid_group_option_error_says_what_is_valid(tmp_path: Path, groups: Any) -> None:
     with pytest.raises(ConfigError, match=r"expected a column's name, a list of them, \{file: true\}, or null"):
         _ = readings(tmp_path, groups).project
 
@@ -336,7 +336,7 @@ def parquet(**columns: Any) -> bytes:
     return sink.getvalue()
 
 
-def test_floats_of_parquet_that_are_no_numbers_are_kept_and_counted(tmp_path: Path) -> None:
+def test_nonfinite_floats_of_parquet_are_kept_and_counted(tmp_path: Path) -> None:
     values = [1.5, math.nan, math.inf, -math.inf, None]
     content = parquet(
         a=pa.array(values, from_pandas=False), b=pa.array(values, pa.float16()), c=[[1.0], [math.nan], [], None, [2.5]]
@@ -364,7 +364,7 @@ def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
     assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'
 
 
-def test_other_kinds_of_data_know_nothing_of_tables(tmp_path: Path) -> None:
+def test_other_kinds_have_no_table_metadata(tmp_path: Path) -> None:
     rows = as_csv([{"prompt": f"what {i}", "answer": f"that {i}"} for i in range(20)])
     pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
 

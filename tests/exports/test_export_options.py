@@ -76,7 +76,7 @@ def test_unknown_kind_names_those_there_are() -> None:
     assert "'litdata' is not a kind; choose native, hf, axolotl" in said
 
 
-def test_export_without_a_kind_names_those_there_are() -> None:
+def test_export_without_a_kind_lists_the_kinds() -> None:
     said = refusal({"name": "flat"})
 
     assert "exports.0: has no kind; choose astrai_bin, " in said
@@ -91,7 +91,7 @@ def test_unknown_option_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", "training_splits", "1st"])
-def test_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
+def test_name_that_is_not_a_valid_folder_is_refused(name: str) -> None:
     assert "cannot be a name" in refusal({"kind": "native", "name": name})
 
 
@@ -162,7 +162,7 @@ def test_impossible_combination_is_refused_at_load(
         {"kind": "mds", "profile": "pretrain"},
     ],
 )
-def test_open_attention_is_possible_where_spans_or_rivers_are_stored(options: dict[str, Any]) -> None:
+def test_open_attention_is_possible_where_spans_or_streams_are_stored(options: dict[str, Any]) -> None:
     assert load({"name": "mine", **options}, text=OPEN).exports[0].name == "mine"
 
 
@@ -250,7 +250,7 @@ def test_folder_of_a_domain(value: str | None, name: str) -> None:
     assert astrai.name_folders([value]) == [name]
 
 
-def test_folders_of_names_equal_but_for_case_are_told_apart() -> None:
+def test_folders_of_names_equal_except_case_are_distinct() -> None:
     names = astrai.name_folders(["A", "a", "b"])
 
     assert [name[:2] for name in names] == ["A-", "a-", "b"]
@@ -258,14 +258,14 @@ def test_folders_of_names_equal_but_for_case_are_told_apart() -> None:
     assert len({name.lower() for name in names}) == 3
 
 
-def test_value_spelled_like_the_default_has_a_folder_of_its_own() -> None:
+def test_domain_named_like_the_default_has_its_own_folder() -> None:
     none, spelled = astrai.name_folders([None, "__default__"])
 
     assert none == "__default__"
     assert spelled.startswith("__default__-")
 
 
-def test_folder_of_a_long_name_is_cut_and_told_apart() -> None:
+def test_folder_of_a_long_name_is_shortened_and_distinct() -> None:
     one, other, fits = astrai.name_folders(["x" * 300, "x" * 301, "y" * 100])
 
     assert one[:81] == other[:81] == "x" * 80 + "-"

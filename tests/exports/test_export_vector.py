@@ -231,7 +231,7 @@ def test_olmo_core_takes_the_smallest_type_that_holds_the_vocabulary(vocab_size:
         ([([1, 2, 1, 2], [0, 1, 1, 1])], 1, "example e0#0 holds 2 (EOS) before its end"),
     ],
 )
-def test_olmo_core_refuses_what_its_reader_would_cut_elsewhere(
+def test_olmo_core_refuses_segments_that_its_reader_would_split_elsewhere(
     tmp_path: Path, segments: Any, bos: int | None, said: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -340,7 +340,7 @@ def test_llm_foundry_with_accepted_eos_trains_one_more(tmp_path: Path) -> None:
     assert readers.llm_foundry(readers.mds(data), 2) == [((10, 11, 12, 2), (False, True, True, True))]
 
 
-def test_mds_finetune_is_no_form_for_llm_foundry(vector: SequenceBatch, tmp_path: Path) -> None:
+def test_mds_finetune_is_not_readable_by_llm_foundry(vector: SequenceBatch, tmp_path: Path) -> None:
     """Its loader takes `labels` for a response: the page sends such users to `llm_foundry`."""
     pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
 

@@ -1,7 +1,7 @@
-"""Exports of a whole build: read back as the examples that went in, the same bytes however they were made, or none.
+"""Exports of a build: they read back as the build's examples, with the same bytes for any workers, or do not exist.
 
-What belongs here: laws of every kind, by builds. What does not: single bytes of a format (`test_export_vector.py`),
-recipes that are refused (`test_export_options.py`).
+What belongs here: invariants of every kind, in builds. What does not: single bytes of a format
+(`test_export_vector.py`), recipes that are refused (`test_export_options.py`).
 """
 
 import json
@@ -131,7 +131,7 @@ def flat(rows: Iterable[Iterable[Segment]]) -> list[Segment]:
 
 
 def unpadded(segment: Segment) -> Segment:
-    """Take the EOS off that fill a segment up; every example here ends in one of its own."""
+    """Remove the EOS that pad a segment; every example here ends in one EOS."""
     ids, mask = segment
     end = next(i for i in range(len(ids), 0, -1) if mask[i - 1])
     assert set(ids[end:]) <= {2}
@@ -177,7 +177,7 @@ def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, windo
         following = slice(one["begin"] + 1, one["begin"] + 1 + window)
         inputs = segment_of[one["begin"] : one["begin"] + window]
         assert (one["loss_mask"] == targets[following]).all()
-        # A target follows a token of its own segment.
+        # A target follows a token of the same segment.
         assert (segment_of[following] == inputs)[one["loss_mask"]].all()
         # Documents of the window are segments, no more and no fewer.
         assert (np.diff(one["document"]) == np.diff(inputs)).all()
@@ -196,7 +196,7 @@ def test_export_counts_what_the_ledger_counts(built: Built, name: str) -> None:
 
 
 @NAMES
-def test_card_says_whose_tokens_these_are(built: Built, name: str) -> None:
+def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> None:
     card = open_export(folder(built, name)).card
 
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
@@ -221,7 +221,7 @@ def test_card_says_whose_tokens_these_are(built: Built, name: str) -> None:
 
 
 @NAMES
-def test_data_folder_holds_nothing_foreign(built: Built, name: str) -> None:
+def test_data_folder_contains_only_data(built: Built, name: str) -> None:
     at = folder(built, name)
 
     beside = {path.name for path in at.iterdir()} - {"data", "card.json", "manifest.json"}
@@ -310,7 +310,7 @@ def test_domains_have_folders_that_stay_inside(built: Built) -> None:
     assert sum(name.startswith("x" * 80) for name in names) == 2
     assert {card["domains"][name] for name in names if name[:2] in {"A-", "a-"}} == {"A", "a"}
     assert all(path.resolve().is_relative_to((at / "data").resolve()) for path in (at / "data").rglob("*"))
-    # The pairs, and of the chats those whose record names no domain.
+    # The pairs, and the chats without a domain.
     assert card["segments_without_domain"] >= 40
 
 
@@ -519,7 +519,7 @@ def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> Non
     assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
 
 
-def test_open_attention_goes_into_rivers_and_packed_rows(tmp_path: Path) -> None:
+def test_open_attention_is_exported_to_streams_and_packed_rows(tmp_path: Path) -> None:
     road = Road(tmp_path)
     source = {"train_urls": [road.write("text.jsonl", [document(i, words=30) for i in range(30)])]}
     packing = {"block_cross_document_attention": False}

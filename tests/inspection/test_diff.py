@@ -44,7 +44,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
     return road
 
 
-def test_order_of_two_builds_tells_rows_that_came_and_went_in_each_dataset(road: Road) -> None:
+def test_orders_of_two_builds_show_added_and_removed_rows_of_each_dataset(road: Road) -> None:
     found = compared(road, "training_splits")
 
     assert {name: (one.added, one.removed) for name, one in found.items()} == {
@@ -71,11 +71,11 @@ def test_shares_of_the_order_add_up_to_one_in_each_version(road: Road) -> None:
         assert sum(one["share of the order"][which] or 0 for one in found) == pytest.approx(1)
 
 
-def test_version_of_one_dataset_tells_of_that_dataset_alone(road: Road) -> None:
+def test_versions_of_one_dataset_compare_only_that_dataset(road: Road) -> None:
     assert set(compared(road, "chats", "packed_shards")) == {"chats"}
 
 
-def test_version_beside_itself_moves_nothing(road: Road) -> None:
+def test_version_compared_with_itself_has_no_difference(road: Road) -> None:
     [newest] = versions(road, "training_splits")[-1:]
 
     for one in diff.compare_versions(road.project, newest, newest):

@@ -1,4 +1,4 @@
-"""Rows shown on their way: the text that trains, what it came from, and that looking changes nothing."""
+"""`rowmill inspect`: the text that trains, its source, and that inspection changes nothing."""
 
 import gzip
 import json
@@ -68,7 +68,7 @@ def test_brackets_hold_the_answer_and_its_end_of_turn_and_nothing_else(
     assert re.findall(r"⟦(.*?)⟧", capsys.readouterr().out, re.DOTALL) == [answer(i) + END for i in range(4)]
 
 
-def test_every_chat_s_trained_stretches_are_its_answer(built: CliProject) -> None:
+def test_trained_spans_of_every_chat_are_its_answer(built: CliProject) -> None:
     rows = looked_at(built, CHATS + 1)
 
     kept = [one for one in rows if one.rejected is None]
@@ -81,7 +81,7 @@ def test_pair_trains_its_response_alone(built: CliProject) -> None:
     assert [trained(one)[0].removesuffix("<|endoftext|>") for one in rows] == [task(i)[1] for i in range(3)]
 
 
-def test_stretches_of_one_row_are_told_apart_by_class(built: CliProject) -> None:
+def test_spans_of_a_row_are_distinguished_by_class(built: CliProject) -> None:
     [first, *_] = looked_at(built, 1)
     [sample] = first.samples
 
@@ -176,7 +176,7 @@ def chat_of(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": answer(i)}]
 
 
-def test_escape_sequences_in_data_are_shown_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_in_data_are_shown_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
     evil = [{"role": "user", "content": "a\x1b[2Jb"}, {"role": "assistant", "content": "c\x1b]0;title\x07d"}]
     project.write_data("chats.jsonl", json.dumps({"messages": evil}) + "\n")
@@ -188,7 +188,7 @@ def test_escape_sequences_in_data_are_shown_not_obeyed(tmp_path: Path, capsys: p
     assert "⟦c␛]0;title␇d<|im_end|>⟧" in out
 
 
-# ── Looking changes nothing ──
+# ── Inspection changes nothing ──
 
 
 @pytest.mark.parametrize("compressed", [False, True])

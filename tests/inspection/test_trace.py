@@ -1,4 +1,4 @@
-"""Lineage both ways: from every token to its source line, and from every line to every place it is shown."""
+"""Lineage in both directions: from every token to its source line, and from every line to its positions in training."""
 
 import json
 import re
@@ -138,7 +138,7 @@ def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject
 
 
 @pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
-def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject, dataset: str) -> None:
+def test_positions_of_a_sequence_match_the_ranks_files(built: CliProject, dataset: str) -> None:
     project = built.project
     ranks = manifest.load_current(project.store, ("small", "gpu_partitions"))
     assert ranks is not None
@@ -215,7 +215,7 @@ def test_unknown_sequence_names_those_there_are(
     assert said in capsys.readouterr().err
 
 
-# ── When the world moved on ──
+# ── Changed sources and outputs ──
 
 
 def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(

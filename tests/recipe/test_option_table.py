@@ -1,6 +1,6 @@
-"""The table of a dataset's options, line by line: where each stands, its default, and what it refuses.
+"""The table of a dataset's options, one line each: its group, its default, and a value that it refuses.
 
-What belongs here: one line per option. What does not: what an option does; its room tests that.
+What belongs here: one line per option. What does not: the effect of options, which the tests of their modules cover.
 """
 
 from typing import Any
@@ -84,9 +84,7 @@ def dataset(kind: str, **groups: Any) -> Dataset:
 
 
 @LINES
-def test_option_stands_in_its_group_with_its_default(
-    kind: str, group: str, option: str, default: Any, wrong: Any
-) -> None:
+def test_option_is_in_its_group_with_its_default(kind: str, group: str, option: str, default: Any, wrong: Any) -> None:
     value = getattr(getattr(dataset(kind), group), option)
 
     assert value == default

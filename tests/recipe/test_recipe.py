@@ -108,7 +108,7 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"name": "x"}, "name: the file's name is the recipe's name"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_worded_in_four_parts(dataset: dict[str, Any], top: dict[str, Any], expected: str) -> None:
+def test_a_mistake_is_reported_in_four_parts(dataset: dict[str, Any], top: dict[str, Any], expected: str) -> None:
     assert expected in _refusal(dataset, **top)
 
 
@@ -171,7 +171,7 @@ def test_a_mistake_is_one_line_about_what_was_written(
          "datasets.a: loss.mask: 'prompt' does not occur in the rows of a chat dataset; allowed are roles"),
     ],
 )  # fmt: skip
-def test_an_option_that_the_kind_would_read_over_is_refused(dataset: dict[str, Any], expected: str) -> None:
+def test_an_option_that_the_kind_would_ignore_is_refused(dataset: dict[str, Any], expected: str) -> None:
     assert expected in _refusal(dataset)
 
 
@@ -216,7 +216,7 @@ def test_defaults_of_the_format_that_no_kind_has_are_refused(values: dict[str, A
     assert expected in _refusal(defaults={"format": values})
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_several_mistakes_are_reported_together() -> None:
     text = _refusal({"truncation": {"overlong": "cut"}, "filters": {"max_item": 3}}, seed="x")
 
     assert len(text.splitlines()) == 3
@@ -234,7 +234,7 @@ def test_load_of_a_key_given_twice_names_the_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"), [(b"\xff\xfe", "not UTF-8"), (b"- a\n", "top level is a list"), (b"a: [", "not YAML")]
 )
-def test_load_of_what_is_no_recipe_says_what_it_is(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_load_of_another_file_says_what_it_is(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "demo.yaml"
     path.write_bytes(content)
 

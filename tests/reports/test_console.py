@@ -173,7 +173,7 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
 # ── Progress ──
 
 
-def test_rates_word_speed_and_what_is_left() -> None:
+def test_rates_show_speed_and_remaining_time() -> None:
     meter = progress.RateMeter()
 
     # The first part took 20 s, 18 of which went to opening the tokenizer.
@@ -199,7 +199,7 @@ def test_rate_has_three_digits(rate: float, text: str) -> None:
     assert progress.format_short_number(rate) == text
 
 
-def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) -> None:
+def test_progress_without_terminal_prints_every_five_seconds(built: CliProject) -> None:
     project, screen, aside = built.project, plain_console(), plain_console()
     steps = plan_steps(project)
     with progress.BuildProgress(project, steps, screen, aside) as watch:

@@ -1,7 +1,7 @@
 """The demo's data are what its script says, right in what they claim, and broken in every way that they should be.
 
-What belongs here: checks of the files under configs/demo, and that the road meets every flaw in them. What does not:
-the road itself.
+What belongs here: checks of the files under configs/demo, and that a build meets every flaw in them. What does not: the
+build itself.
 """
 
 import csv
@@ -143,7 +143,7 @@ def test_flaws_of_every_kind_are_named_by_the_ledger_s_reasons(flaws: ModuleType
     assert len(named) >= 25
 
 
-def test_flaws_stand_in_the_committed_files(flaws: ModuleType) -> None:
+def test_flaws_are_in_the_committed_files(flaws: ModuleType) -> None:
     chats = {line for name in CHAT_FILES for line in lines(name)}
     table = (DEMO / "data" / "instructions.csv").read_bytes()
     shares = json.loads((DEMO / "data" / "sharegpt.json").read_bytes())
@@ -154,7 +154,7 @@ def test_flaws_stand_in_the_committed_files(flaws: ModuleType) -> None:
     assert all(flaw in shares for _, flaw in flaws.SHAREGPT_FLAWS)
 
 
-def test_flawed_conversations_are_rejected_for_the_reason_beside_them(flaws: ModuleType, demo: Recipe) -> None:
+def test_flawed_conversations_are_rejected_for_their_listed_reason(flaws: ModuleType, demo: Recipe) -> None:
     decoded = [(reason, json.loads(line)) for reason, line in flaws.chat_flaws() if reason not in LATER | UNREADABLE]
 
     found = [canonicalize_row(record, demo.datasets["chats"]) for _, record in [*decoded, *flaws.SHAREGPT_FLAWS]]
@@ -163,7 +163,7 @@ def test_flawed_conversations_are_rejected_for_the_reason_beside_them(flaws: Mod
     assert reasons == [reason for reason, _ in [*decoded, *flaws.SHAREGPT_FLAWS]]
 
 
-def test_flawed_documents_are_rejected_for_the_reason_beside_them(flaws: ModuleType, demo: Recipe) -> None:
+def test_flawed_documents_are_rejected_for_their_listed_reason(flaws: ModuleType, demo: Recipe) -> None:
     decoded = [(reason, json.loads(line)) for reason, line in flaws.DOCUMENT_FLAWS if reason not in UNREADABLE]
 
     found = [canonicalize_row(record, demo.datasets["documents"]) for _, record in decoded]

@@ -1,6 +1,7 @@
-"""The house stands as drawn: floors, rooms, and nothing of Dagster in the engine.
+"""The layers of the architecture hold, and the engine does not import Dagster.
 
-What belongs here: that the contracts of pyproject.toml hold, and that they would notice. What does not: the contracts.
+What belongs here: that the contracts in pyproject.toml hold, and that they detect violations. What does not: the
+contracts.
 """
 
 import ast

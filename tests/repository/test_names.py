@@ -1,6 +1,6 @@
 """Names can be searched for: a name means one thing, and a function's name says what it does.
 
-What belongs here: laws of names over all modules of the engine. What does not: style that the linter knows.
+What belongs here: rules for names in all modules of the engine. What does not: style that the linter knows.
 """
 
 import ast
@@ -28,14 +28,14 @@ def top_level(kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> Iterator[tupl
                 yield path, node.name
 
 
-def test_class_name_stands_once() -> None:
+def test_class_name_is_unique() -> None:
     counts = Counter(name for _, name in top_level(ast.ClassDef))
 
     assert len(counts) > 300
     assert {name for name, count in counts.items() if count > 1} == set()
 
 
-def test_function_name_stands_once_in_its_package() -> None:
+def test_function_name_is_unique_in_its_package() -> None:
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path, name in top_level(ast.FunctionDef):
         found[package_of(path), name.strip("_")].append(path.name)

@@ -1,6 +1,6 @@
-"""The repository as a whole: what every file keeps to.
+"""Rules for all files of the repository.
 
-What belongs here: habits that a reader relies on and that no linter knows. What does not: what a module does.
+What belongs here: conventions that linters do not check. What does not: what a module does.
 """
 
 import ast
@@ -23,7 +23,7 @@ CODE = ("assets", "benchmarks", "configs", "docs", "pipelines", "tests")
 TOLD_HOSTS = {
     "127.0.0.1",
     "localhost",
-    # Standards and licences are named by their address, which nobody calls.
+    # Standards and licences are named by URLs that nothing requests.
     "json-schema.org",
     "keepachangelog.com",
     "semver.org",
@@ -170,7 +170,7 @@ def test_pyproject_leaves_the_code_location_to_workspace_yaml() -> None:
     assert {"dagster", "dg"} & set(project()["tool"]) == set()
 
 
-def test_make_help_lists_every_word() -> None:
+def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     declared = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     shown = subprocess.run(

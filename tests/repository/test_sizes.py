@@ -50,7 +50,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in lengths.items() if lines > MODULE_LINES} == set(), "split it by subject"
 
 
-def test_longer_class_says_why_it_is_one() -> None:
+def test_longer_class_explains_its_length() -> None:
     unexplained = [
         node.name
         for node in nodes_of(ast.ClassDef)

@@ -1,4 +1,4 @@
-"""Rows and parts of an output: the view `builds`, the page and the terminal say what lies in the files.
+"""Rows and parts of an output: the view `builds`, the page and the terminal show the numbers of the files.
 
 What belongs here: the one count of each stage, on a road of every kind of row. What does not: what the views hold
 besides (`test_views.py`).
@@ -93,7 +93,7 @@ def truth(built: Built, *key: str) -> int:
     stage = EXPORTS if key[0] == EXPORTS else key[-1]
     if stage == "raw_dataset":
         return len((built.project.base / "data" / f"{key[0]}.jsonl").read_bytes().splitlines())
-    # Statistics are of the examples before them.
+    # Statistics describe the examples before them.
     made = built.manifest(key[0], "tokenized_examples") if stage == "truncation_stats" else built.manifest(*key)
     named = chain.from_iterable(part.files.items() for part in made.parts)
     paths = [built.project.store.path(file.path) for name, file in named if name.startswith(OUTPUT[stage])]
@@ -119,14 +119,14 @@ def test_rows_of_every_stage_are_those_in_its_files(built: Built) -> None:
 
     assert set(told) == set(built.steps)
     assert told == {key: truth(built, *key) for key in told}
-    # What lies beside an output was there to be counted wrongly.
+    # Other files next to an output must not be counted.
     files = {name for report, _ in built.steps.values() for part in report.manifest.parts for name in part.files}
     assert {"rejects", "ledger", "segments", "left_out", "rank_steps", "facts"} <= files
     assert truth(built, "chats", "canonical_rows") == len(CONTENT["chats"]) - 3
     assert truth(built, "sales", "parsed_records") == 3
 
 
-def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built) -> None:
+def test_page_builds_view_and_terminal_show_the_same_number(built: Built) -> None:
     told = lines_of_builds(built)
 
     for key, (report, _) in built.steps.items():
@@ -139,7 +139,7 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
             assert number_text.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
 
 
-def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
+def test_source_has_the_parts_in_its_row_ids(built: Built) -> None:
     for name in DATASETS:
         files = [f for kind in ("rows", "rejects") for f in built.manifest(name, "canonical_rows").files(kind)]
         rows = chain.from_iterable(built.project.store.table(f, ["row_id"]).column(0).to_pylist() for f in files)
@@ -148,7 +148,7 @@ def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
         assert lines_of_builds(built)[(name, "raw_dataset")][1] == len(parts) > 0
 
 
-def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built) -> None:
+def test_run_that_built_nothing_has_no_row_in_runs(built: Built) -> None:
     store = built.project.store
     # Without seconds: DuckDB adds floats up in any order.
     runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
@@ -167,7 +167,7 @@ def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built
     assert "reused everything has no row" in said
 
 
-def test_output_that_was_found_made_is_reused_in_all_its_parts(built: Built) -> None:
+def test_reused_output_counts_all_its_parts_as_reused(built: Built) -> None:
     reused = [report for _, report, _ in runner.build(built.project)]
 
     assert all(report.reused and report.parts == report.parts_reused for report in reused)

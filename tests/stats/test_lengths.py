@@ -24,7 +24,7 @@ def test_length_histogram_of_short_lengths_counts_each_bin() -> None:
     assert histogram.limit == 8
 
 
-def test_length_histogram_with_one_huge_length_keeps_the_others_apart() -> None:
+def test_length_histogram_with_one_huge_length_separates_the_others() -> None:
     histogram = stats.make_length_histogram(lengths(*range(0, 400, 4), 1_000_000), 400)
 
     assert histogram.edges[-2:] == (800, 1_000_001)
@@ -32,7 +32,7 @@ def test_length_histogram_with_one_huge_length_keeps_the_others_apart() -> None:
     assert sum(1 for count in histogram.counts if count) > 15
 
 
-def test_length_histogram_of_nothing_has_one_empty_bin() -> None:
+def test_length_histogram_without_lengths_has_one_empty_bin() -> None:
     histogram = stats.make_length_histogram(lengths(), 100)
 
     assert histogram.edges == (0, 100)
@@ -57,7 +57,7 @@ def test_length_quantiles_of_one_to_a_hundred_are_their_own_numbers() -> None:
     assert found == {"p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 
 
-def test_length_quantiles_of_nothing_are_zero() -> None:
+def test_length_quantiles_without_lengths_are_zero() -> None:
     assert set(stats.compute_length_quantiles(lengths()).values()) == {0}
 
 
@@ -78,7 +78,7 @@ def test_length_buckets_at_the_borders_belong_to_the_upper_bucket() -> None:
 
 
 def test_length_buckets_of_an_odd_limit_compare_exactly() -> None:
-    # A quarter of 7 is 1.75: 1 lies below it, 2 above.
+    # A quarter of 7 is 1.75: 1 is below it, 2 above.
     assert stats.count_length_buckets(lengths(1, 2), 7)["under_25"] == 1
 
 
@@ -103,7 +103,7 @@ def test_candidate_seq_lens_surround_the_limit() -> None:
     assert stats.choose_candidate_seq_lens(2) == (2, 4, 8)
 
 
-def test_what_if_for_three_limits_tells_losses_and_sequences() -> None:
+def test_what_if_for_three_limits_has_losses_and_sequences() -> None:
     def one_each(planned: Lengths, limit: int) -> int:
         assert planned.max() <= limit
         return len(planned)

@@ -1,4 +1,4 @@
-"""Check 10: what `rowmill stats` says is what the build did, number by number."""
+"""`rowmill stats` reports the numbers of a build."""
 
 from collections import Counter
 from typing import Any
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return road.recipe(datasets).build()
 
 
-def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_builds_the_same_outputs_as_build(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
     aside = Road(built.project.base, str(built.project.base / "aside"))
 
     assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.ExitStatus.SUCCESS
@@ -103,7 +103,7 @@ def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
         assert touched > 0
 
 
-def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None:
+def test_noticed_features_are_summed_over_kept_rows(built: Built) -> None:
     rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
 
     assert {name: facts[name] for name in NORMALIZATION_COLUMNS} == {
@@ -129,7 +129,7 @@ def test_report_shows_all_of_it(built: Built) -> None:
 
 
 def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> None:
-    """At the present limit it is not what truncation took, so nobody may take it for a count."""
+    """Even at the present limit it is not what truncation removed, so it must not look like a count."""
     made = built.manifest("rows", "truncation_stats")
     [(lost, sequences)] = [(row[2], row[3]) for row in made.tables["what_if"].rows if row[0] == made.facts["limit"]]
     assert lost < made.facts["trained_removed"]

@@ -1,4 +1,4 @@
-"""Statistics for DuckDB: what a manifest's tables hold, which versions the views show, and that nobody waits."""
+"""Statistics for DuckDB: tables of a manifest, versions in the views, and reading without locks."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def part_of(store: Store, name: str, **files: pa.Table) -> Part:
 
 
 def filled(schema: pa.Schema, lines: Sequence[dict[str, Any]]) -> pa.Table:
-    """Return a table of the schema; columns that a line does not name hold their type's zero."""
+    """Return a table of the schema; columns that a line does not name have their type's zero."""
     return pa.Table.from_pylist(
         [{field.name: _zero(field.type) for field in schema} | line for line in lines], schema=schema
     )
@@ -117,7 +117,7 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
 # ── The questions of the specification ────────────────────────────────────────────────────────────
 
 
-def test_query_why_rows_went_adds_up_rejects_by_reason(store: Store) -> None:
+def test_query_of_rejects_sums_them_by_reason(store: Store) -> None:
     record(store, ledger_of("v1", 10))
     record(store, ledger_of("v2", 20, dataset="tasks"))
     record(store, manifest_of("tokenized_examples", "v3", ledger=(("rejected", "overlong", 1), ("kept", "", 9))))
@@ -142,7 +142,7 @@ def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None
     assert found == [(2048, 1400, 80), (4096, 200, 40)]
 
 
-def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store: Store) -> None:
+def test_query_of_weights_has_each_dataset_of_the_mixture(store: Store) -> None:
     mixture = DisplayTable(
         ("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"),
         (("chats", 3, 0.75, 1.0, 30, 3000), ("tasks", 1, 0.25, 2.0, 10, 1000)),
@@ -156,7 +156,7 @@ def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store
     assert found == [("chats", 0.75, 0.75), ("tasks", 0.25, 0.25)]
 
 
-def test_query_whose_tokens_a_sequence_holds_walks_to_source_and_record(store: Store) -> None:
+def test_query_of_a_sequences_examples_leads_to_source_and_record(store: Store) -> None:
     columns = ("split", "shard_row", "segment", "example_id", "row_id", "source", "record", "start", "length")
     lines = [
         dict(zip(columns, ("train", 1, i, f"a:{i}#0", f"a:{i}", "raw/chats.jsonl", 7 + i, 0, 100), strict=True))
@@ -281,7 +281,7 @@ def result(check: str, value: float | None, bound: float, *, passed: bool) -> Ch
     )  # fmt: skip
 
 
-def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps_the_first(store: Store) -> None:
+def test_check_results_after_a_changed_bound_show_the_last_and_keep_the_first(store: Store) -> None:
     manifest = ledger_of("v1", 10)
     record(store, manifest)
     strict = [
@@ -374,7 +374,7 @@ def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -
         assert rows == answer(store, f"FROM {view}_history") == []
 
 
-def test_every_view_and_column_has_a_comment_and_no_words_are_left_over(store: Store) -> None:
+def test_every_view_and_column_has_a_comment_and_none_is_unused(store: Store) -> None:
     views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
     columns = answer(store, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
 
@@ -404,7 +404,7 @@ def test_truncation_adds_up_examples_by_split(store: Store) -> None:
     assert found == [("test", 1, 1, 1.0, 1, 0, 1), ("train", 2, 1, 0.5, 20, 20, 0)]
 
 
-def test_runs_hold_what_a_run_made_and_not_what_it_found_made(store: Store) -> None:
+def test_runs_count_what_a_run_built_and_not_what_it_reused(store: Store) -> None:
     first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
     record(store, first)
     record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
@@ -442,7 +442,7 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
         stats.query_views(store, "FROM read_text('/etc/hostname')")
 
 
-# ── A query reads the statistics, and nothing else ────────────────────────────────────────────────
+# ── A query reads only the statistics ────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
         ("FROM python_variable", "python_variable"),
     ],
 )
-def test_query_that_is_wrong_or_reaches_out_is_refused_in_four_parts(store: Store, sql: str, why: str) -> None:
+def test_invalid_or_external_query_is_refused_in_four_parts(store: Store, sql: str, why: str) -> None:
     python_variable = pa.table({"a": [1]})
     stats.publish_views(store)
     store.write("secret.txt", b"secret")
@@ -497,7 +497,7 @@ def test_query_in_several_threads_at_once_answers_each(store: Store) -> None:
     assert answers == [[(12,)]] * 4
 
 
-# ── Nobody waits ──────────────────────────────────────────────────────────────────────────────────
+# ── No locks ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_version_listed(store: Store) -> None:
@@ -538,7 +538,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 
 
 @pytest.mark.slow
-def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_version(store: Store) -> None:
+def test_open_reader_during_writes_always_sees_one_complete_version(store: Store) -> None:
     """A view that lists the table before the pointers shows no rows in one of six of these reads."""
     stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
     stats.set_current_versions(store, "r", "d", "canonical_rows", ("v0",))

@@ -40,7 +40,7 @@ RECIPE: dict[str, Any] = {
         "notes": {"source": {"train_urls": ["data/notes.jsonl"]}, "format": {"kind": "text"}},
     },
     "partitions": {"world_size": 2},
-    # Few rows: what is a share of nothing says nothing here.
+    # Few rows: shares mean little here.
     "gates": {
         "split_share": {"at_most": 1},
         "rank_balance": {"at_most": 9},

@@ -1,4 +1,4 @@
-"""A real `rowmill ui` over a project, and questions to it as its pages ask them; for tests of the whole thing.
+"""A real `rowmill ui` over a project, and requests to it like those of its pages; for end-to-end tests.
 
 What belongs here: starting and ending the server, GraphQL, waiting. What does not: assertions, browsers.
 """
@@ -150,7 +150,7 @@ def serving(configs: Path, store: Path, home: Path) -> Generator[Server, None, N
 
 
 def eventually(ask: Callable[[], AnswerT], what: str, *, within_s: float = 300) -> AnswerT:
-    """Ask until the answer is true; the wait between two questions is all that takes time here."""
+    """Poll until the condition is true."""
     deadline, pause = time.monotonic() + within_s, threading.Event()
     while time.monotonic() < deadline:
         if answer := ask():

@@ -227,7 +227,7 @@ class Road:
         return found
 
     def build(self, **options: Any) -> "Built":
-        """Run the whole road in this process."""
+        """Build all stages in this process."""
         project = self.project
         return Built(
             project, {step.key[1:]: (report, results) for step, report, results in runner.build(project, **options)}

@@ -1,7 +1,6 @@
-"""The versions of what our own recipes build: a change of the code that changes one of them changes somebody's data.
+"""Recorded versions of our recipes' outputs: a code change that changes one of them changes users' data.
 
-What belongs here: which recipes, and writing down what they come to. What does not: comparing
-(`test_recorded_versions.py`).
+What belongs here: the recipes, and recording their versions. What does not: comparing (`test_recorded_versions.py`).
 
     python -m tests.support.recorded        writes tests/support/recorded_versions.json again
 
@@ -65,7 +64,7 @@ def write_project(folder: Path, data: Path | None) -> list[str]:
     shutil.copytree(ROOT / "configs", folder / "configs")
     if data is None:
         return list(OWN)
-    # A link, so that no version depends on where the data lies.
+    # A link, so that no version depends on the path of the data.
     (folder / "real").symlink_to(data, target_is_directory=True)
     (folder / "configs" / REAL).write_text(yaml.safe_dump(real_mixture(), sort_keys=False), encoding="utf-8")
     return [*OWN, REAL]

@@ -1,4 +1,4 @@
-"""A recipe small enough to build in a second, over files of its own; for tests that need a whole road.
+"""A recipe small enough to build in a second, with its own files; for tests that need a whole build.
 
 What belongs here: writing the project, and running parts of its graph in this process. What does not:
 assertions.
@@ -38,7 +38,7 @@ RECIPE: dict[str, Any] = {
     },
     "mixture": {"batch_size": 4},
     "partitions": {"world_size": 2},
-    # Few rows: what is a share of nothing says nothing here.
+    # Few rows: shares mean little here.
     "gates": {
         "split_share": {"at_most": 1},
         "rank_balance": {"at_most": 1},
@@ -102,7 +102,7 @@ class Tiny:
         return build_definitions([self.path], self.store)
 
     def run(self) -> dg.ExecuteInProcessResult:
-        """Run the whole road: every asset, every rank, every check."""
+        """Run everything: every asset, every rank, every check."""
         return materialize_recipe(self.path, self.store, self.instance)
 
     def run_only(

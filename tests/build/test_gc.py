@@ -49,7 +49,8 @@ def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     road.write("c.jsonl", [pair(9)])
     after = road.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
 
-    # Of three parts only the one whose file changed is read; b's stands without its duplicate beside the whole one.
+    # Of three parts only the one whose file changed is read; b's part without its duplicate exists in addition to the
+    # whole one.
     assert len(made_of) == 1
     assert (after.parts, after.parts_reused, after.rows_made) == (3, 2, 1)
 

@@ -98,7 +98,7 @@ def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
 
     assert refusals(result) == {}
     assert [event.partition for event in result.get_asset_materialization_events()] == [RANKS[1]]
-    # The version is the order's and the number of ranks'; what each of them holds is told beside it.
+    # The version depends on the order and the number of ranks; the content of each rank is in the metadata.
     assert tiny.version("gpu_partitions") == of_all
 
 

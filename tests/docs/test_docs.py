@@ -168,7 +168,7 @@ def test_type_words_speak_yaml(annotation: Any, words: str) -> None:
 
 
 def resolved(schema: dict[str, Any], node: Any) -> Iterator[dict[str, Any]]:
-    """Yield the alternatives that a node of a JSON Schema stands for."""
+    """Yield the alternatives of a node of a JSON Schema."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     alternatives = [*node.get("anyOf", []), *node.get("oneOf", [])]

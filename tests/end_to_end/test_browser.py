@@ -169,7 +169,7 @@ def _see_it_refused(visit: Visit) -> None:
     link = visit.page.locator("a[href*='/demo/expectations/chats-canonical_rows.html#unknown_roles']").first
     visit.go(str(link.get_attribute("href")), "expect_column_max_to_be_between")
 
-    # The ranks alone, later: no check stands between, and still the gate is shut.
+    # Only the ranks, later: no check runs before them, and the gate is still closed.
     assert visit.materialize_all("/assets/demo/gpu_partitions") in {"COMPLETED_FAILED", "FAILED"}
     run = next(one["runId"] for one in visit.server.runs() if one["status"] == "FAILURE")
     visit.go(f"/runs/{run}", "Gate closed")

@@ -179,7 +179,7 @@ def _opened(text: str) -> Any:
 
 
 def is_printed(leaf: str, text: str) -> bool:
-    """Tell whether a leaf stands in a text: as it is, trimmed, JSON-escaped, or tagged reasoning apart from others."""
+    """Tell whether a text contains a leaf: unchanged, trimmed, JSON-escaped, or as separate tagged reasoning."""
     wanted = leaf.strip()
     if wanted in text or json.dumps(wanted, ensure_ascii=False)[1:-1] in text or json.dumps(wanted)[1:-1] in text:
         return True

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
     # TRL 1.16 sets an option that transformers 5.23 has renamed.
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
-    # A loader pins memory unless told not to, also where there is no GPU to pin it for.
+    # A loader pins memory by default, even without a GPU.
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
 ]
 __all__ = ["one_thread"]

@@ -71,7 +71,7 @@ WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
 OPTIONS = ALWAYS | {name: one for name, (module, one) in WITH_LIBRARY.items() if find_spec(module) is not None}
 NAMES = pytest.mark.parametrize("name", [*ALWAYS, *WITH_LIBRARY])
 
-# A template whose end of turn is no EOS, so that OLMo-core's reader can tell examples by it.
+# A template whose end of turn is not EOS, so that OLMo-core's reader can separate examples by EOS.
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

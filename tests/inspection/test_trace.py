@@ -36,7 +36,7 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
 
 
 def line_of(i: int) -> int:
-    """Return the line of chat i: the first stands on line 1, the others after a blank, a broken and a blank line."""
+    """Return the line of chat i: the first is on line 1, the others follow a blank, a broken and a blank line."""
     return 1 if i == 0 else i + 4
 
 

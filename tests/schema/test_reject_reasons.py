@@ -131,7 +131,7 @@ ONE_BY_ONE: dict[str, Case] = {
 
 TEMPLATES: dict[str, str] = {
     "template_error": "{{ raise_exception('roles must alternate') }}" + CHATML,
-    # What is printed depends on the letters of every text: nothing can stand in for any of them.
+    # The rendered text depends on the characters of every text: no placeholder can replace one.
     "span_not_found": (
         "{% set ns = namespace(l=[]) %}{% for m in messages %}"
         "{% set ns.l = ns.l + [dict(role=m.role, content=m.content, n=m.content | upper)] %}{% endfor %}"

@@ -101,7 +101,7 @@ def truth(built: Built, *key: str) -> int:
 
 
 def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, ...], tuple[int, int, int]]:
-    """Return rows, parts and parts reused of each stage, as `builds` tells them."""
+    """Return rows, parts and reused parts of each stage from the view `builds`."""
     sql = f"SELECT dataset, stage, rows, parts, parts_reused FROM builds WHERE {where}"
     _, lines = stats.query_views(built.project.store, sql)
     assert len({line[:2] for line in lines}) == len(lines)
@@ -133,7 +133,7 @@ def test_page_builds_view_and_terminal_show_the_same_number(built: Built) -> Non
         page = metadata.make_stage_page(report, built.project.store)
         rows, parts, _ = told[key]
         assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
-        if key[-1] != "truncation_stats":  # its line tells quantiles
+        if key[-1] != "truncation_stats":  # its line shows quantiles
             found = catalog.count_output_rows(report.manifest)
             assert found is not None
             assert number_text.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")

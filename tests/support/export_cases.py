@@ -1,4 +1,4 @@
-"""Sequences without a build, and how one export writes them; for tests of single formats.
+"""Sequences without a build, and writing them with one export; for tests of single formats.
 
 What belongs here: the specification's vector, sequences at will, writing into a folder. What does not: reading back
 (`export_readers.py`), builds (`recipes.py`).
@@ -52,7 +52,7 @@ def export(**options: Any) -> Export:
 
 
 def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> ExportIndex:
-    """Return what an export is told of segments of these lengths."""
+    """Return the shape that an export gets for segments of these lengths."""
     values: dict[str, Any] = {
         "seq_len": 64,
         "vocab_size": 100,

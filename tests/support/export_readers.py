@@ -1,4 +1,4 @@
-"""Readers of every export's files that share no code with the writers: by the formats' descriptions, or libraries.
+"""Readers of every export's files that share no code with the writers: from the formats' descriptions, or libraries.
 
 What belongs here: files of a `data` folder → segments as (ids, mask of targets), or the stream where no borders
 are stored. What does not: assertions, or anything of `pipelines`.
@@ -35,7 +35,7 @@ def rows(data: Path) -> list[dict[str, Any]]:
 
 
 def cut(values: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
-    """Cut a list into pieces of some lengths, which must use it up."""
+    """Split a list into pieces of these lengths, which must add up to it."""
     ends = [0, *np.cumsum(lengths).tolist()]
     assert ends[-1] == len(values)
     return (list(values[begin:end]) for begin, end in pairwise(ends))
@@ -148,7 +148,7 @@ def astrai_h5(data: Path) -> dict[str, list[Segment]]:
 
 
 def _by_positions(arrays: dict[str, Any]) -> Iterator[Segment]:
-    """Cut a stream where positions begin again; without a mask everything trains."""
+    """Split a stream where positions restart; without a mask everything trains."""
     ids, positions = arrays["sequence"].tolist(), arrays["position_ids"].tolist()
     mask = arrays.get("loss_mask", np.ones(len(ids), np.int64)).tolist()
     assert set(arrays) - {"loss_mask"} == {"sequence", "position_ids"}
@@ -194,7 +194,7 @@ def astrai_sft_windows(data: Path, window: int) -> list[dict[str, Any]]:
 
 
 def olmo(data: Path, dtype: str) -> list[Segment]:
-    """Return the segments of OLMo-core's arrays by the borders beside them."""
+    """Return the segments of OLMo-core's arrays by their boundary files."""
     found: list[Segment] = []
     for path in parts(data, "token_ids_part_*.npy"):
         ids = np.fromfile(path, dtype)

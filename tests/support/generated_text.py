@@ -1,7 +1,7 @@
-"""A text as models write them, made by a seed, with the class of every character known from its making.
+"""A seeded imitation of generated text, in which the class of every character is known.
 
-What belongs here: the making. What does not: parsing it. Nothing here looks at a finished text to find out what it
-is: each piece is written together with its class.
+What belongs here: the making. What does not: parsing it. Nothing here analyses a finished text: each piece is written
+together with its class.
 """
 
 import json
@@ -63,7 +63,7 @@ class Corpus:
         self.pieces.append((text, name))
 
     def gap(self) -> None:
-        """Append white space such as stands between records."""
+        """Append white space such as that between records."""
         self.add(self.random.choice(["\n", "\r\n", "\n\n", " ", "\t\n"]), "delimiter")
 
     def record(self, shop: str, day: int) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Corpus:
         return {**record, "tags": ["x", "y"]} if self.random.random() < 0.3 else record
 
     def written(self, record: dict[str, Any]) -> str:
-        """Write a record the way this model happens to: compact, spaced or over several lines."""
+        """Write a record in a random format: compact, spaced or over several lines."""
         style = self.random.randrange(4)
         ascii_only = self.random.random() < 0.5
         match style:
@@ -97,7 +97,7 @@ class Corpus:
 
 
 def bad_objects(corpus: Corpus, shop: str, day: int) -> Iterator[tuple[str, str]]:
-    """Yield every way in which one object goes wrong, with the reason; each ends with its line."""
+    """Yield every kind of invalid object, with its reason; each ends with its line."""
     record = corpus.record(shop, day)
     compact: Callable[[dict[str, Any]], str] = lambda value: json.dumps(value, separators=(",", ":"))  # noqa: E731
     good = compact(record)
@@ -146,7 +146,7 @@ def _whole(corpus: Corpus, shop: str) -> None:
 
 
 def _with_bad_object(corpus: Corpus, shop: str) -> None:
-    """One group for every bad object: the good ones beside it are refused with it."""
+    """One group for every invalid object, with which its valid ones are rejected."""
     for text, reason in bad_objects(corpus, shop, 1):
         corpus.add(BOS, "delimiter")
         corpus.good(shop, 0, "invalid:group_has_invalid")

@@ -1,4 +1,4 @@
-"""An object store of the S3 kind on this machine that can be made to fail as real ones do.
+"""A local S3-like object store with failures on demand.
 
 What belongs here: the requests that s3fs makes for whole objects, and the ways in which a server fails. What does not:
 signatures, large uploads in parts, versions.
@@ -49,7 +49,7 @@ class ObjectServer:
             self._hang_up()
 
     def heal(self) -> None:
-        """Answer all requests again; those that wait are let go."""
+        """Answer all requests again, including those that wait."""
         with self._lock:
             self._failing = None
         self._healed.set()
@@ -94,7 +94,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that gave up: they are what is tested."""
+        """Ignore clients that gave up: they are what is tested."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -233,7 +233,7 @@ def _listing(objects: "dict[str, bytes]", bucket: str, query: "dict[str, list[st
 
 @contextmanager
 def serving() -> Generator[ObjectServer]:
-    """Lend a server."""
+    """Provide a server."""
     made = ObjectServer()
     try:
         yield made

@@ -1,6 +1,6 @@
-"""Recipes over real dialogues, for tests that need more than a handful of rows.
+"""Recipes over real dialogues, for tests that need many rows.
 
-What belongs here: which files, and a recipe that takes them as they are. What does not: assertions.
+What belongs here: the files, and a recipe that reads them unchanged. What does not: assertions.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def write_recipe(folder: Path, real_data: Path, **changes: Any) -> steps.Project
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread: its threads wait for each other busily, which takes minutes beside other tests."""
+    """Let torch use one thread: its threads busy-wait for each other, which takes minutes next to other tests."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Hypothesis strategies: schemas, and records of a schema.
 
-What belongs here: what several tests of records draw. What does not: the checks.
+What belongs here: strategies that several tests share. What does not: the checks.
 """
 
 from datetime import date, datetime, time, timedelta, timezone
@@ -17,7 +17,7 @@ SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<<a", "<a")
 
 
 def _not_one_character(text: str) -> bool:
-    """Tell whether no two lone surrogates stand together, which JSON cannot tell from one character."""
+    """Tell whether no two lone surrogates are adjacent, which JSON reads as one character."""
     return not any("\ud800" <= a <= "\udbff" and "\udc00" <= b <= "\udfff" for a, b in pairwise(text))
 
 

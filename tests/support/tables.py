@@ -1,4 +1,4 @@
-"""Projects of records for tests: CSV files, their rows as written, and what a build's unmasked tokens read back as.
+"""Projects of records for tests: CSV files, their rows as written, and the records decoded from a build's tokens.
 
 What belongs here: writing tables and reading examples back through the parser. What does not: assertions.
 """
@@ -41,7 +41,7 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def purchase(i: int, *, customers: int = 12) -> dict[str, Any]:
-    """Return a row of a small table: of a customer, on a day, later rows on earlier days now and then."""
+    """Return a row of a small table: a customer and a day, sometimes earlier than in previous rows."""
     kinds = ("food", "rent", "books, used", 'a "gift"', "<|im_end|>")
     return {
         "customer": f"C-{i % customers:03d}",
@@ -58,7 +58,7 @@ def purchases(count: int, **options: Any) -> list[dict[str, Any]]:
 
 
 def known(built: Built, dataset: str = "rows") -> Mapping[str, Any]:
-    """Return what a build says of its records to whoever parses."""
+    """Return the details of a build that parsing needs."""
     return built.manifest(dataset, "tokenized_examples").details["records"]
 
 
@@ -96,7 +96,7 @@ def trained_texts(built: Built, tokenizer: Tokenizer, dataset: str = "rows") -> 
 
 
 def as_written(parsed: Iterable[ParsedText], schema: RecordSchema) -> Counter[tuple[tuple[str, str], ...]]:
-    """Return parsed records as cells of CSV: what each value is written as, text unquoted, null empty."""
+    """Return parsed records as cells of CSV: each value as written, text unquoted, null empty."""
     return Counter(
         tuple(cell(name, record[name], schema) for name in record) for one in parsed for record in one.records
     )
@@ -113,5 +113,5 @@ def cell(name: str, value: Any, schema: RecordSchema) -> tuple[str, str]:
 
 
 def cells(rows: Iterable[Mapping[str, str]], names: Sequence[str]) -> Counter[tuple[tuple[str, str], ...]]:
-    """Return rows as they stand in a CSV file, columns in the given order."""
+    """Return rows as in a CSV file, columns in the given order."""
     return Counter(tuple((name, row[name]) for name in names) for row in rows)

@@ -99,16 +99,14 @@ CHECKS: tuple[Check, ...] = (
         only_for="record", names_samples=True),
     Check("type_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "values that do not fit the type of their column; depending on the table contract, their records are rejected "
-        "or "
-        "the values become null",
+        "or the values become null",
         "read the table type_mismatch; correct the values, add them to the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
         only_for="record", names_samples=True),
     Check("preference_data", (CANONICAL_ROWS,), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "
-        "in "
-        "format.messages_field or format.response_fields; if the column means something else, waive the check",
+        "in format.messages_field or format.response_fields; if the column means something else, waive the check",
         applies_to="chats and pairs in columns", names_samples=True, is_share=True),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
@@ -286,8 +284,7 @@ CHECKS: tuple[Check, ...] = (
     Check("exact_copies", (PARSED_RECORDS, GENERATED_SERIES), "at_most", 0.01, "warn",
         "share of generated records that equal a training row",
         "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
-        "has "
-        "memorized rows needs fewer epochs, more data, or differential privacy",
+        "has memorized rows needs fewer epochs, more data, or differential privacy",
         applies_to="generated records of a table that is kept", is_share=True),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),

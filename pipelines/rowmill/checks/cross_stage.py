@@ -233,8 +233,7 @@ def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
         return CrossStageMeasurement(value, f"nothing decreased {since}")
     what = (
         f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
-        f"{_format_count_or_share(before['counts'][name])} "
-        f"{since}"
+        f"{_format_count_or_share(before['counts'][name])} {since}"
     )
     changed = _find_changed_options(store, made, published["stages"])
     return CrossStageMeasurement(

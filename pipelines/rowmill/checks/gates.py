@@ -166,8 +166,7 @@ class GatesBase(Config):
             if repeated:
                 raise ValueError(
                     f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; rules need unique "
-                    "names, "
-                    "under which their results are stored; rename all but one"
+                    "names, under which their results are stored; rename all but one"
                 )
         return self
 

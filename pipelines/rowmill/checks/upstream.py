@@ -95,8 +95,7 @@ def _find_sibling_version(
     raise GateError(
         f"{'/'.join(key)}: no kept version belongs to version {made.version[:12]} of {'/'.join(made.key)}, which was "
         f"built from {named}; an output without check results cannot be used; make these versions current with "
-        "`rowmill "
-        f"use`, and build {key[-1]} again"
+        f"`rowmill use`, and build {key[-1]} again"
     )
 
 

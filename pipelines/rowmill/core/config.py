@@ -64,8 +64,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(
             f"{path}: the top level is {describe_type(loaded)}, expected a mapping with tokenizer, seq_len and "
-            "datasets; "
-            "see docs/reference.md"
+            "datasets; see docs/reference.md"
         )
     return loaded
 

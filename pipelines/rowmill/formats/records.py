@@ -394,8 +394,7 @@ class Records(DatasetKind):
         if self.assembly.on_overflow == "split" and self.mode != "grouped":
             raise ValueError(
                 f"assembly.on_overflow: split in {self.mode} mode; only groups can be cut between records; choose "
-                "error "
-                "or reject"
+                "error or reject"
             )
         return self
 

@@ -163,8 +163,7 @@ class Splits(Config):
         if not self.has_counts and Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
             raise ValueError(
                 f"validation {self.validation} and test {self.test} leave nothing for train; their sum must be below "
-                "1; "
-                "lower one"
+                "1; lower one"
             )
         if self.time_key is None:
             self._check_without_time()

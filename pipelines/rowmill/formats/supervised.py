@@ -95,8 +95,7 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
     if options.loss.boundary == "whole" and isinstance(separator, int):
         raise ValueError(
             "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; expected a "
-            "text "
-            "or null; write the separator's text, or set loss.boundary: split"
+            "text or null; write the separator's text, or set loss.boundary: split"
         )
 
 

@@ -88,8 +88,7 @@ def _check_default_format(values: Mapping[str, Any], where: str) -> None:
         hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
         raise ConfigError(
             f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
-            f"{join_choices(sorted(known))}; "
-            f"{hint}"
+            f"{join_choices(sorted(known))}; {hint}"
         )
 
 

@@ -119,8 +119,7 @@ def _require_default_data(folder: Path) -> str:
     if not (folder / DEFAULT_DATA).is_dir():
         raise ConfigError(
             f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; expected a file, folder, "
-            "glob "
-            f"or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
+            f"glob or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
         )
     return DEFAULT_DATA
 

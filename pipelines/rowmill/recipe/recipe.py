@@ -147,8 +147,7 @@ class Recipe(Config):
             for option in (option for option, is_set in others.items() if is_set):
                 raise ValueError(
                     f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; only one of the two can "
-                    "decide "
-                    "which rows are held out; delete one"
+                    "decide which rows are held out; delete one"
                 )
         return self
 
@@ -176,8 +175,7 @@ class Recipe(Config):
             if export.name in taken:
                 raise ValueError(
                     f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, "
-                    "because "
-                    "statistics are stored under them; rename the export"
+                    "because statistics are stored under them; rename the export"
                 )
             taken[export.name] = "another export"
             try:
@@ -340,8 +338,7 @@ def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
     if "content" in written:
         raise ConfigError(
             f"{where}: tokenizer.content: it is computed from the folder's files and cannot be set; name and revision "
-            "are "
-            "allowed; delete it"
+            "are allowed; delete it"
         )
     name = written.get("name")
     folder = find_tokenizer_folder(name, base) if isinstance(name, str) and name else None

@@ -274,8 +274,7 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
             if header is None:
                 raise SchemaError(
                     f"{url}: line {lines.number}: the header cannot be read ({error}); expected column names, each "
-                    "quoted "
-                    "completely or not at all; correct its quotes"
+                    "quoted completely or not at all; correct its quotes"
                 ) from error
             yield _encode_cells(lines.record)
             continue

@@ -107,8 +107,7 @@ class Files(Config):
         if self.sample_by != "document" and all(_lacks_option(url, "sample_by") for url in expanded):
             raise ValueError(
                 f"sample_by: {self.sample_by} applies to .txt files only, and no URL names one; other files define "
-                "their "
-                "own records; delete it"
+                "their own records; delete it"
             )
         return self
 
@@ -203,8 +202,7 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     if misses:
         raise SourceError(
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
-            "since "
-            "its share would go to the others; correct the URLs or fetch the files"
+            "since its share would go to the others; correct the URLs or fetch the files"
         )
     require_files(len(found), source.limits.max_files)
     _require_distinct_files(found, base)
@@ -230,8 +228,7 @@ def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
         if identity in seen:
             raise ConfigError(
                 f"{where.url}: this file is already named, as {seen[identity]}; its rows would count twice; a source "
-                "may "
-                "name a file once; remove it from one of the URLs (to repeat a dataset, raise its weight)"
+                "may name a file once; remove it from one of the URLs (to repeat a dataset, raise its weight)"
             )
         seen[identity] = where.url
 

@@ -233,6 +233,5 @@ def _unloadable_error(source: HuggingFaceSource, error: Exception, after: str = 
     why = " ".join(str(error).split())
     return SourceError(
         f"{source.id}: the datasets library cannot load it{after} ({type(error).__name__}: {why}); expected a dataset "
-        "of "
-        "the hub at an existing revision, or a folder of data files; check id, name, revision and the network"
+        "of the hub at an existing revision, or a folder of data files; check id, name, revision and the network"
     )

@@ -144,8 +144,7 @@ def locate_url(url: str, base: Path) -> Location:
     except Exception as error:  # noqa: BLE001
         raise ConfigError(
             f"{public_url(url)}: cannot be reached ({remote.public_reason(error)}); expected a path, or a URL that "
-            "fsspec "
-            "can open without further arguments; correct the scheme or install the package that serves it "
+            "fsspec can open without further arguments; correct the scheme or install the package that serves it "
             "(s3fs, gcsfs, adlfs, aiohttp)"
         ) from None
     return Location(public_url(url), path, fs)

@@ -12,8 +12,7 @@ ESTIMATE_NOTES: Final[Mapping[str, str]] = {
     "what_if": (
         "Estimated from lengths alone: an example above the length loses trained tokens in proportion to what is "
         "above, and is packed at just that length; documents that are cut into pieces lose none. Truncation that "
-        "removes "
-        "whole exchanges may lose more and pack into fewer sequences, also at the current limit."
+        "removes whole exchanges may lose more and pack into fewer sequences, also at the current limit."
     ),
 }
 """Tables of estimates, and the note on how they are made; a page that shows such a table adds the note."""

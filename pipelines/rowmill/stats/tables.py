@@ -283,8 +283,7 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
     if not isinstance(seq_len, int) or seq_len < 1:
         raise SchemaError(
             f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "
-            "stage "
-            "that writes it"
+            "stage that writes it"
         )
 
     def shape(batch: pa.RecordBatch, source: _PartFile, row: int) -> pa.Table:

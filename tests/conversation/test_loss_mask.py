@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules, needs_plain_check
+from rowmill.conversation.masking import Loss, Masker, MaskRules, find_plain_checks, needs_plain_check
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.rendering.template_registry import read_named_template
@@ -465,6 +466,13 @@ def test_number_of_rechecked_rows_grows_with_the_share(row_hash: bytes) -> None:
     assert not needs_plain_check(row_hash, 0.0)
     assert needs_plain_check(row_hash, 1.0)
     assert needs_plain_check(row_hash, 0.9) or not needs_plain_check(row_hash, 0.1)
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16)), st.floats(0, 1), st.integers(0, 3))
+def test_column_of_hashes_is_checked_again_as_each_hash_is(hashes: list[bytes], share: float, start: int) -> None:
+    column = pa.array(hashes, pa.binary(16)).slice(start)
+
+    assert find_plain_checks(column, share).tolist() == [needs_plain_check(one, share) for one in hashes[start:]]
 
 
 # ── invariants ──

@@ -247,8 +247,10 @@ def _copy_long_table(store: Store, manifest: Manifest, table: str, sources: Sequ
     if store.exists(path) and _has_schema(store, path, schema):
         return
     shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
+    # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
+    filled = (source for source in sources if source.file.rows)
     batches = (
-        shape(batch, source, row) for source in sources for row, batch in _read_batches(store, source.file, schema)
+        shape(batch, source, row) for source in filled for row, batch in _read_batches(store, source.file, schema)
     )
     with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
         for group in _join_batches(batches, schema):

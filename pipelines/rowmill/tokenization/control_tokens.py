@@ -56,8 +56,10 @@ class ControlStrings:
         if not self.strings:
             return found
         for name in ("messages", "tools", "template_kwargs"):
-            hits = pc.match_substring_regex(table.column(name), self.pattern)
-            found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+            column = table.column(name)
+            if column.null_count < len(column):
+                hits = pc.match_substring_regex(column, self.pattern)
+                found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
         return found
 
     def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":

@@ -16,6 +16,9 @@ must be equal.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
 from rowmill.conversation.masking.frame_probes import learn_frames
 from rowmill.conversation.masking.mask_comparison import describe_text_difference, require_agreement
@@ -27,6 +30,7 @@ from rowmill.conversation.masking.turn_cutting import TurnCutter
 from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
 from rowmill.conversation.masking.verification import verify_mask
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation, TemplateBehavior
+from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
@@ -44,14 +48,22 @@ _FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
-def compute_share_threshold(share: float) -> int:
+def _compute_share_threshold(share: float) -> int:
     """Return the largest value of a hash's first 8 bytes, as little-endian uint64, for which a row is in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
 def needs_plain_check(row_hash: bytes, share: float) -> bool:
     """Return whether a row is in the share that is rendered a second time, which its hash alone determines."""
-    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= compute_share_threshold(share)
+    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
+
+
+def find_plain_checks(hashes: pa.FixedSizeBinaryArray, share: float) -> Bools:
+    """Return for a column of 16-byte hashes which rows `needs_plain_check` chooses: bool[N]."""
+    if not len(hashes) or share <= 0:
+        return np.zeros(len(hashes), bool)
+    words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
+    return words[::2] <= _compute_share_threshold(share)
 
 
 class Masker:

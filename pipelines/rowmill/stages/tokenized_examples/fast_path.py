@@ -16,9 +16,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from rowmill.conversation.masking import Masker, compute_share_threshold
+from rowmill.conversation.masking import Masker, find_plain_checks
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
 from rowmill.conversation.masking.turn_layouts import (
     KIND,
@@ -69,8 +68,7 @@ class BatchedChatPath:
         self._encoder = encoder
         self._control = control
         self._limit = limit
-        self._compares = share > 0
-        self._threshold = compute_share_threshold(share)
+        self._share = share
         self._shapes: dict[tuple[str, ...], TurnLayout | None] = {}
         self._literals: frozenset[str] = frozenset()
 
@@ -155,10 +153,8 @@ class BatchedChatPath:
 
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
         """Compare the rows chosen by hash with `Masker.mask`, which also renders them plainly."""
-        if not self._compares:
-            return True
         hashes = rows.column("content_hash").combine_chunks()
-        for i in np.flatnonzero(_read_hash_prefixes(hashes)[chosen.places] <= self._threshold).tolist():
+        for i in np.flatnonzero(find_plain_checks(hashes, self._share)[chosen.places]).tolist():
             shape, contents = chosen.shapes[i], chosen.contents[i]
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
@@ -198,10 +194,3 @@ def _count_content_bytes(chosen: _PlainChatRows) -> Sequence[int]:
     for text, contents in zip(chosen.texts, chosen.contents, strict=True):
         sizes += map(len, contents) if text.isascii() else [len(content.encode()) for content in contents]
     return sizes
-
-
-def _read_hash_prefixes(hashes: pa.FixedSizeBinaryArray) -> "NDArray[np.uint64]":
-    """Return the first 8 bytes of 16-byte hashes as integers."""
-    buffer = hashes.buffers()[1]
-    words = np.frombuffer(buffer, "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[::2]

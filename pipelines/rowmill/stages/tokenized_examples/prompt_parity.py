@@ -8,16 +8,15 @@ its training example. What does not: whether the template prints the prompt befo
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.masking import Masker, needs_plain_check
+from rowmill.conversation.masking import Masker, find_plain_checks
 from rowmill.conversation.template_contract import ChatRenderer
-from rowmill.core.arrays import Tokens
+from rowmill.core.arrays import Ints, Tokens
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, decode_conversations
@@ -29,8 +28,10 @@ def compare_prompts(table: pa.Table, steps: ConversationEncoder, counts: Tokeniz
     rows = table.filter(pc.equal(table.column("kind"), "conversation"))
     # A control string in a row's text is encoded differently on purpose; `control_strings` counts such rows.
     rows = rows.filter(pa.array(~steps.control.find_rows(rows)))
-    chosen = choose_rows(rows.column("content_hash").to_pylist(), steps.dataset.template.verify_render)
-    rows = rows.take(pa.array(chosen, pa.int64()))
+    chosen = choose_rows(rows.column("content_hash").combine_chunks(), steps.dataset.template.verify_render)
+    if not len(chosen):
+        return
+    rows = rows.take(pa.array(chosen))
     names: list[str] = rows.column("row_id").to_pylist()
     printed = (
         print_prompt(row_id, steps.inline_reasoning(steps.limit_reasoning(one)), steps.printer, steps.masker)
@@ -46,9 +47,11 @@ def compare_prompts(table: pa.Table, steps: ConversationEncoder, counts: Tokeniz
             counts.prompts_that_differ += [] if begins_with(example.ids, prompt) else [one.row_id]
 
 
-def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:
+def choose_rows(hashes: pa.FixedSizeBinaryArray, share: float) -> Ints:
     """Return the rows of a part to compare: the first one, and those chosen by hash."""
-    return [place for place, one in enumerate(hashes) if place == 0 or needs_plain_check(one, share)]
+    chosen = find_plain_checks(hashes, share)
+    chosen[:1] = True
+    return np.flatnonzero(chosen)
 
 
 @dataclass(frozen=True, slots=True)

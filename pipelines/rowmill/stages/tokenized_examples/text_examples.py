@@ -140,11 +140,15 @@ class ExampleBuilder:
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         for kind, build in self._builders.items():
             places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
             for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
                 some, own = rows.slice(part.start, part.stop - part.start), places[part]
                 if kind == "conversation":
                     some, own = self._build_plain_chats(some, own, counts, made)
+                if not len(own):
+                    continue
                 held: list[tuple[int, int, Example]] = []
                 for place, outcome in zip(own.tolist(), build(some, counts), strict=True):
                     settled = _require_targets(outcome, counts) if self._trains else outcome

@@ -30,6 +30,7 @@ from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.rendering.options import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
+from rowmill.core.option_docs import describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.kind import OPTION_GROUPS
@@ -178,7 +179,7 @@ def render_option_table(model: type[Config], names: Iterable[str] | None = None)
         field = model.model_fields[name]
         if name in getattr(model, "FILLED_IN", ()):
             continue
-        words = " ".join((field.description or "").split())
+        words = " ".join(describe_field(model, name).split())
         family = (
             f"[{FAMILIES[name]}](#{make_anchor(FAMILIES[name])})"
             if name in FAMILIES and model in (Dataset, Recipe)
@@ -331,9 +332,9 @@ def iterate_export_pages() -> Iterator[tuple[type[Config], str]]:
 
 def _extends_kind(model: type[Config], other: type[Config]) -> bool:
     """Return whether a kind has every option of another kind except `kind`, with the same descriptions."""
-    mine, theirs = model.model_fields, other.model_fields
     return all(
-        name == "kind" or (name in mine and mine[name].description == one.description) for name, one in theirs.items()
+        name == "kind" or (name in model.model_fields and describe_field(model, name) == describe_field(other, name))
+        for name in other.model_fields
     )
 
 

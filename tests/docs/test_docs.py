@@ -19,6 +19,7 @@ from rowmill import exports, formats, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.core.config import Config
+from rowmill.core.option_docs import describe_field
 from rowmill.exports import base
 from rowmill.recipe import dataset, recipe
 from rowmill.schema import ledger
@@ -126,9 +127,10 @@ def test_reference_names_every_option_with_its_words() -> None:
         for name, field in model.model_fields.items():
             if name in checks or name in getattr(model, "FILLED_IN", ()):
                 continue
-            assert field.description, f"{model.__name__}.{name} has no docstring"
+            text = describe_field(model, name)
+            assert text, f"{model.__name__}.{name} has no docstring"
             assert f"| `{field.alias or name}` |" in page
-            assert " ".join(field.description.split()).replace("|", "\\|") in page
+            assert " ".join(text.split()).replace("|", "\\|") in page
 
 
 def test_reference_names_every_check_state_and_reason() -> None:

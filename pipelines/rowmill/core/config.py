@@ -23,12 +23,11 @@ from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
 
 
 class Config(BaseModel):
-    """A group of options: frozen, closed, strict about types, documented under each field."""
+    """A group of options: frozen, closed, strict about types, documented under each field (`option_docs.py`)."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         # Strict: `max_length: true` is not an integer and `tags: chat` is not a list; YAML makes both easy to write.
         strict=True,
         validate_default=True,

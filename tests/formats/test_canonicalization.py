@@ -119,6 +119,13 @@ def _is_json(value: Json) -> bool:
 # Invariants
 
 
+@given(st.lists(RECORDS, max_size=4), st.sampled_from(CONFIGS))
+def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], config: RowOptionValues) -> None:
+    kept = Canonicalizer(config)
+
+    assert [repr(kept(record)) for record in records] == [repr(canonicalize_row(record, config)) for record in records]
+
+
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
 def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
     record: Json, config: RowOptionValues, arrow: bool

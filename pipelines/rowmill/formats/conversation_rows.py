@@ -44,7 +44,7 @@ NO_REASONING: Sequence[str] = ()
 
 @dataclass(slots=True)
 class _ConversationTally:
-    """Observations while reading one conversation."""
+    """Observations while reading one conversation; whatever changes it sets `noticed` too."""
 
     noticed: bool = False
     extracted: int = 0
@@ -93,6 +93,7 @@ class ConversationReader:
         self._detect = detect
         self._single_turn = single_turn
         self._read_document = read_document
+        self._tally = _ConversationTally()
         self._tools = options.tools
         self._kwargs_column = options.template.chat_template_kwargs
         self._weighted = options.loss.weights
@@ -131,7 +132,8 @@ class ConversationReader:
             found = reshaped
         if not found.messages:
             return Rejected("empty_conversation", "no messages")
-        tally = _ConversationTally()
+        # One that noticed nothing is as good as new, and most rows have nothing to notice.
+        tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
         messages = self._read_messages(found, columns, tally)
         if isinstance(messages, Rejected):
             return messages

@@ -215,6 +215,7 @@ class Splitter:
         # u is an integer, so u < x exactly when u < ceil(x), and u >= x exactly when u >= ceil(x).
         self._below_is_validation = ceil(validation * 2**64)
         self._from_is_test = ceil((1 - test) * 2**64)
+        self._is_all_train = not self._below_is_validation and self._from_is_test == 2**64
         self._labels = orjson.dumps([splits.seed, "split"])[:-1] + b","
         self._grouped = by_group or splits.group_key is not None
         self._by_time = splits.time_key is not None
@@ -229,6 +230,8 @@ class Splitter:
             return self.assign_by_time(order_key)
         if self._grouped and group_key is None:
             return Rejected("group_missing")
+        if self._is_all_train:
+            return "train"
         return self._assign_by_hash(self.hash_unit(group_key, content_hash))
 
     def hash_unit(self, group_key: str | None, content_hash: bytes) -> int:
@@ -265,7 +268,7 @@ class Splitter:
     def assign_by_contents(self, content_hashes: Sequence[bytes]) -> NDArray[np.int8]:
         """Decide for many rows without groups; return for each which of `SPLITS` it is in."""
         start, digest_of = self._labels + b'"', blake2b
-        if not self._below_is_validation and self._from_is_test == 2**64:
+        if self._is_all_train:
             return np.zeros(len(content_hashes), np.int8)
         digests = [digest_of(start + one.hex().encode() + b'"]', digest_size=8).digest() for one in content_hashes]
         places = np.frombuffer(b"".join(digests), "<u8")

@@ -164,7 +164,7 @@ def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
         row.record,
     )
     try:
-        return tuple(None if value is None else orjson.dumps(value).decode() for value in values)
+        return tuple([None if value is None else orjson.dumps(value).decode() for value in values])
     except TypeError:
         # Integers beyond 64 bits are valid content; too deep nesting breaks later readers.
         if _is_deeper(values, DEPTH_LIMIT + 1):

@@ -6,6 +6,7 @@ signatures, large uploads in parts, versions.
 
 import hashlib
 import socket
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ class ObjectServer:
         self.objects: dict[str, bytes] = {}
         self.requests = 0
         self.failed = 0
+        self.latency_s = 0.0
         self._failing: Outage | None = None
         self._from, self._until = 0, 0
         self._lock = Lock()
@@ -119,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         how = self.server_state.count()
         body = self._body()
+        time.sleep(self.server_state.latency_s)
         if how is None or how == "cut":
             self._serve(body, is_cut=how == "cut")
         elif how == "stall":
@@ -150,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, _, key = path.partition("/")
         objects = self.server_state.objects
         if self.command == "PUT":
+            if key and not self._may_put(objects.get(path)):
+                self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>", is_cut=is_cut)
+                return
             if key:
                 objects[path] = body
             self._send(200, b"", {"ETag": _etag(body)}, is_cut=is_cut)
@@ -167,6 +173,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, _listing(objects, bucket, query).encode(), is_cut=is_cut)
         else:
             self._send(200, b"", is_cut=is_cut)
+
+    def _may_put(self, existing: bytes | None) -> bool:
+        wanted = self.headers.get("If-Match")
+        if self.headers.get("If-None-Match") == "*" and existing is not None:
+            return False
+        return wanted is None or (existing is not None and wanted == _etag(existing))
 
     def _object(self, content: bytes | None, *, is_cut: bool) -> None:
         if content is None:

@@ -9,16 +9,19 @@ time), tokenizer files and template text. If a manifest with that fingerprint is
 data.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rowmill.build.steps import Project, Step, iterate_gate_waivers
+from rowmill.checks import expectations_page, judge
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.executors import AnyExecutor, Executor, LocalPool
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.stages import tokenizer_files
 from rowmill.stages.base import PreparedStage, StageContext
 
 _EXECUTORS: dict[tuple[AnyExecutor, int], Executor] = {}
@@ -36,6 +39,19 @@ def close_workers() -> None:
     """Stop the workers that stages share; the next stage that needs them starts them again."""
     for executor in _EXECUTORS.values():
         executor.close()
+
+
+@contextmanager
+def index_outputs(project: Project, steps: Iterable[Step]) -> Generator[None]:
+    """Ask a remote storage at once what it has of some steps and their inputs, and answer from that in the block."""
+    keys = dict.fromkeys(key for step in steps for key in (step.key, *step.inputs, *step.gates))
+    pages = sorted({expectations_page.expectations_page_path(key) for key in keys})
+    own = {"stats", tokenizer_files.TOKENIZER_FOLDER, *(page.rpartition("/")[0] for page in pages)}
+    with project.store.indexed(map(manifest.get_stage_folder, keys), own=own) as is_first:
+        if is_first:
+            judge.prefetch_check_results(project.store, manifest.prefetch_current(project.store, keys))
+            project.store.prefetch(pages)
+        yield
 
 
 def find_outside_change(step: Step, work: StageContext, earlier: Manifest | None) -> str | None:

@@ -22,6 +22,7 @@ from rowmill.build.hosts import require_equal_hosts
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
+    index_outputs,
     list_waivers,
     open_shared_executor,
     prepare_step,
@@ -81,11 +82,16 @@ def run_step(
     """
     require_one_history(inputs)
     asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead)
+    with index_outputs(project, [step]):
+        return _run_and_repair(asked, inputs)
+
+
+def _run_and_repair(asked: "_RunRequest", inputs: Mapping[StageKey, Manifest]) -> StepReport:
     for _ in range(MAX_REPAIRS):
         try:
             return _run_or_reuse(asked, inputs)
         except DamagedFileError as damage:
-            if version is not None:
+            if asked.version is not None:
                 raise
             _rebuild_damaged_file(asked, inputs, damage)
     return _run_or_reuse(asked, inputs)
@@ -295,6 +301,18 @@ def build(
     ]
     tokenizer_source.forget_commits()
     require_equal_hosts(project, again=True)
+    with index_outputs(project, chosen):
+        return _build_steps(project, chosen, progress=progress, begin=begin, tell=tell)
+
+
+def _build_steps(
+    project: Project,
+    chosen: Sequence[Step],
+    *,
+    progress: ProgressCallback | None,
+    begin: Callable[[Step], None] | None,
+    tell: Callable[[Step, StepReport, list[CheckResult]], None] | None,
+) -> list[tuple[Step, StepReport, list[CheckResult]]]:
     require_ready(project, chosen)
     done: list[tuple[Step, StepReport, list[CheckResult]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"

@@ -110,6 +110,11 @@ def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]
     return [one for one in found if one is not None]
 
 
+def prefetch_check_results(store: Store, versions: Mapping[StageKey, str]) -> None:
+    """Read the saved results of some versions at once."""
+    store.prefetch(_check_results_path(key, version) for key, version in versions.items())
+
+
 def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> list[CheckResult]:
     """Return the saved results on a version under these thresholds; checks without a result are omitted."""
     saved = _SavedResults.load(store, manifest)
@@ -153,7 +158,7 @@ class _SavedResults:
 
     @classmethod
     def load(cls, store: Store, manifest: Manifest) -> "_SavedResults":
-        raw = store.read_sealed(_check_results_path(manifest)) or {}
+        raw = store.read_sealed(_check_results_path(manifest.key, manifest.version)) or {}
         return cls(store, manifest, dict(raw.get("results", {})))
 
     def find(self, threshold: Threshold) -> CheckResult | None:
@@ -168,7 +173,9 @@ class _SavedResults:
         for threshold, result in zip(thresholds, results, strict=True):
             values = {name: value for name, value in asdict(result).items() if name not in _SENTENCES}
             self.results[self._identify(threshold)] = values
-        self.store.write_sealed(_check_results_path(self.manifest), {"results": self.results})
+        self.store.write_sealed(
+            _check_results_path(self.manifest.key, self.manifest.version), {"results": self.results}
+        )
 
     def _identify(self, threshold: Threshold) -> str:
         across = cross_stage.CROSS_STAGE_FACTS.get(threshold.check)
@@ -190,8 +197,8 @@ def _word_sentences(manifest: Manifest, threshold: Threshold, explanation: str, 
     }
 
 
-def _check_results_path(manifest: Manifest) -> str:
-    return f"{get_stage_folder(manifest.key)}/{RESULTS_FOLDER}/{manifest.version}.json"
+def _check_results_path(key: StageKey, version: str) -> str:
+    return f"{get_stage_folder(key)}/{RESULTS_FOLDER}/{version}.json"
 
 
 def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:

@@ -47,6 +47,8 @@ _SLOWEST_BYTES_PER_S = 1 << 20
 UNKNOWN_SIZE = 256 << 20
 """Assumed size in bytes of a request of unknown size, for its time limit."""
 _READ_AHEAD_BYTES = 1 << 20
+_CONCURRENT_ABOVE_BYTES = 50 << 20
+"""The size of the pieces in which s3fs reads a file concurrently."""
 _LOCAL_PROTOCOLS = frozenset({"file", "local", "memory"})
 """Protocols that stay within this process and its disk."""
 
@@ -199,6 +201,14 @@ def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float)
         if outcome.done():
             raise
         raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
+
+
+def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
+    """Return a whole file. One request, unless it is known to be large and the library reads pieces concurrently."""
+    is_large = UNKNOWN_SIZE != size_bytes > _CONCURRENT_ABOVE_BYTES
+    # To cut a file into pieces s3fs first asks for its size.
+    options = {"max_concurrency": 1} if hasattr(fs, "max_concurrency") and not is_large else {}
+    return cast(bytes, fs.cat_file(path, **options))
 
 
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:

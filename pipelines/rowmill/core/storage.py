@@ -24,6 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +35,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core import remote
+from rowmill.core import remote, remote_index
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
+from rowmill.core.remote_index import ObjectFacts, RemoteIndex
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 if TYPE_CHECKING:
@@ -77,7 +79,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A root folder or fsspec URL; every path given to its methods is relative to it, with `/`."""
+    """A root folder or fsspec URL; every path given to its methods is relative to it, with `/`.
+
+    It has more than 250 lines, because each question about a file has an answer for local and one for remote roots, and
+    they must agree.
+    """
 
     root: str
 
@@ -100,6 +106,8 @@ class Store:
         """Return whether a file or folder exists."""
         if self.is_local:
             return os.path.exists(self.path(relative))
+        if (index := self._index_of(relative)) is not None:
+            return index.find(relative) is not None or bool(index.list_names(relative))
         return remote.fetch_info(self._fs, self.path(relative), self.address(relative)) is not None
 
     def has(self, file: File) -> bool:
@@ -107,6 +115,9 @@ class Store:
         path = self.path(file.path)
         if self.is_local:
             return os.path.isfile(path) and os.path.getsize(path) == file.bytes
+        if (index := self._index_of(file.path)) is not None:
+            found = index.find(file.path)
+            return found is not None and found.size_bytes == file.bytes
         facts = remote.fetch_info(self._fs, path, self.address(file.path))
         return facts is not None and facts["type"] == "file" and int(facts["size"]) == file.bytes
 
@@ -114,7 +125,23 @@ class Store:
         """Read a whole small file."""
         if self.is_local:
             return Path(self.path(relative)).read_bytes()
-        return cast(bytes, self._retry_request("read", self._fs.cat_file, relative))
+        index = self._index_of(relative)
+        if index is None:
+            return self._fetch(relative)
+        known = index.content(relative)
+        if known is None:
+            if index.find(relative) is None:
+                raise FileNotFoundError(self.address(relative))
+            known = self._fetch(relative)
+            index.note_read(relative, known)
+        return known
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Read small files of an index at once, as far as they exist, so that `read` has them."""
+        indexes = ((path, self._index_of(path)) for path in paths)
+        wanted = [path for path, index in indexes if index and index.content(path) is None and index.find(path)]
+        with ThreadPoolExecutor(remote_index.CONCURRENT_REQUESTS) as threads:
+            list(threads.map(self.read, wanted))
 
     def open(self, relative: str) -> BinaryIO:
         """Open a file for reading."""
@@ -166,7 +193,13 @@ class Store:
 
     def _read_buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
         if not self.is_local:
-            return pa.py_buffer(self._retry_request("read", self._fs.cat_file, relative, size_bytes=size_bytes))
+            index = self._index_of(relative)
+            known = None if index is None else index.content(relative)
+            if known is None:
+                known = self._fetch(relative, size_bytes)
+                if index is not None:
+                    index.note_read(relative, known)
+            return pa.py_buffer(known)
         with pa.memory_map(self.path(relative), "rb") as source:
             return source.read_buffer()
 
@@ -184,6 +217,8 @@ class Store:
         if self.is_local:
             folder = self.path(relative)
             return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
+        if (index := self._index_of(relative)) is not None:
+            return index.list_names(relative)
         folder = remote.open_filesystem(self.path(relative))[1]
         found = remote.list_folder(self._fs, folder, self.address(relative))
         return sorted(PurePosixPath(str(one["name"]).rstrip("/")).name for one in found)
@@ -193,6 +228,8 @@ class Store:
         if not self.is_local:
             put = partial(self._put_file, write=lambda path: self._fs.pipe_file(path, content))
             self._retry_request("written", put, relative, size_bytes=len(content))
+            if (index := self._index_of(relative)) is not None:
+                index.note_written(relative, len(content), content)
             return
         with self.create(relative) as handle:
             handle.write(content)
@@ -207,7 +244,10 @@ class Store:
                 yield cast(BinaryIO, handle)
                 handle.flush()
                 put = partial(self._put_file, write=lambda path: self._fs.put_file(handle.name, path))
-                self._retry_request("written", put, relative, size_bytes=os.path.getsize(handle.name))
+                size_bytes = os.path.getsize(handle.name)
+                self._retry_request("written", put, relative, size_bytes=size_bytes)
+                if (index := self._index_of(relative)) is not None:
+                    index.note_written(relative, size_bytes)
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         # Not ending in `.parquet`: globs of DuckDB and Polars must not match unfinished files.
@@ -254,6 +294,8 @@ class Store:
         if not self.is_local:
             with suppress(FileNotFoundError):
                 self._retry_request("removed", partial(self._fs.rm, recursive=True), relative)
+            if (index := self._index_of(relative)) is not None:
+                index.note_removed(relative)
         elif os.path.isdir(target):
             shutil.rmtree(target)
         elif os.path.exists(target):
@@ -291,6 +333,38 @@ class Store:
                     )
                 time.sleep(0.05)
             yield
+
+    @contextmanager
+    def indexed(self, folders: Iterable[str], *, own: Iterable[str]) -> Generator[bool]:
+        """List some folders of a remote root at once, and answer from that while the block runs.
+
+        Only this process writes in `own` ones. Yields whether that happened: not for a local root, and not in a block
+        inside another one.
+        """
+        if self.is_local:
+            yield False
+            return
+        with remote_index.open_index(self.root, folders, own, self._list_objects) as index:
+            is_first = index.users == 1
+            if is_first:
+                index.list_all(self.list(""))
+            yield is_first
+
+    def _list_objects(self, folder: str) -> dict[str, ObjectFacts]:
+        base = remote.open_filesystem(self.path(""))[1].rstrip("/")
+        at = remote.open_filesystem(self.path(folder))[1]
+        found = remote.find_files(self._fs, at, self.address(folder))
+        return {
+            path.removeprefix(f"{base}/"): ObjectFacts(int(one["size"]), str(one.get("ETag", "")))
+            for path, one in found.items()
+        }
+
+    def _index_of(self, relative: str) -> RemoteIndex | None:
+        return remote_index.find_index(self.root, relative)
+
+    def _fetch(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> bytes:
+        read = partial(remote.read_file, self._fs, size_bytes=size_bytes)
+        return self._retry_request("read", read, relative, size_bytes=size_bytes)
 
     @property
     def _base(self) -> str:

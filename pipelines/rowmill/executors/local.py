@@ -39,7 +39,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rowmill.core import arrow_import, garbage_collection
+from rowmill.core import arrow_import, garbage_collection, remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import worker_setup
@@ -121,6 +121,7 @@ class LocalPool:
 
     def _map_in_pool(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
         pool = self._start_pool()
+        remote_index.forget_absences()
         pending: deque[Future[ResultT]] = deque()
         try:
             for task in tasks:
@@ -144,6 +145,8 @@ class LocalPool:
                     "fewer execution.workers if memory was short"
                 ) from error
             raise
+        finally:
+            remote_index.forget_absences()
 
     def _start_in_background(self) -> "Future[None]":
         """Start the fork server and the first worker in a thread; done as soon as workers can be had."""

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError
 from rowmill.executors.ray_worker import FailedTask, TaskCall, TransientTaskError, run_call
@@ -87,6 +88,7 @@ class RayTasks:
         """Yield the results in task order, as `Executor.map` says."""
         del size_bytes
         ray = self._connect()
+        remote_index.forget_absences()
         self._require_large_enough_node()
         # One argument by reference for all tasks: a node fetches it once.
         reference = None if shared is None else ray.put(shared)
@@ -114,6 +116,7 @@ class RayTasks:
                     yield finished.pop(yielded)
                     yielded += 1
         finally:
+            remote_index.forget_absences()
             for one in flying:
                 ray.cancel(one)
 

@@ -8,7 +8,7 @@ The manifest is written last, by one atomic rename: if it exists, every file it 
 may lead to one version; that is how an upstream rebuild that changed nothing stops there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,9 @@ OLDER_FACT_NAMES = {
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
+
+KEPT_PARTS_FOLDER = "kept_parts"
+"""Folder of a stage's lists of finished parts, which spare an object store a request per part."""
 
 NOT_APPLICABLE = "not_applicable"
 """The value of a fact that does not apply to the data, such as one about a table's chat template.
@@ -138,7 +141,9 @@ def make_current(store: Store, manifest: Manifest) -> None:
 
 def _write_pointer(store: Store, manifest: Manifest) -> None:
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
-    store.write_sealed(f"{get_stage_folder(manifest.key)}/pointer.json", pointer)
+    path = f"{get_stage_folder(manifest.key)}/pointer.json"
+    if store.read_sealed(path) != pointer:
+        store.write_sealed(path, pointer)
 
 
 def remove_version(store: Store, manifest: Manifest) -> None:
@@ -148,6 +153,7 @@ def remove_version(store: Store, manifest: Manifest) -> None:
     if pointer is None or pointer["version"] == manifest.version:
         for name in ("pointer.json", "current.json"):
             store.remove(f"{at}/{name}")
+    store.remove(f"{at}/{KEPT_PARTS_FOLDER}")
     for part in manifest.parts:
         store.remove(f"{at}/parts/{part.fingerprint}/part.json")
     for name in store.list(f"{at}/manifests"):
@@ -159,7 +165,9 @@ def remove_version(store: Store, manifest: Manifest) -> None:
 
 def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manifest | None:
     """Return the manifest of an earlier build with the same fingerprint, if all its files still exist."""
-    manifest = read_manifest(store, f"{get_stage_folder(key)}/manifests/{fingerprint}.json")
+    current = load_current_if_intact(store, key)
+    is_current = current is not None and current.fingerprint == fingerprint
+    manifest = current if is_current else read_manifest(store, f"{get_stage_folder(key)}/manifests/{fingerprint}.json")
     if manifest is None:
         return None
     return manifest if all(store.has(file) for part in manifest.parts for file in part.files.values()) else None
@@ -210,6 +218,16 @@ def load_current(store: Store, key: StageKey) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
     pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
     return None if pointer is None else load_version(store, key, pointer["version"])
+
+
+def prefetch_current(store: Store, keys: Iterable[StageKey]) -> dict[StageKey, str]:
+    """Read pointers and current manifests of some stages at once; return the current versions."""
+    folders = {key: get_stage_folder(key) for key in keys}
+    store.prefetch(f"{folder}/pointer.json" for folder in folders.values())
+    pointers = {key: store.read_sealed(f"{folder}/pointer.json") for key, folder in folders.items()}
+    versions = {key: str(one["version"]) for key, one in pointers.items() if one is not None}
+    store.prefetch(f"{folders[key]}/versions/{version}.json" for key, version in versions.items())
+    return versions
 
 
 def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:

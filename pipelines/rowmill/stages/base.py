@@ -26,6 +26,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,11 +36,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import polars as pl
 
 from rowmill.checks.judge import CheckResult
+from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import Executor
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import (
+    KEPT_PARTS_FOLDER,
     DisplayTable,
     Histogram,
     Manifest,
@@ -282,6 +285,34 @@ def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
     store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", part)
 
 
+def load_kept_parts(work: StageContext, fingerprints: Sequence[str], *, group: str) -> dict[str, Part]:
+    """Return the finished parts among some, by fingerprint: on an object store from the list of the last build."""
+    if work.store.is_local:
+        loaded = [load_kept_part(work.store, work.folder, name) for name in fingerprints]
+        return {part.fingerprint: part for part in loaded if part is not None}
+    raw = work.store.read_sealed(_kept_parts_path(work, group)) or {}
+    listed = {str(name): parse_part(one) for name, one in raw.get("parts", {}).items()}
+    found = {
+        name: listed[name]
+        for name in fingerprints
+        if name in listed and all(work.store.has(file) for file in listed[name].files.values())
+    }
+    others = [name for name in dict.fromkeys(fingerprints) if name not in found]
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
+        loaded = list(threads.map(partial(load_kept_part, work.store, work.folder), others))
+    return found | {part.fingerprint: part for part in loaded if part is not None}
+
+
+def _save_kept_parts(work: StageContext, parts: Sequence[Part], *, group: str) -> None:
+    """List finished parts in one file, so that the next build need not read a record per part from an object store."""
+    if not work.store.is_local:
+        work.store.write_sealed(_kept_parts_path(work, group), {"parts": {one.fingerprint: one for one in parts}})
+
+
+def _kept_parts_path(work: StageContext, group: str) -> str:
+    return f"{work.folder}/{KEPT_PARTS_FOLDER}/{group}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class PartTask:
     """A part to make or reuse: its fingerprint, its task, and the size of its input."""
@@ -308,12 +339,15 @@ def make_parts(
     Later builds make a part again that is not `is_reusable`, a module-level function. Returns the parts, how many were
     reused, and how many rows were read to make the others.
     """
-    kept = {p.fingerprint: part for p in planned if (part := load_kept_part(work.store, work.folder, p.fingerprint))}
+    group = function.__name__
+    kept = load_kept_parts(work, [p.fingerprint for p in planned], group=group)
     missing = [p for p in planned if p.fingerprint not in kept]
     make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
     made = work.pool.map(make, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
     for part, plan in zip(_report_progress(work, made, missing), missing, strict=True):
         kept[plan.fingerprint] = part
+    if missing:
+        _save_kept_parts(work, [part for part in kept.values() if is_reusable(part)], group=group)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 
@@ -388,7 +422,8 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
         for file in files:
             store.content(file)
         return pl.scan_parquet([store.path(file.path) for file in files]).select(columns)
-    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(file, columns))) for file in files]
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
+        tables = list(threads.map(lambda file: cast("pl.DataFrame", pl.from_arrow(store.table(file, columns))), files))
     return pl.concat(tables).lazy()
 
 

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, SchemaError
 from rowmill.core.stage_names import EXPORTS
-from rowmill.core.storage import Store, damaged_file_error
+from rowmill.core.storage import Store, damaged_file_error, digest_json
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey, get_stage_name
 from rowmill.stats.counts import StatsInputs, count_parts
 from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
@@ -104,11 +104,14 @@ def write_manifest_tables(
         If a part file or a table of the manifest lacks a column, which is a bug of the stage that wrote it.
 
     """
-    _write_build_row(store, manifest, inputs, reused, parts_reused)
+    if reused and not store.is_local and _has_all_tables(store, manifest):
+        _write_build_row(store, manifest, inputs, reused, parts_reused)
+        return
     for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
     for table, files in _find_long_tables(manifest, inputs).items():
         _copy_long_table(store, manifest, table, files)
+    _write_build_row(store, manifest, inputs, reused, parts_reused)
 
 
 def write_check_results(
@@ -174,12 +177,22 @@ def _write_build_row(store: Store, manifest: Manifest, inputs: StatsInputs, reus
         "parts_reused": parts if reused else parts_reused,
         "rows": rows.count if rows else None,
     }
-    prefix = "reused" if reused else "made"
+    prefix = "reused" if reused else _MADE_PREFIX
     newest = _read_newest(store, folder, prefix, SCHEMAS["builds"])
     if newest is not None and newest.to_pylist() == [line]:
         return
     content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
     _append_file(store, folder, prefix, lambda _: content, prune=reused)
+
+
+_MADE_PREFIX = f"made-{digest_json({name: str(schema) for name, schema in SCHEMAS.items()})[:8]}"
+"""Prefix of the row of a build that made a version, which is written after all its tables: it says by which schemas."""
+
+
+def _has_all_tables(store: Store, manifest: Manifest) -> bool:
+    """Return whether a version's tables were all written under the present schemas, by the names of files alone."""
+    folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
+    return bool(_list_stamped_files(store, folder, _MADE_PREFIX))
 
 
 _Lines = list[dict[str, Any]]
@@ -307,7 +320,9 @@ def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple
     """Yield the batches of a file's columns that the schema has, or needs, each with the number of its first row."""
     # Not compared with its digest: checks cover the stage's files, and nobody trains on statistics.
     try:
-        with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
+        # One request: columns of a remote file would take several each, and a part is small enough.
+        source = store.path(file.path) if store.is_local else pa.BufferReader(store.read(file.path))
+        with pq.ParquetFile(source) as parquet:
             wanted = (*schema.names, "shard_row") if "sequence_id" in schema.names else schema.names
             present = [name for name in wanted if name in parquet.schema_arrow.names]
             row = 0

@@ -15,9 +15,6 @@ from rowmill.executors import LocalExecutor
 from tests.support.hosts_apart import HostsApart
 from tests.support.recipes import CHAT, PAIR, Road, chat, pair
 
-ONE_HOST = ("rowmill.stages.packed_shards",)
-"""Stages whose tasks still read scratch files of the calling process."""
-
 PURCHASES: dict[str, Any] = {
     "kind": "records",
     "data": {"group_training_examples_by": "customer", "order_training_examples_by": "day"},
@@ -26,7 +23,7 @@ PURCHASES: dict[str, Any] = {
 
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostsApart]:
-    found = HostsApart(tmp_path / "hosts", together=ONE_HOST)
+    found = HostsApart(tmp_path / "hosts")
     monkeypatch.setattr(LocalExecutor, "open", lambda *_: found)
     yield found
     found.close()
@@ -63,7 +60,9 @@ def test_no_task_needs_the_temporary_folder_of_another(
 
     assert built.versions() == alone.versions()
     stages = {name.split(".")[2] for name in apart.ran if name.startswith("rowmill.stages.")}
-    assert stages >= {"canonical_rows", "tokenized_examples", "training_splits", "gpu_partitions", "exports"}
+    assert stages >= {
+        "canonical_rows", "tokenized_examples", "packed_shards", "training_splits", "gpu_partitions", "exports",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

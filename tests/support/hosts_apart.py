@@ -20,9 +20,9 @@ class HostsApart:
     spans_hosts = True
     workers = 2
 
-    def __init__(self, folder: Path, *, together: tuple[str, ...] = ()) -> None:
-        """Use a folder for the hosts' own; functions of the packages `together` run on the calling host."""
-        self._folder, self._together, self._count = folder, together, 0
+    def __init__(self, folder: Path) -> None:
+        """Use a folder for those of the hosts."""
+        self._folder, self._count = folder, 0
         self._own = folder / "caller"
         self._own.mkdir(parents=True)
         tempfile.tempdir = str(self._own)
@@ -33,9 +33,6 @@ class HostsApart:
     ) -> Iterator[Any]:
         where = str(getattr(getattr(function, "args", (function,))[0], "__module__", ""))
         for task in tasks:
-            if where.startswith(self._together):
-                yield function(task)
-                continue
             call, argument, value = pickle.loads(pickle.dumps((function, task, shared)))
             self.ran.append(where)
             yield self._run_apart(lambda: call(argument) if value is None else call(argument, value))  # noqa: B023

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from rowmill.build import runner
-from rowmill.build.steps import Project, open_project
+from rowmill.build.steps import Project, Step, open_project
+from rowmill.core.errors import BusyError
+from rowmill.core.storage import Store
 from tests.support.object_server import KEY_ID, SECRET, ObjectServer, serving
+from tests.support.recipes import Road, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,3 +71,45 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
     assert first <= FIRST_BUILD, f"{first} requests"
     assert again <= NOTHING_CHANGED, f"{again} requests"
     assert appended <= ONE_ROW_APPENDED, f"{appended} requests"
+
+
+def with_rows(folder: Path) -> Project:
+    return Road(folder, "s3://bucket/store").one("rows.jsonl", [chat(i) for i in range(20)]).project
+
+
+POINTER = "bucket/store/road/rows/canonical_rows/pointer.json"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_two_builders_one_sets_the_pointer_and_the_other_says_so(
+    is_first: bool, server: ObjectServer, tmp_path: Path
+) -> None:
+    project = with_rows(tmp_path)
+    if not is_first:
+        runner.build(project)
+        Road(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
+    other = Store("s3://bucket/other")
+    other.write_sealed("pointer.json", {"version": "f" * 32, "fingerprint": "e" * 32})
+
+    def interfere(step: Step) -> None:
+        if step.name == "canonical_rows":
+            server.objects[POINTER] = server.objects["bucket/other/pointer.json"]
+
+    with pytest.raises(BusyError, match=r"road/rows/canonical_rows: another build has made version ffffffffffff"):
+        runner.build(project, begin=interfere)
+
+    assert server.objects[POINTER] == server.objects["bucket/other/pointer.json"]
+
+
+def test_two_builders_of_one_version_both_end(server: ObjectServer, tmp_path: Path) -> None:
+    project = with_rows(tmp_path)
+    versions = [report.version for _, report, _ in runner.build(project)]
+    pointer = server.objects[POINTER]
+    server.objects = {path: content for path, content in server.objects.items() if not path.startswith("bucket/store")}
+
+    def interfere(step: Step) -> None:
+        if step.name == "canonical_rows":
+            # The same version, in other bytes.
+            server.objects[POINTER] = b" " + pointer
+
+    assert [report.version for _, report, _ in runner.build(project, begin=interfere)] == versions

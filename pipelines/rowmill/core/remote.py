@@ -17,6 +17,7 @@ call runs on a thread that is abandoned after its time limit, so that a silent s
 module retries: nested retries took half an hour to report a silent server.
 """
 
+import errno
 import glob
 import io
 import os
@@ -209,6 +210,24 @@ def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
     # To cut a file into pieces s3fs first asks for its size.
     options = {"max_concurrency": 1} if hasattr(fs, "max_concurrency") and not is_large else {}
     return cast(bytes, fs.cat_file(path, **options))
+
+
+def can_put_conditionally(fs: Any) -> bool:
+    """Return whether `put_unless_replaced` works on a storage: on S3."""
+    protocol: str | tuple[str, ...] = fs.protocol
+    return "s3" in (protocol if isinstance(protocol, tuple) else (protocol,))
+
+
+def put_unless_replaced(fs: Any, path: str, content: bytes, tag: str | None) -> str | None:
+    """Write a file that had this version tag (None: that was absent); return its new tag, None if it was replaced."""
+    condition: dict[str, str] = {"mode": "create"} if tag is None else {"IfMatch": tag}
+    try:
+        written: Any = fs.pipe_file(path, content, **condition)
+    except OSError as error:
+        if isinstance(error, FileExistsError) or error.errno == errno.EINVAL:
+            return None
+        raise
+    return str(written["ETag"])
 
 
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:

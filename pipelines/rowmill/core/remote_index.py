@@ -76,6 +76,8 @@ class RemoteIndex:
         """Take the function that lists all files below a folder."""
         self._list_files = list_files
         self._folders: dict[str, _Folder] = {}
+        self._first_tags: dict[str, str] = {}
+        self._seen: set[str] = set()
         self._contents: dict[str, bytes] = {}
         self._recent: OrderedDict[str, bytes] = OrderedDict()
         self._recent_bytes = 0
@@ -94,7 +96,9 @@ class RemoteIndex:
         """List all folders that were not listed yet, at once; `top` are the names in the root."""
         for name, one in self._folders.items():
             # Asking for what is below an empty folder takes three requests.
-            one.is_complete = one.is_complete or name.partition("/")[0] not in top
+            if name.partition("/")[0] not in top:
+                self._seen.add(name)
+                one.is_complete = True
         waiting = [name for name, one in self._folders.items() if not one.is_complete]
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
             for name, files in zip(waiting, threads.map(self._list_files, waiting), strict=True):
@@ -126,6 +130,14 @@ class RemoteIndex:
         """Return whether a path is in one of the folders, or is one."""
         return self._name_of(path) is not None
 
+    def first_tag(self, path: str) -> str | None:
+        """Return the version tag that a file directly in a folder had when this process first saw it, or left it with.
+
+        None if it was absent. `covers(path)` must hold.
+        """
+        self.find(path)
+        return self._first_tags.get(path)
+
     def content(self, path: str) -> bytes | None:
         """Return a file's content if it is known."""
         with self._lock:
@@ -150,6 +162,8 @@ class RemoteIndex:
     def note_written(self, path: str, size_bytes: int, content: bytes | None = None, tag: str = "") -> None:
         """Note a file that this process wrote; files of parts are read back from the storage."""
         with self._lock:
+            if tag:
+                self._first_tags[path] = tag
             self._forget_content(path)
             if content is not None and "/parts/" not in path:
                 self._contents[path] = content
@@ -189,9 +203,13 @@ class RemoteIndex:
         self._note_listing(name, self._list_files(name))
 
     def _note_listing(self, name: str, files: Mapping[str, ObjectFacts]) -> None:
+        is_first = name not in self._seen
+        self._seen.add(name)
         listed = _Folder(is_complete=True, is_own=self._folders[name].is_own)
         for file, facts in files.items():
             listed.add(file, facts)
+            if is_first and facts.tag and file.rpartition("/")[0] == name:
+                self._first_tags[file] = facts.tag
         with self._lock:
             self._folders[name] = listed
 

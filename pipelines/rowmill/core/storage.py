@@ -266,8 +266,27 @@ class Store:
 
         `orjson` writes a dataclass itself; `dataclasses.asdict` took a millisecond for the facts of a part.
         """
-        plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
-        self.write(relative, orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2))
+        self.write(relative, _seal(value))
+
+    def write_pointer(self, relative: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Write a sealed JSON object, unless another builder has written it since this build began.
+
+        Returns None if it was written, else what the other builder wrote. That is noticed on S3, within `indexed`.
+        """
+        index = None if self.is_local else self._index_of(relative)
+        if index is None or not remote.can_put_conditionally(self._fs):
+            self.write_sealed(relative, value)
+            return None
+        content = _seal(value)
+        tag = index.first_tag(relative)
+        put = partial(remote.put_unless_replaced, self._fs, content=content, tag=tag)
+        new = self._retry_request("written", put, relative, size_bytes=len(content))
+        if new is None:
+            found = self._fetch(relative)
+            index.note_written(relative, len(found), found)
+            return parse_sealed(found) or {}
+        index.note_written(relative, len(content), content, new)
+        return None
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since."""
@@ -315,8 +334,8 @@ class Store:
     def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
         """Hold a lock among the processes of this machine; the operating system frees it if this process dies.
 
-        Object stores have no locks: there two builders do double work, and the second adopts the
-        first's manifest; nothing is corrupted because parts are named by their content.
+        Object stores have no locks: there two builders do double work, and nothing is corrupted because parts are
+        named by their content; `write_pointer` notices the other one.
         """
         if not self.is_local:
             yield
@@ -397,6 +416,11 @@ class Store:
 
 SEAL_KEY = "seal"
 """The key of a sealed object's digest of all its other keys."""
+
+
+def _seal(value: "Mapping[str, Any] | DataclassInstance") -> bytes:
+    plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    return orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2)
 
 
 def parse_sealed(content: bytes) -> dict[str, Any] | None:

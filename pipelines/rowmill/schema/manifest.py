@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from rowmill.core.errors import IntegrityError
+from rowmill.core.errors import BusyError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 
@@ -142,8 +142,15 @@ def make_current(store: Store, manifest: Manifest) -> None:
 def _write_pointer(store: Store, manifest: Manifest) -> None:
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
     path = f"{get_stage_folder(manifest.key)}/pointer.json"
-    if store.read_sealed(path) != pointer:
-        store.write_sealed(path, pointer)
+    if store.read_sealed(path) == pointer:
+        return
+    other = store.write_pointer(path, pointer)
+    if other is not None and other.get("version") != manifest.version:
+        raise BusyError(
+            f"{'/'.join(manifest.key)}: another build has made version {str(other.get('version'))[:12]} current since "
+            "this one began; one may build a recipe at a time; this one's output is kept; wait for the other, and "
+            "build again"
+        )
 
 
 def remove_version(store: Store, manifest: Manifest) -> None:

@@ -27,6 +27,7 @@ from dagster_rowmill import history, metadata, reporting
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import gate, runner
+from rowmill.build.held_versions import find_held_version, follow_held_versions
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
@@ -135,8 +136,15 @@ def make_stage_asset(
         ):
             folders = tuple(context.partition_keys) if ranks else ()
             runner.publish_statistics(placed)
+            held = None if config.version else find_held_version(placed.store, step.key)
             # A kept version is gated by its own inputs, whatever is current now.
-            inputs = {} if config.version else open_asset_inputs(context.instance, placed, needs, step.inputs)
+            if config.version:
+                inputs = {}
+            elif held is not None:
+                context.log.warning("%s is %s", "/".join(step.key[1:]), held.sentence)
+                inputs = gate.open_held_inputs(placed, held)
+            else:
+                inputs = open_asset_inputs(context.instance, placed, needs, step.inputs)
             report = runner.run_step(
                 placed,
                 step,
@@ -247,6 +255,7 @@ def open_asset_inputs(
             continue
         closed += [why for one in thresholds if (why := explain_closed_check(results, store, manifests[key], one))]
     if not closed:
+        manifests = follow_held_versions(store, manifests)
         try:
             gate.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
         except PipelineError as refusal:

@@ -12,7 +12,9 @@ import duckdb
 import pytest
 import yaml
 
+from rowmill.build import runner
 from rowmill.cli import main
+from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, ROOT, TASKS, CliProject
 
@@ -421,7 +423,7 @@ def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -
 # ── versions, use, gc ──
 
 
-def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
+def test_use_holds_an_older_version_until_it_is_released_and_says_how_to_go_on(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = current(copied, "chats", "raw_dataset").version
@@ -434,21 +436,36 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     out = capsys.readouterr().out
 
     assert first != second
-    assert current(copied, "chats", "raw_dataset").version == first
     assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith("●")] == [first]
     assert second in out
-    # The printed command makes what follows of the version in use; a build of everything goes forward again.
-    assert "a full build" in said
+    # The printed command makes what follows of the version in use, as a build of everything does.
     [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
     assert copied.rowmill("build", *stages.split()) == main.ExitStatus.SUCCESS
     assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
-    assert current(copied, "chats", "raw_dataset").version == first
+    copied.append_chat(2000)
+    assert copied.rowmill("plan") == main.ExitStatus.SUCCESS
+    assert f"raw_dataset held held at version {first[:12]}" in re.sub(" +", " ", capsys.readouterr().out)
     assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    assert current(copied, "chats", "raw_dataset").version == second
+    said = capsys.readouterr().out
+    assert current(copied, "chats", "raw_dataset").version == first
+    assert said.count(f"held at version {first[:12]}") == 2, "with its step, and at the end"
+    assert copied.rowmill("use", "chats/raw_dataset", "--release") == main.ExitStatus.SUCCESS
+    assert "chats/raw_dataset is released" in capsys.readouterr().out
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    assert current(copied, "chats", "raw_dataset").version not in (first, second)
+
+
+def test_use_without_a_version_or_release_says_what_it_takes(
+    built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("use", "chats/raw_dataset") == main.ExitStatus.INVALID
+    assert "use takes a version, or --release" in capsys.readouterr().err
+    assert built.rowmill("use", "chats/raw_dataset", "--release") == main.ExitStatus.SUCCESS
+    assert "is not held at a version" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) -> None:
+def test_use_of_older_ranks_publishes_them_until_they_are_released(copied: CliProject) -> None:
     published = Path(copied.project.store.path("small/gpu_partitions/current.json"))
     before = json.loads(published.read_bytes())
     for number in range(1000, 1030):
@@ -459,9 +476,43 @@ def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) 
     assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.ExitStatus.SUCCESS
 
     assert json.loads(published.read_bytes()) == before
-    # The newest comes back by itself.
+    # The next nights keep it, and garbage collection too.
+    copied.append_chat(2000)
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
+    assert json.loads(published.read_bytes()) == before
+    assert copied.rowmill("use", "gpu_partitions", "--release") == main.ExitStatus.SUCCESS
     assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert json.loads(published.read_bytes())["order"] != before["order"]
+
+
+@pytest.mark.slow
+def test_ranks_of_a_held_order_are_made_of_the_shards_that_it_orders(copied: CliProject) -> None:
+    order = current(copied, "training_splits")
+    for number in range(1000, 1030):
+        copied.append_chat(number)
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    newer = current(copied, "chats", "packed_shards").version
+    assert order.inputs["small/chats/packed_shards"] != newer
+    assert copied.rowmill("use", "training_splits", order.version) == main.ExitStatus.SUCCESS
+
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+
+    ranks = current(copied, "gpu_partitions")
+    assert ranks.inputs["small/training_splits"] == order.version
+    assert ranks.inputs["small/chats/packed_shards"] == order.inputs["small/chats/packed_shards"]
+    assert current(copied, "chats", "packed_shards").version == newer
+
+
+def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: CliProject) -> None:
+    held = current(copied, "chats", "canonical_rows")
+    assert copied.rowmill("use", "chats/canonical_rows", held.version) == main.ExitStatus.SUCCESS
+    for file in held.files("rows"):
+        Path(copied.project.store.path(file.path)).unlink()
+    copied.write_recipe(seq_len=64)
+
+    with pytest.raises(IntegrityError, match=r"cannot be made again: .*chats/canonical_rows is held at version"):
+        runner.build(copied.project)
 
 
 def test_use_of_unknown_version_lists_the_versions(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

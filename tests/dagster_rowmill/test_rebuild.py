@@ -1,5 +1,6 @@
 """Materializing a recipe through Dagster: everything once, then only what changed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import duckdb
 import pytest
 
 from dagster_rowmill import materialize
+from rowmill.build import held_versions
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
@@ -59,9 +61,9 @@ def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
 def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
     tiny.run()
 
-    current = manifest.load_current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
-    assert current is not None
-    assert tiny.version("chats", "packed_shards") == current.version
+    packed = manifest.load_current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
+    assert packed is not None
+    assert tiny.version("chats", "packed_shards") == packed.version
 
 
 @pytest.mark.slow
@@ -135,6 +137,42 @@ def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny)
 
 
 @pytest.mark.slow
+def current(tiny: Tiny, stage: str) -> manifest.Manifest:
+    found = manifest.load_current(tiny.project.store, ("tiny", stage))
+    assert found is not None
+    return found
+
+
+def test_version_that_rowmill_use_holds_survives_the_next_nights(tiny: Tiny) -> None:
+    """A rollback of the ranks and of an order: what follows a held stage is made of what it was made of."""
+    assert tiny.run().success
+    store = tiny.project.store
+    order, ranks = current(tiny, "training_splits"), current(tiny, "gpu_partitions")
+    for i in range(100, 130):
+        tiny.append("chats", chat(i))
+    assert tiny.run().success
+    newer = tiny.version("training_splits")
+    assert newer != order.version
+
+    for held in (ranks, order):
+        held_versions.hold_version(store, held)
+    tiny.append("chats", chat(200))
+    night = tiny.run()
+
+    assert night.success, refusals(night)
+    assert tiny.version("training_splits") == order.version
+    assert current(tiny, "gpu_partitions").version == ranks.version
+    assert json.loads(store.read("tiny/gpu_partitions/current.json"))["version"] == ranks.version
+    # The order alone: new ranks of it take the shards that it orders, not the current ones.
+    held_versions.release_version(store, ranks.key)
+    night = tiny.run()
+    assert night.success, refusals(night)
+    assert current(tiny, "gpu_partitions").inputs == ranks.inputs
+    held_versions.release_version(store, order.key)
+    assert tiny.run().success
+    assert tiny.version("training_splits") not in (order.version, newer)
+
+
 def test_unknown_version_is_refused_by_name(tiny: Tiny) -> None:
     tiny.run()
     rows = tiny.key("chats", "canonical_rows")

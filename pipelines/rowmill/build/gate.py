@@ -6,6 +6,7 @@ the step (`runner.py`).
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from rowmill.build.held_versions import HeldVersion, find_held_version, follow_held_versions
 from rowmill.build.steps import Project, Step
 from rowmill.checks import judge, upstream
 from rowmill.checks.gates import Threshold, list_output_thresholds
@@ -19,6 +20,9 @@ from rowmill.stages import catalog, generated_source
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the current manifest of every input whose gates are open.
 
+    The inputs of a step that is held at a version are those it was made of, and those of a step that reads a held one
+    agree with it.
+
     Raises
     ------
     GateError
@@ -27,15 +31,22 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
         If an input is not built.
 
     """
+    held = find_held_version(project.store, step.key)
+    if held is not None:
+        return open_held_inputs(project, held)
     thresholds = project.graph.thresholds
     closed: list[PipelineError] = []
-    found: dict[StageKey, Manifest] = {}
+    current: dict[StageKey, Manifest] = {}
     for key in dict.fromkeys((*step.inputs, *step.gates)):
         try:
             pointed = manifest.load_current(project.store, key)
-            found[key] = pointed if pointed is not None else manifest.load_version(project.store, key, None)
-            if key in step.gates:
-                judge.require_passing_checks(project.store, found[key], thresholds[key])
+            current[key] = pointed if pointed is not None else manifest.load_version(project.store, key, None)
+        except PipelineError as error:
+            closed.append(error)
+    found = follow_held_versions(project.store, current)
+    for key in (key for key in step.gates if key in found):
+        try:
+            judge.require_passing_checks(project.store, found[key], thresholds[key])
         except PipelineError as error:
             closed.append(error)
     if closed:
@@ -43,6 +54,23 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     inputs = {key: found[key] for key in step.inputs}
     require_open_ancestry(project, inputs.values(), gated=[found[key] for key in step.gates])
     return inputs | open_generated_source(project, step)
+
+
+def open_held_inputs(project: Project, held: HeldVersion) -> dict[StageKey, Manifest]:
+    """Return what a held version was made of; all its ancestors must pass under the present thresholds.
+
+    Raises
+    ------
+    GateError
+        If a check is closed.
+    IntegrityError
+        If the version is not kept any more.
+
+    """
+    made = manifest.load_version(project.store, held.key, held.version)
+    inputs = manifest.load_inputs(project.store, made)
+    require_open_ancestry(project, inputs.values())
+    return inputs
 
 
 def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manifest]:

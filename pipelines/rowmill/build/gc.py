@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rowmill import stats
+from rowmill.build.held_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
 from rowmill.core.storage import Store
@@ -96,7 +97,8 @@ def _split_versions(
     known = manifest.list_versions(store, key)
     newest = {one.version for one in known[max(len(known) - keep, 0) :]}
     pointed = manifest.load_current(store, key)
-    kept = newest | {pointed.version if pointed else ""}
+    held = find_held_version(store, key)
+    kept = newest | {one.version for one in (pointed, held) if one is not None}
     kept |= {version for name, version in needed if name == "/".join(key)}
     if is_sibling:
         kept |= {one.version for one in known if one.inputs.items() <= needed}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rowmill.build.gate import open_generated_source
+from rowmill.build.held_versions import find_held_version, follow_held_versions
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
@@ -48,10 +49,15 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
     if step.on_demand:
         command = f"rowmill {step.stage.command} {step.recipe}"
         return StepForecast(step, "on request", f"`{command}` makes it from a trained model")
+    held = find_held_version(project.store, step.key)
+    if held is not None:
+        known[step.key] = manifest.load_version(project.store, step.key, held.version)
+        return StepForecast(step, "held", held.sentence, known[step.key])
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} must be made first")
-    inputs = {k: known[k] for k in step.inputs} | open_generated_source(project, step)
+    inputs = follow_held_versions(project.store, {key: known[key] for key in step.inputs})
+    inputs |= open_generated_source(project, step)
     work = make_stage_context(project, step, inputs)
     fingerprint, prepared = prepare_step(work, step)
     kept = find_reusable_output(project.store, step, fingerprint, prepared)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rowmill import stats
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
+from rowmill.build.held_versions import HeldVersion, find_held_version
 from rowmill.build.hosts import require_equal_hosts
 from rowmill.build.prepare import (
     find_outside_change,
@@ -57,6 +58,8 @@ class StepReport:
     parts_reused: int
     rows_made: int
     seconds: float
+    held: HeldVersion | None = None
+    """Set if `rowmill use` holds the output at a version, which was then kept instead of a newer one."""
 
     @property
     def version(self) -> str:
@@ -78,7 +81,8 @@ def run_step(
     """Make one step's output, or reuse it if it exists; `ranks` are folder names such as `rank-00003-of-00008`.
 
     With `version`, return that kept version instead, verified and gated, and make it the current one; its own inputs
-    then replace `inputs`. With `looks_ahead`, the requirements of the steps that read the output must be met.
+    then replace `inputs`. So it is with a version at which `rowmill use` holds the step. With `looks_ahead`, the
+    requirements of the steps that read the output must be met.
     """
     require_one_history(inputs)
     asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead)
@@ -124,10 +128,13 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
 
     """
     project, step = asked.project, asked.step
-    project.store.remove(damage.path)
     owner = next(
         (one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None
     )
+    held = None if owner is None else find_held_version(project.store, owner.key)
+    if held is not None:
+        raise IntegrityError(f"{damage}; it cannot be made again: {'/'.join(held.key)} is {held.sentence}") from damage
+    project.store.remove(damage.path)
     _LOG.warning("%s; it is made again", damage)
     if owner is None or owner.key == step.key:
         return
@@ -160,6 +167,9 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
     ):
         if asked.version is not None:
             return _restore_version(project, step, work, asked.version, started)
+        held = find_held_version(work.store, step.key)
+        if held is not None:
+            return replace(_keep_held_version(project, step, work, held, started), held=held)
         fingerprint, prepared = prepare_step(work, step)
         kept = find_reusable_output(work.store, step, fingerprint, prepared)
         if kept is not None:
@@ -222,6 +232,16 @@ def _restore_version(project: Project, step: Step, work: StageContext, version: 
     require_open_ancestry(project, inputs.values())
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)
+    return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
+
+
+def _keep_held_version(
+    project: Project, step: Step, work: StageContext, held: HeldVersion, started: float
+) -> StepReport:
+    """Make a held version current again, in case a run of Dagster chose another one, without reading its files."""
+    kept = manifest.load_version(work.store, work.key, held.version)
+    manifest.make_current(work.store, kept)
+    inputs = manifest.load_inputs(work.store, kept)
     return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
 
 
@@ -319,7 +339,7 @@ def _build_steps(
     closed: dict[str, None] = {}
     left_out: dict[StageKey, None] = {}
     for step in chosen:
-        if left_out.keys() & {*step.inputs, *step.gates}:
+        if left_out.keys() & {*step.inputs, *step.gates} and find_held_version(project.store, step.key) is None:
             left_out[step.key] = None
             continue
         try:

@@ -32,9 +32,10 @@ def add_version_commands(commands: "Commands") -> None:
     diff.add_argument("before", metavar="BEFORE", help="a version, or a unique prefix of one")
     diff.add_argument("after", metavar="AFTER", nargs="?", help="another version (default: the current one)")
 
-    use = add_command(commands, "use", _run_use, "make a kept version the current one again")
+    use = add_command(commands, "use", _run_use, "hold a stage at a kept version until it is released")
     use.add_argument("key", metavar="KEY", help=_KEY_HELP)
-    use.add_argument("version", metavar="VERSION", help="a version, or a unique prefix of one")
+    use.add_argument("version", metavar="VERSION", nargs="?", help="a version, or a unique prefix of one")
+    use.add_argument("--release", action="store_true", help="let builds make the stage again")
 
     collect = add_command(commands, "gc", _run_gc, "remove old versions that no current output needs")
     collect.add_argument(
@@ -79,19 +80,29 @@ def _run_diff(args: argparse.Namespace) -> int:
 
 
 def _run_use(args: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build import held_versions, runner
     from rowmill.core import console as terminal
     from rowmill.reports.console import render_step
-    from rowmill.reports.summary import render_used_version
+    from rowmill.reports.summary import render_released_version, render_used_version
     from rowmill.schema import manifest
 
     project = open_project(args)
-    runner.publish_statistics(project)
     step = _find_step(project, args.key)
+    if args.release == (args.version is not None):
+        raise ConfigError(
+            f"{project.recipe.name}/{args.key}: use takes a version, or --release; name one of them; "
+            f"`rowmill versions {args.recipe} {args.key}` lists the kept versions"
+        )
+    if args.release:
+        held = held_versions.release_version(project.store, step.key)
+        terminal.make_console().print(render_released_version(project, step, held))
+        return DONE
+    runner.publish_statistics(project)
     known = [one.version for one in manifest.list_versions(project.store, step.key)]
     version = _match_version(args.version, known, f"{project.recipe.name}/{args.key}")
     report = runner.run_step(project, step, {}, version=version)
     results = runner.check_step(project, step, report.manifest)
+    held_versions.hold_version(project.store, report.manifest)
     console = terminal.make_console()
     console.print(render_used_version(project, step, report.version))
     console.print(render_step(step, report, results))

@@ -51,7 +51,13 @@ def render_manifest_table(table: DisplayTable, *, indent: int = 2) -> Renderable
 # ── plan ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-_ACTION_MARKS = {"reuse": ("=", DIM), "make": ("+", GOOD), "make if changed": ("~", LOOK), "on request": ("·", DIM)}
+_ACTION_MARKS = {
+    "reuse": ("=", DIM),
+    "make": ("+", GOOD),
+    "make if changed": ("~", LOOK),
+    "held": ("■", LOOK),
+    "on request": ("·", DIM),
+}
 
 
 def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> RenderableType:
@@ -81,6 +87,7 @@ def _count_actions(forecasts: Sequence[StepForecast]) -> str:
         "reuse": "reused",
         "make": "to make",
         "make if changed": "to make if their input changes",
+        "held": "held",
         "on request": "on request",
     }
     counts = {action: sum(one.action == action for one in forecasts) for action in labels}
@@ -146,10 +153,11 @@ def render_scope_title(project: Project, step: Step) -> RenderableType:
 def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) -> RenderableType:
     """Show one finished step: its duration, its output, and the checks that failed."""
     mark, style = choose_result_mark(results)
-    time = "reused" if report.reused else format_seconds(report.seconds)
+    time = "held" if report.held else "reused" if report.reused else format_seconds(report.seconds)
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
     line.append(join_facts([summarize_output(report.manifest), _format_reuse(report)]), DIM if report.reused else "")
-    return Group(line, *(render_check_result(one, indent=4) for one in results if one.failed))
+    held = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
+    return Group(line, *held, *(render_check_result(one, indent=4) for one in results if one.failed))
 
 
 def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:

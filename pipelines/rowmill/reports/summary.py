@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rowmill.build.held_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
@@ -165,6 +166,8 @@ def _render_summary_places(project: Project) -> list[RenderableType]:
             ]
         )
         lines.append(label_value("ranks", held))
+    held = (find_held_version(project.store, step.key) for step in plan_steps(project))
+    lines += [label_value("held", f"{format_key(one.key)}: {one.sentence}", LOOK) for one in held if one is not None]
     lines += [
         label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
         for export, made in find_built_exports(project)
@@ -248,14 +251,28 @@ def _format_arguments(project: Project) -> str:
 
 
 def render_used_version(project: Project, step: Step, version: str) -> RenderableType:
-    """Show the version that a stage now uses, and how to rebuild the stages after it."""
-    lines = [Text(f"{format_key(step.key)} is at version {version}")]
+    """Show the version at which a stage is held now, and how to rebuild the stages after it."""
+    lines = [Text(f"{format_key(step.key)} is held at version {version}; builds keep it, nightly ones too")]
     labels = dict.fromkeys(one.label for one in find_downstream_steps(project, step.key) if not one.on_demand)
     if labels:
         only = " ".join(f"--only {label}" for label in labels)
         lines.append(Text("  the stages after it were built from another version; rebuild them from this one", DIM))
         lines.append(Text(f"    {_find_command()} build {_format_arguments(project)} {only}", "cyan"))
-    lines.append(Text("  a full build, such as the nightly one, makes the recipe's own version current again", LOOK))
+    lines.append(Text("  to let builds make it again", DIM))
+    key = format_key(step.key)
+    lines.append(Text(f"    {_find_command()} use {_format_arguments(project)} {key} --release", "cyan"))
+    return Group(*lines)
+
+
+def render_released_version(project: Project, step: Step, held: HeldVersion | None) -> RenderableType:
+    """Show that a stage is no longer held, and what makes its newest version current."""
+    key = format_key(step.key)
+    if held is None:
+        return Text(f"{key} is not held at a version; nothing to release")
+    lines = [
+        Text(f"{key} is released; it stays at version {held.version} until the next build, which goes forward"),
+        Text(f"    {_find_command()} build {_format_arguments(project)}", "cyan"),
+    ]
     return Group(*lines)
 
 

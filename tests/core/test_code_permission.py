@@ -16,11 +16,12 @@ pytestmark = FOREIGN_WARNINGS
 MODULE = """
 from pathlib import Path
 from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
 Path(__file__).with_name("ran").touch()
 
 class Mine(RowFormat):
     def rows(self, record):
-        return None
+        return Row("text", text=record["messages"][0]["content"])
 """
 
 
@@ -114,6 +115,6 @@ def test_dagster_that_loads_the_recipe_runs_nothing(project: CliProject, monkeyp
     monkeypatch.setenv(NO_CODE_VARIABLE, "1")
 
     with pytest.raises(ConfigError, match="mine:Mine is Python code"):
-        build_definitions([Path(project.recipe)], str(project.folder / ".rowmill"))
+        build_definitions([Path(project.recipe)], str(project.folder / ".rowmill"), strict=True)
 
     assert not has_run(project)

@@ -4,6 +4,7 @@ What belongs here: finding recipes, binding resources once, composing the defini
 not: work at import; importing this module reads no file and loads no heavy library.
 """
 
+import logging
 import os
 import warnings
 from collections import Counter
@@ -15,13 +16,16 @@ from typing import Any
 import dagster as dg
 
 from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
+from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import dagster_name, make_assets
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.recipe import recipe
+
+_LOG = logging.getLogger("dagster_rowmill")
 
 
 @dg.definitions
@@ -57,16 +61,19 @@ def build_definitions(
     *,
     resources: Mapping[str, Any] | None = None,
     loggers: Mapping[str, dg.LoggerDefinition] | None = None,
+    strict: bool = False,
 ) -> dg.Definitions:
     """Return the definitions of some recipe files over a storage root; `resources` replaces resources by name.
+
+    A recipe that cannot be loaded becomes one asset that shows its error, beside all other recipes.
 
     Raises
     ------
     ConfigError
-        With the problems of every invalid recipe, not only of the first.
+        If `strict`: with the problems of every invalid recipe.
 
     """
-    projects, wrong = _try_open_projects(recipes, store)
+    projects, broken = _try_open_projects(recipes, store)
     # Backfill policies and automation conditions are beta in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -75,12 +82,13 @@ def build_definitions(
             try:
                 defined.append(_define_recipe(project))
             except dg.DagsterInvalidDefinitionError as error:
-                reason = " ".join(str(error).split())
-                wrong.append(f"{project.recipe.name}: execution: Dagster refuses it: {reason}; correct that option")
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+                name, reason = project.recipe.name, " ".join(str(error).split())
+                message = f"{name}: execution: Dagster refuses it: {reason}; correct that option"
+                broken.append(RecipeLoadError(dagster_name(name), message))
+        if strict:
+            _raise_together(broken)
         return dg.Definitions(
-            assets=[asset for one in defined for asset in one.assets],
+            assets=[*(asset for one in defined for asset in one.assets), *_make_broken_assets(broken)],
             asset_checks=[check for one in defined for check in one.checks],
             loggers=loggers,
             resources={"storage": StorageResource(root=store), **(resources or {})},
@@ -90,6 +98,20 @@ def build_definitions(
             schedules=[*(one.schedule for one in defined), make_pruning_schedule()],
             sensors=[one.sensor for one in defined],
         )
+
+
+def _make_broken_assets(broken: Sequence[RecipeLoadError]) -> list[dg.AssetsDefinition]:
+    """Return an asset per group, since two recipes may have the same name in Dagster; the code server logs each."""
+    messages: dict[str, list[str]] = {}
+    for error in broken:
+        _LOG.error("a recipe cannot be loaded, and all others are: %s", error)
+        messages.setdefault(error.group, []).append(error.message)
+    return [make_broken_asset(RecipeLoadError(group, "\n".join(lines))) for group, lines in messages.items()]
+
+
+def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
+    if broken:
+        raise ConfigError("\n".join(str(error) for error in broken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,31 +138,34 @@ def _define_recipe(project: Project) -> _RecipeDefinitions:
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
     """Open every recipe file; all problems are raised as one error."""
-    projects, wrong = _try_open_projects(recipes, store)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+    projects, broken = _try_open_projects(recipes, store)
+    _raise_together(broken)
     return projects
 
 
-def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
+def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[RecipeLoadError]]:
     """Return the projects that could be opened, and the problems of the others."""
     projects: list[Project] = []
-    wrong: list[str] = []
+    broken: list[RecipeLoadError] = []
     for path in recipes:
         try:
             projects.append(open_project(path, store))
-        except ConfigError as error:
-            wrong.append(str(error))
-    wrong += _find_name_clashes(recipes, projects)
-    return projects, wrong
+        except PipelineError as error:
+            broken.append(RecipeLoadError(dagster_name(path.stem), str(error)))
+    broken += _find_name_clashes(recipes, projects)
+    unusable = {error.group for error in broken}
+    return [one for one in projects if dagster_name(one.recipe.name) not in unusable], broken
 
 
-def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
-    """Return a message for each name clash: Dagster's names have no hyphens, so `a-b` and `a_b` are the same."""
+def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[RecipeLoadError]:
+    """Return an error for each name clash: Dagster's names have no hyphens, so `a-b` and `a_b` are the same."""
     by_recipe = Counter(dagster_name(path.stem) for path in recipes)
     clashes = [
-        f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
-        "'-' and '_'; rename it"
+        RecipeLoadError(
+            dagster_name(path.stem),
+            f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
+            "'-' and '_'; rename it",
+        )
         for path in recipes
         if by_recipe[dagster_name(path.stem)] > 1
     ]
@@ -149,8 +174,11 @@ def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> 
     keys = [dg.AssetKey(list(step.key)) for project in projects for step in plan_steps(project)]
     steps = Counter(key.to_python_identifier() for key in keys)
     return [
-        f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "
-        "dataset names must differ in more than '-', '_' and '__'; rename the dataset"
+        RecipeLoadError(
+            dagster_name(key.path[0]),
+            f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "
+            "dataset names must differ in more than '-', '_' and '__'; rename the dataset",
+        )
         for key in keys
         if steps[key.to_python_identifier()] > 1
     ]

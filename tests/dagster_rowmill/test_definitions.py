@@ -141,7 +141,7 @@ def test_recipes_with_equal_dagster_names_are_one_error(tmp_path: Path, instance
     recipes = [Tiny(tmp_path, instance, name=name).write().path for name in ("two-words", "two_words")]
 
     with pytest.raises(ConfigError, match="named like another one") as caught:
-        build_definitions(recipes, str(tmp_path / "store"))
+        build_definitions(recipes, str(tmp_path / "store"), strict=True)
 
     assert all(str(path) in str(caught.value) for path in recipes)
 
@@ -151,7 +151,7 @@ def test_datasets_with_equal_dagster_names_are_an_error(tiny: Tiny) -> None:
     tiny.write_recipe(datasets={"a-b": chats, "a_b": chats})
 
     with pytest.raises(ConfigError, match="rename the dataset"):
-        tiny.definitions()
+        build_definitions([tiny.path], tiny.store, strict=True)
 
 
 def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
@@ -160,7 +160,7 @@ def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path, instance: dg.Dag
     second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
 
     with pytest.raises(ConfigError) as caught:
-        build_definitions([first.path, good.path, second.path], good.store)
+        build_definitions([first.path, good.path, second.path], good.store, strict=True)
 
     assert str(first.path) in str(caught.value)
     assert str(second.path) in str(caught.value)
@@ -175,11 +175,40 @@ def test_option_that_dagster_does_not_take_is_in_the_same_error(
     second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
 
     with pytest.raises(ConfigError) as caught:
-        build_definitions([first.path, second.path], first.store)
+        build_definitions([first.path, second.path], first.store, strict=True)
 
     assert "first: execution: Dagster refuses it: " in str(caught.value)
     assert str(next(iter(option.values()))).strip("[']") in str(caught.value)
     assert str(second.path) in str(caught.value)
+
+
+def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
+    tmp_path: Path, instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = Tiny(tmp_path, instance, name="good").write()
+    bad = Tiny(tmp_path, instance, name="bad-one").write_recipe(seq_length=128)
+    refused = Tiny(tmp_path, instance, name="late").write_recipe(execution={"workers": 1, "cron": "0 25 * * *"})
+
+    definitions = build_definitions([bad.path, good.path, refused.path], good.store)
+
+    graph = definitions.resolve_asset_graph()
+    broken = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"}
+    assert broken == {"bad_one/cannot_be_loaded", "late/cannot_be_loaded"}
+    node = graph.get(dg.AssetKey(["bad_one", "cannot_be_loaded"]))
+    assert node.group_name == "bad_one"
+    assert "did you mean seq_len?" in (node.description or "")
+    assert graph.has(good.key("gpu_partitions"))
+    assert [one.name for one in definitions.schedules or ()] == ["nightly_good", "daily_prune_history"]
+    assert "did you mean seq_len?" in caplog.text
+    # It runs as a failure that says the same, beside a whole run of the others.
+    result = dg.materialize(
+        [one for one in definitions.assets or () if isinstance(one, dg.AssetsDefinition) and one.key == node.key],
+        instance=instance,
+        raise_on_error=False,
+    )
+    assert not result.success
+    [failure] = [event for event in result.all_events if event.is_step_failure]
+    assert "did you mean seq_len?" in str(failure.step_failure_data.user_failure_data)
 
 
 def test_missing_configs_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

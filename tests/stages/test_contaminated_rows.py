@@ -167,6 +167,16 @@ def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_pat
     )
 
 
+def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
+    rows = [user(QUESTION), chat(1)]
+    plain = Road(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
+    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=UP_TO_ROWS)
+    again = Road(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
+
+    assert filtered.rejects() == [(0, "contaminated")]
+    assert (plain.rejects(), again.versions()) == ([], plain.versions())
+
+
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
     dated = [row | {"time": at} for at, row in enumerate(rows)]

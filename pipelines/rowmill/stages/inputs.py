@@ -14,8 +14,8 @@ from rowmill.stages.base import StageContext
 
 
 def load_scans(made: Manifest | None) -> list[FileScan]:
-    """Recover the file scans of a manifest; empty if the stage was never built."""
-    return [] if made is None else [FileScan.from_json(one) for one in made.details["scans"]]
+    """Recover the file scans of a manifest; empty if the stage was never built, or scanned nothing."""
+    return [] if made is None else [FileScan.from_json(one) for one in made.details.get("scans", ())]
 
 
 def load_source_parts(scanned: Manifest) -> list[sources.SourcePart]:

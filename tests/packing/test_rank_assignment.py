@@ -15,6 +15,7 @@ from rowmill.packing.rank_assignment import (
     RankOrder,
     assign_ranks,
     check_world_size,
+    compute_flops,
     find_rank_positions,
     summarize_steps,
 )
@@ -226,6 +227,7 @@ def test_step_facts_of_all_ranks_add_up(
             tokens=tokens,
             trained_tokens=np.array(trained, dtype=np.int64),
             segments=np.full(count, 3),
+            flops=tokens * tokens,
             longest_segments=tokens,
         )
         for rank in range(world_size)
@@ -236,6 +238,7 @@ def test_step_facts_of_all_ranks_add_up(
     assert sum(int(f.fillers.sum()) for f in facts) == fillers
     assert sum(int(f.segments.sum()) for f in facts) == 3 * count
     assert sum(int(f.tokens.sum()) for f in facts) == int(tokens.sum())
+    assert sum(int(f.flops.sum()) for f in facts) == int((tokens * tokens).sum())
     assert np.array_equal(sum(f.trained_tokens for f in facts), facts[0].step_trained_tokens)
     assert max((int(f.longest_segment.max(initial=0)) for f in facts), default=0) == tokens.max(initial=0)
     assert len({int(f.sequences.sum()) for f in facts}) == 1
@@ -245,11 +248,28 @@ def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
     found = dealt([7], batch_sizes=[(0, 2)])
     ones = np.array([1])
     facts = summarize_steps(
-        found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, longest_segments=ones * 9
+        found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, flops=ones * 5, longest_segments=ones * 9
     )
 
-    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens)] == [[1], [0], [0]]
+    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens, facts.flops)] == [
+        [1],
+        [0],
+        [0],
+        [0],
+    ]
     assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[0], [7]]
+
+
+def test_flops_of_a_sequence_are_those_of_its_spans() -> None:
+    found = compute_flops(np.array([4, 4, 8, 262_144], np.int32), np.array([0, 2, 3, 3, 4]), 10)
+
+    assert found.tolist() == [112, 144, 0, 262_144 * 262_154]
+
+
+def test_flops_linear_without_flops_is_refused() -> None:
+    assert validate_options(Partitions, {"balance": "flops", "flops_linear": 24_576}, "p").flops_linear == 24_576
+    with pytest.raises(ConfigError, match="flops_linear is set, but balance is none"):
+        validate_options(Partitions, {"balance": "none", "flops_linear": 24_576}, "partitions")
 
 
 @pytest.mark.parametrize("values", [{"world_size": 0}, {"world_size": True}, {"remainder": "cut"}, {"balance": True}])

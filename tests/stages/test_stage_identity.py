@@ -90,6 +90,7 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
         for name in _WEIGHTS
         for option in ("delimiter", "quote")
     },
+    ("partitions", "flops_linear"): {("partitions", "balance"): "flops"},
     ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "block_rounding"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "target_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},

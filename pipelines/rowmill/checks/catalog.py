@@ -268,8 +268,9 @@ CHECKS: tuple[Check, ...] = (
         "largest distance between a split's share of rows and the configured share",
         "expected on few rows or large groups; change splits.seed only before you have trained", is_share=True),
     Check("rank_balance", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
-        "mean over steps of the excess of the largest rank's trained tokens over the mean",
-        "use partitions.balance: trained_tokens and a larger batch_size", is_share=True),
+        "mean over steps of the excess of the largest rank's load over the mean; the load is partitions.balance's, "
+        "trained tokens where it is none",
+        "use partitions.balance: trained_tokens or flops, and a larger batch_size", is_share=True),
     Check("empty_step", (TRAINING_SPLITS,), "at_most", 0, "warn",
         "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks",
         applies_to="all data but prompts"),

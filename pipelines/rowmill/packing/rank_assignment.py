@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rowmill.core.arrays import Integers
 from rowmill.core.config import Config
@@ -45,11 +45,25 @@ class Partitions(Config):
     """What happens to sequences that do not fill a step: `pad` adds fillers at the end of each epoch, `drop` leaves
     them out, `carry` moves them into the next epoch and pads only the last step."""
 
-    balance: Literal["trained_tokens", "none"] = "trained_tokens"
-    """Whether sequences are ordered within a step so that ranks train on nearly equal numbers of tokens."""
+    balance: Literal["trained_tokens", "flops", "none"] = "trained_tokens"
+    """What ranks get nearly equal amounts of in a step: `trained_tokens`, so that each weighs alike; `flops`, so that
+    each takes as long, which differs where long and short examples are mixed. `none` keeps the order."""
+
+    flops_linear: Annotated[int, Field(ge=0)] = 49_152
+    """For `balance: flops`: a span of n tokens costs n² + flops_linear · n. It is a layer's weights by heads times
+    head size; 12 times the hidden size for a dense model: the default is that of 4,096, 24,576 that of 2,048."""
 
     balance_ranks: Annotated[int, Field(ge=1)] = 192
     """Loads are balanced for every world size that divides this number."""
+
+    @model_validator(mode="after")
+    def _require_use_of_flops(self) -> "Partitions":
+        if self.balance != "flops" and "flops_linear" in self.model_fields_set:
+            raise ValueError(
+                f"flops_linear is set, but balance is {self.balance}, which does not read it; it needs balance: flops; "
+                "set that, or delete flops_linear"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +94,7 @@ class StepFacts:
     segments: NDArray[np.int64]
     tokens: NDArray[np.int64]
     trained_tokens: NDArray[np.int64]
+    flops: NDArray[np.int64]
     longest_segment: NDArray[np.int64]
     step_trained_tokens: NDArray[np.int64]
 
@@ -99,16 +114,16 @@ def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) ->
 def assign_ranks(
     partitions: Partitions,
     epoch_offsets: Integers,
-    trained_tokens: Integers,
+    loads: Integers,
     *,
     batch_sizes: Sequence[tuple[int, int]],
     steps: int | None,
 ) -> RankOrder:
     """Cut the mixed order into whole steps and balance the loads within each.
 
-    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] the targets of its
-    sequences. `batch_sizes` are `(first step, size)`; if empty, windows of `balance_ranks` serve as steps, and each
-    epoch is padded or cut to a multiple of `world_size`. `steps` ends the order.
+    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `loads` int64[N] what each of its sequences weighs:
+    its targets, or its `compute_flops`. `batch_sizes` are `(first step, size)`; if empty, windows of `balance_ranks`
+    serve as steps, and each epoch is padded or cut to a multiple of `world_size`. `steps` ends the order.
 
     Raises
     ------
@@ -120,9 +135,21 @@ def assign_ranks(
     laid = _cut_steps(partitions, epoch_offsets, batch_sizes, steps)
     if partitions.balance == "none":
         return laid
-    loads = np.where(laid.order == FILLER, 0, np.append(trained_tokens, 0)[laid.order])
-    order = _balance_steps(laid.order, laid.step_offsets, loads, partitions.balance_ranks)
+    of_places = np.where(laid.order == FILLER, 0, np.append(loads, 0)[laid.order])
+    order = _balance_steps(laid.order, laid.step_offsets, of_places, partitions.balance_ranks)
     return RankOrder(order, laid.step_offsets, laid.dropped, laid.not_scheduled, laid.has_steps)
+
+
+def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np.int64]:
+    """Return what each sequence costs, in a layer's floating point operations up to a factor.
+
+    Sequence s has the attention spans `spans[offsets[s]:offsets[s + 1]]`, in tokens; one of n costs n² + linear · n.
+
+    linear 10, spans 4 4 ─► 112, span 8 ─► 144
+    """
+    lengths = spans.astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(lengths * lengths + linear * lengths, dtype=np.int64)])
+    return np.diff(before[offsets])
 
 
 def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray[np.int64]:
@@ -155,9 +182,10 @@ def summarize_steps(
     tokens: Integers,
     trained_tokens: Integers,
     segments: Integers,
+    flops: Integers,
     longest_segments: Integers,
 ) -> StepFacts:
-    """Sum the sequences and tokens of a rank by step; the four arrays are [N], by position of the mixed order."""
+    """Sum the sequences and tokens of a rank by step; the five arrays are [N], by position of the mixed order."""
     positions = find_rank_positions(dealt, rank, world_size)
     # Steps need not begin at a multiple of the world size if windows serve as steps.
     begins = np.searchsorted(positions, dealt.step_offsets)
@@ -176,6 +204,7 @@ def summarize_steps(
         segments=summed(_take_values(segments, mine), begins),
         tokens=summed(_take_values(tokens, mine), begins),
         trained_tokens=summed(_take_values(trained_tokens, mine), begins),
+        flops=summed(_take_values(flops, mine), begins),
         longest_segment=longest,
         step_trained_tokens=summed(_take_values(trained_tokens, dealt.order), dealt.step_offsets),
     )

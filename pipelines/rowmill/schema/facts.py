@@ -238,3 +238,5 @@ class TrainingSplitsFacts:
     steps: int
     tokens: int
     trained_tokens: int
+    flops: int | Uncounted = UNCOUNTED
+    """What all sequences of the order cost, counted where ranks are balanced by it."""

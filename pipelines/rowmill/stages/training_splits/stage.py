@@ -25,7 +25,7 @@ from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleOrder, compute_wanted_shares, measure_share_error, schedule_sequences
 from rowmill.packing.rank_assignment import FILLER, RankOrder
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import TrainingSplitsFacts
+from rowmill.schema.facts import UNCOUNTED, TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.stages import part_files
@@ -66,18 +66,23 @@ class SequenceFacts:
     trained: Ints
     segments: Ints
     longest: Ints
+    flops: Ints
+    """What each costs; 0 unless ranks are balanced by it."""
 
 
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
+    by_flops = recipe.partitions.balance == "flops"
     return {
         # Recipes without records datasets keep their identity.
         **({"tables": [table_leakage.VERSION, tables]} if tables else {}),
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),
-            "partitions": recipe.partitions.model_dump(mode="json"),
+            "partitions": recipe.partitions.model_dump(mode="json", exclude=None if by_flops else {"flops_linear"}),
+            # Recipes that are balanced otherwise keep their identity.
+            **({"open_attention": _list_open_datasets(recipe)} if by_flops else {}),
             "seed": recipe.seed,
             "datasets": list(recipe.datasets),
             # Recipes that train tokens keep their identity.
@@ -88,11 +93,16 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
+def _list_open_datasets(recipe: Recipe) -> list[str]:
+    """Return the datasets in which attention crosses segments, so that a sequence is one span of attention."""
+    return [name for name, one in recipe.datasets.items() if not one.packing.block_cross_document_attention]
+
+
 def make_training_splits(work: StageContext) -> StageOutput:
     """Mix the datasets, assign ranks, and measure leaks."""
     packed = get_packed_shards(work)
     _require_one_tokenizer(work, packed)
-    sequences = {name: _read_sequences(work, one) for name, one in packed.items()}
+    sequences = {name: _read_sequences(work, name, one) for name, one in packed.items()}
     sizes = {name: len(one.tokens) for name, one in sequences.items()}
     order = schedule_sequences(work.recipe.mixture, sizes, work.recipe.seed)
     by_place = _gather_by_place(order, list(sequences.values()))
@@ -100,7 +110,7 @@ def make_training_splits(work: StageContext) -> StageOutput:
     dealt = rank_assignment.assign_ranks(
         work.recipe.partitions,
         order.epoch_offsets,
-        by_place.tokens if work.recipe.objective == "prompts" else by_place.trained,
+        getattr(by_place, LOAD_COLUMNS[_name_load(work.recipe)]),
         batch_sizes=mixture.batch_sizes,
         steps=mixture.steps,
     )
@@ -122,10 +132,21 @@ def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -
         )
 
 
-def _read_sequences(work: StageContext, packed: Manifest) -> SequenceFacts:
+LOAD_COLUMNS = {"tokens": "tokens", "trained_tokens": "trained", "flops": "flops"}
+"""Columns of `rank_steps` that ranks may be balanced by, and the field of `SequenceFacts` that each sums."""
+
+
+def _name_load(recipe: Recipe) -> str:
+    """Return the column of `rank_steps` that ranks are balanced by; prompts have no targets, so all tokens count."""
+    if recipe.partitions.balance == "flops":
+        return "flops"
+    return "tokens" if recipe.objective == "prompts" else "trained_tokens"
+
+
+def _read_sequences(work: StageContext, name: str, packed: Manifest) -> SequenceFacts:
     shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
     if not shards:
-        return SequenceFacts(*(np.empty(0, np.int64) for _ in range(4)))
+        return SequenceFacts(*(np.empty(0, np.int64) for _ in range(5)))
     table = pa.concat_tables(
         [work.store.table(file, ("tokens", "trained_tokens", "segment_lengths")) for file in shards]
     ).combine_chunks()
@@ -133,12 +154,24 @@ def _read_sequences(work: StageContext, packed: Manifest) -> SequenceFacts:
     offsets = np.asarray(lists.offsets, np.int64)
     lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     starts = offsets[:-1] - offsets[0]
+    tokens = table.column("tokens").to_numpy().astype(np.int64)
     return SequenceFacts(
-        tokens=table.column("tokens").to_numpy().astype(np.int64),
+        tokens=tokens,
         trained=table.column("trained_tokens").to_numpy().astype(np.int64),
         segments=np.diff(offsets),
         longest=np.maximum.reduceat(lengths, starts),
+        flops=_compute_flops(work.recipe, name, tokens, lengths, offsets - offsets[0]),
     )
+
+
+def _compute_flops(recipe: Recipe, name: str, tokens: Ints, lengths: Ints, offsets: Ints) -> Ints:
+    """Return what each sequence of a dataset costs; 0 unless ranks are balanced by it."""
+    partitions = recipe.partitions
+    if partitions.balance != "flops":
+        return np.zeros(len(tokens), np.int64)
+    if name in _list_open_datasets(recipe):
+        return rank_assignment.compute_flops(tokens, np.arange(len(tokens) + 1), partitions.flops_linear)
+    return rank_assignment.compute_flops(lengths, offsets, partitions.flops_linear)
 
 
 def _gather_by_place(order: SampleOrder, sequences: list[SequenceFacts]) -> SequenceFacts:
@@ -150,7 +183,7 @@ def _gather_by_place(order: SampleOrder, sequences: list[SequenceFacts]) -> Sequ
         joined = np.concatenate([getattr(one, name) for one in sequences])
         return joined[index]
 
-    return SequenceFacts(at("tokens"), at("trained"), at("segments"), at("longest"))
+    return SequenceFacts(at("tokens"), at("trained"), at("segments"), at("longest"), at("flops"))
 
 
 def _rank_steps(work: StageContext, dealt: RankOrder, by_place: SequenceFacts) -> pa.Table:
@@ -159,7 +192,7 @@ def _rank_steps(work: StageContext, dealt: RankOrder, by_place: SequenceFacts) -
     for rank in range(world):
         facts = rank_assignment.summarize_steps(
             dealt, rank, world, tokens=by_place.tokens, trained_tokens=by_place.trained, segments=by_place.segments,
-            longest_segments=by_place.longest,
+            flops=by_place.flops, longest_segments=by_place.longest,
         )  # fmt: skip
         count = len(facts.sequences)
         tables.append(
@@ -175,6 +208,8 @@ def _rank_steps(work: StageContext, dealt: RankOrder, by_place: SequenceFacts) -
                     "trained_tokens": facts.trained_tokens,
                     "longest_segment": facts.longest_segment,
                     "step_trained_tokens": facts.step_trained_tokens,
+                    # Recipes that are balanced otherwise keep their files.
+                    **({"flops": facts.flops} if _name_load(work.recipe) == "flops" else {}),
                 }
             )
         )
@@ -245,6 +280,11 @@ def _build_order_output(
             steps=len(dealt.step_offsets) - 1,
             tokens=int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
             trained_tokens=int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
+            flops=(
+                int(by_place.flops[dealt.order[dealt.order != FILLER]].sum())
+                if work.recipe.partitions.balance == "flops"
+                else UNCOUNTED
+            ),
         ),
         ledger=[line for line in lines if line[2] or line[0] == KEPT],
         tables={
@@ -287,17 +327,18 @@ def _number_globally(order: SampleOrder, sizes: dict[str, int]) -> Ints:
 def _measure_balance(work: StageContext, steps: pa.Table) -> tuple[float, int | str]:
     """Return the mean excess of the largest rank over the mean, and the number of (step, rank) without targets.
 
-    Prompts have no targets; their load is all tokens.
+    Prompts have no targets.
     """
-    load = "tokens" if work.recipe.objective == "prompts" else "trained_tokens"
-    frame = pl.DataFrame(steps.select(["step", load]).to_pydict())
+    load = _name_load(work.recipe)
+    frame = pl.DataFrame(steps.select(["step", *{load, "trained_tokens"}]).to_pydict())
     if not len(frame):
         return 0.0, 0
     per_step = frame.group_by("step", maintain_order=True).agg(
         pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
     )
     above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()
-    empty = int((frame[load] == 0).sum()) if load == "trained_tokens" else NOT_APPLICABLE
+    has_targets = work.recipe.objective != "prompts"
+    empty = int((frame["trained_tokens"] == 0).sum()) if has_targets else NOT_APPLICABLE
     return round(float(above or 0.0), 9), empty  # pyright: ignore[reportArgumentType]
 
 

@@ -224,10 +224,11 @@ def test_wrong_options_are_refused(tmp_path: Path, changes: dict[str, Any], prob
         _ = road.project
 
 
-def test_tables_do_not_read_the_filter(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl"))
+@pytest.mark.parametrize("kind", ["records", "tokens"])
+def test_kinds_without_texts_do_not_read_the_filter(tmp_path: Path, kind: str) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": kind}, filters=decontaminate("data/items.jsonl"))
 
-    with pytest.raises(ConfigError, match=r"filters\.decontaminate: a records dataset does not read this option"):
+    with pytest.raises(ConfigError, match=rf"filters\.decontaminate: a {kind} dataset does not read this option"):
         _ = road.project
 
 

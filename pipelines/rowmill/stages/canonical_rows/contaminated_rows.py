@@ -31,9 +31,9 @@ from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_row
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
     SHOWN_ROWS,
-    TEXT_COLUMNS,
     RowTexts,
     list_row_texts,
+    list_text_columns,
     shorten_text,
 )
 from rowmill.stages.part_files import write_parquet
@@ -107,6 +107,7 @@ class _SearchTask:
     folder: str
     fingerprint: str
     rows: File
+    columns: tuple[str, ...]
     index: tuple[tuple[str, File], ...]
     options: Decontaminate
 
@@ -114,14 +115,15 @@ class _SearchTask:
 def _plan_search(work: StageContext, part: Part, index: Part, options: Decontaminate) -> PartTask:
     fingerprint = digest_json("contamination", VERSION, part.fingerprint, index.fingerprint, options.coverage)
     rows, files = part.files["rows"], tuple(sorted(index.files.items()))
-    task = _SearchTask(work.store.root, work.folder, fingerprint, rows, files, options)
+    columns = list_text_columns(work.dataset.row_kind)
+    task = _SearchTask(work.store.root, work.folder, fingerprint, rows, columns, files, options)
     return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
 def search_part(task: _SearchTask) -> Part:
     """Find the rows of a part that have an item of a benchmark."""
     store = Store(task.root)
-    rows = store.table(task.rows, ("row_id", *TEXT_COLUMNS))
+    rows = store.table(task.rows, ("row_id", *task.columns))
     known = load_items(task.root, task.index, task.options.ngram)
     lines = list(_match_rows(known, list_row_texts(rows), task.options.coverage))
     files: dict[str, File] = {}

@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.schema.rows import Message
+from rowmill.schema.rows import Message, RowKind, make_row_schema
 
-TEXT_COLUMNS = ("messages", "text", "output", "record")
-"""The columns of a row that hold text."""
+MESSAGE_COLUMNS = ("messages", "chosen", "rejected")
+"""Columns of a row that hold messages as JSON text; those of a kind are in its schema."""
+PLAIN_COLUMNS = ("text", "output")
+"""Columns of a row that are text."""
 
 SHOWN_ROWS = 30
 """Rows that a table shows beside the texts that they resemble."""
@@ -47,16 +49,25 @@ class RowTexts:
         return np.bincount(self.rows, lengths, self.count).astype(np.int64)
 
 
+def list_text_columns(kind: RowKind) -> tuple[str, ...]:
+    """Return the columns that hold the texts of a dataset's rows."""
+    known = (*MESSAGE_COLUMNS, *PLAIN_COLUMNS, "record")
+    return tuple(name for name in make_row_schema(kind).names if name in known)
+
+
 def list_row_texts(rows: pa.Table) -> RowTexts:
-    """Return the texts of a part's rows; `rows` has `TEXT_COLUMNS`."""
-    columns = [rows.column(name).to_pylist() for name in TEXT_COLUMNS]
+    """Return the texts of a part's rows, whose table has the columns that `list_text_columns` names."""
+    names = rows.column_names
+    spoken = [rows.column(name).to_pylist() for name in MESSAGE_COLUMNS if name in names]
+    plain = [rows.column(name).to_pylist() for name in PLAIN_COLUMNS]
     texts: list[str] = []
     counts: list[int] = []
-    for messages, *plain, record in zip(*columns, strict=True):
+    for row, record in enumerate(rows.column("record").to_pylist()):
         before = len(texts)
-        if messages is not None:
-            texts += _list_message_texts(from_json(messages))
-        texts += [text for text in plain if text]
+        for column in spoken:
+            if column[row] is not None:
+                texts += _list_message_texts(from_json(column[row]))
+        texts += [column[row] for column in plain if column[row]]
         if record is not None:
             texts += list_strings(from_json(record))
         counts.append(len(texts) - before)

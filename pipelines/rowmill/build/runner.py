@@ -322,7 +322,7 @@ def build(
     tokenizer_source.forget_commits()
     require_equal_hosts(project, again=True)
     with index_outputs(project, chosen):
-        return _build_steps(project, chosen, progress=progress, begin=begin, tell=tell)
+        return _build_steps(project, chosen, progress=progress, begin=begin, finish=finish)
 
 
 def _build_steps(
@@ -331,7 +331,7 @@ def _build_steps(
     *,
     progress: ProgressCallback | None,
     begin: Callable[[Step], None] | None,
-    tell: Callable[[Step, StepReport, list[CheckResult]], None] | None,
+    finish: Callable[[Step, StepReport, list[CheckResult]], None] | None,
 ) -> list[tuple[Step, StepReport, list[CheckResult]]]:
     require_ready(project, chosen)
     done: list[tuple[Step, StepReport, list[CheckResult]]] = []

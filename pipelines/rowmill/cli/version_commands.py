@@ -96,7 +96,7 @@ def _run_use(args: argparse.Namespace) -> int:
     if args.release:
         held = held_versions.release_version(project.store, step.key)
         terminal.make_console().print(render_released_version(project, step, held))
-        return DONE
+        return ExitStatus.SUCCESS
     runner.publish_statistics(project)
     known = [one.version for one in manifest.list_versions(project.store, step.key)]
     version = _match_version(args.version, known, f"{project.recipe.name}/{args.key}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from rowmill.cli.arguments import add_command, add_json_option, add_workers_option
+from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project, recipe_path
 from rowmill.core.errors import ConfigError, GateError, suggest_name
@@ -225,7 +226,12 @@ def build_stages(
             ended.append((step, report, results))
             progress.finish(step, report, results)
 
-        runner.build(project, progress=progress, begin=progress.begin, finish=finish, only=only, datasets=datasets)
+        try:
+            runner.build(project, progress=progress, begin=progress.begin, finish=finish, only=only, datasets=datasets)
+        finally:
+            problem = report_to_dagster(project, ended)
+    if problem is not None:
+        print(f"! {problem}", file=sys.stderr)
     return any(result.blocking for _, _, results in ended for result in results)
 
 

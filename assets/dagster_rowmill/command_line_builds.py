@@ -1,0 +1,91 @@
+"""Reports a build of the command line to a Dagster instance, so that its assets show it as if Dagster had built them.
+
+What belongs here: materializations and check results as events without a run. What does not: choosing the instance,
+which the command line does (`rowmill.cli.dagster_instance`), the pages' content (`metadata.py`).
+
+A step whose version is already the newest one in the instance is left out, so that builds in which nothing changed add
+no events.
+"""
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+
+from dagster_rowmill import history, metadata
+from dagster_rowmill.checks import make_asset_check_result
+from dagster_rowmill.factory import find_asset_deps, make_data_version, make_rank_partitions
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.checks.judge import CheckResult
+from rowmill.schema.manifest import StageKey
+
+FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
+
+
+def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) -> int:
+    """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
+    with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
+        known = history.find_current_versions(instance, [step.key for step in plan_steps(project)])
+        deps, reported = find_asset_deps(plan_steps(project)), 0
+        for step, report, results in finished:
+            version = make_data_version(report, project, step).value
+            if known[step.key] == version:
+                continue
+            tags = _make_version_tags(step, version, {key: known.get(key) for key in deps[step.key]})
+            for event in _iterate_events(project, step, report, results, tags):
+                instance.report_runless_asset_event(event)
+            known[step.key] = version
+            reported += 1
+        return reported
+
+
+@contextmanager
+def _name_home(home: str) -> Generator[None]:
+    """Set DAGSTER_HOME while the instance is open: its event log has its folder there."""
+    before = os.environ.get("DAGSTER_HOME")
+    os.environ["DAGSTER_HOME"] = home
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DAGSTER_HOME"]
+        else:
+            os.environ["DAGSTER_HOME"] = before
+
+
+def _iterate_events(
+    project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
+) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
+    asset, served = dg.AssetKey(list(step.key)), project.recipe.execution.reports_url or ""
+    page = metadata.make_stage_page(report, project.store, served)
+    ranks = make_rank_partitions(project, step)
+    for rank in ranks.get_partition_keys() if ranks else [None]:
+        own = {} if rank is None else metadata.make_rank_page(report.manifest, rank)
+        yield dg.AssetMaterialization(asset, partition=rank, metadata={**page, **own}, tags=tags)
+    for result in results:
+        found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served))
+        yield dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=result.check,
+            passed=found.passed,
+            severity=found.severity,
+            description=found.description,
+            metadata=found.metadata,
+        )
+
+
+def _make_version_tags(step: Step, version: str, inputs: Mapping[StageKey, str | None]) -> dict[str, str]:
+    """Return the tags by which Dagster tells whether an asset is up to date."""
+    of_inputs = {
+        f"dagster/input_data_version/{dg.AssetKey(list(key)).to_user_string()}": found
+        for key, found in inputs.items()
+        if found is not None
+    }
+    return {
+        "dagster/data_version": version,
+        "dagster/data_version_is_user_provided": "true",
+        "dagster/code_version": step.code_version,
+        **of_inputs,
+    }

@@ -1,0 +1,108 @@
+"""A build of the command line, as Dagster shows it afterwards."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_rowmill.checks import find_checked_version
+from dagster_rowmill.factory import open_asset_inputs
+from rowmill.build.steps import list_rank_names, open_project, plan_steps
+from rowmill.cli.dagster_instance import find_dagster_home
+from rowmill.cli.error_boundary import ExitStatus
+from rowmill.cli.ui import default_settings
+from rowmill.schema import manifest
+from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the project's own home of Dagster, as `rowmill ui` makes it."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    folder = tmp_path / ".dagster"
+    folder.mkdir()
+    (folder / "dagster.yaml").write_bytes(default_settings().read_bytes())
+    return folder
+
+
+@pytest.fixture
+def instance(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.from_config(str(home)) as found:
+        yield found
+
+
+def count_materializations(instance: dg.DagsterInstance, key: dg.AssetKey) -> int:
+    return len(instance.fetch_materializations(key, limit=100).records)
+
+
+def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    project = CliProject(tmp_path).write()
+
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+
+    steps = plan_steps(project.project)
+    for step in steps:
+        made = manifest.load_current(project.project.store, step.key)
+        assert made is not None
+        assert find_checked_version(instance, step.key) == made.version
+    ranks = instance.get_materialized_partitions(dg.AssetKey(["small", "gpu_partitions"]))
+    assert ranks == set(list_rank_names(project.project))
+    # The gate before the ranks reads the same events as after a run of Dagster.
+    last = next(step for step in steps if step.name == "gpu_partitions")
+    thresholds = project.project.graph.thresholds
+    opened = open_asset_inputs(instance, project.project, {key: thresholds[key] for key in last.gates}, last.inputs)
+    assert set(opened) == set(last.inputs)
+
+
+def test_build_in_which_nothing_changed_adds_no_events(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    project = CliProject(tmp_path).write()
+    rows, notes = (dg.AssetKey(["small", name, "canonical_rows"]) for name in ("chats", "notes"))
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+    project.append_chat(1000)
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+
+    assert (count_materializations(instance, rows), count_materializations(instance, notes)) == (2, 1)
+
+
+def test_steps_before_a_closed_gate_stand_in_dagster_too(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert project.rowmill("build", "--skip-preflight") == ExitStatus.GATE_CLOSED
+
+    check = dg.AssetCheckKey(dg.AssetKey(["small", "chats", "canonical_rows"]), "rejects")
+    [record] = instance.event_log_storage.get_asset_check_execution_history(check, limit=5)
+    assert record.event is not None
+    evaluation = record.event.dagster_event
+    assert evaluation is not None
+    assert not evaluation.asset_check_evaluation_data.passed
+
+
+def test_history_that_cannot_be_written_does_not_fail_the_build(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "dagster.yaml").write_text("storage: nonsense\n", encoding="utf-8")
+    project = CliProject(tmp_path).write()
+
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+
+    assert "Dagster's history could not be written" in capsys.readouterr().err
+
+
+def test_home_is_the_project_s_own_and_another_root_is_not_what_dagster_shows(tmp_path: Path, home: Path) -> None:
+    project = CliProject(tmp_path).write()
+    elsewhere = open_project(project.recipe, str(tmp_path / "elsewhere"))
+
+    assert find_dagster_home(project.project) == str(home)
+    assert project.rowmill("build", "--only", "raw_dataset") == ExitStatus.SUCCESS
+    assert (home / "storage").exists() or any(home.rglob("*.db"))
+    assert "DAGSTER_HOME" not in os.environ
+    assert find_dagster_home(elsewhere) is None

@@ -269,10 +269,7 @@ class Store:
         self.write(relative, _seal(value))
 
     def write_pointer(self, relative: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Write a sealed JSON object, unless another builder has written it since this build began.
-
-        Returns None if it was written, else what the other builder wrote. That is noticed on S3, within `indexed`.
-        """
+        """Write a sealed JSON object; on S3, within `indexed`, return instead what another builder wrote meanwhile."""
         index = None if self.is_local else self._index_of(relative)
         if index is None or not remote.can_put_conditionally(self._fs):
             self.write_sealed(relative, value)

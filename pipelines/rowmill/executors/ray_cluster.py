@@ -37,6 +37,7 @@ _LEAST_WINDOW = 16
 _BUFFERED_WINDOWS = 8
 """Finished results that may wait for an earlier one, in windows: a task that is retried does not stop the others."""
 _CAPACITY_AGE_S = 2.0
+_LOOKS, _LOOK_PAUSE_S = 10, 1.0
 
 
 class RayExecutor(Config):
@@ -94,6 +95,7 @@ class RayTasks:
         reference = None if shared is None else ray.put(shared)
         versions = tuple(describe_versions().items())
         calls = (TaskCall(function, (task,), os.getcwd(), versions).pickle() for task in tasks)
+        run = self._define_task()
         submitted = yielded = 0
         flying: dict[Any, int] = {}
         finished: dict[int, ResultT] = {}
@@ -105,7 +107,7 @@ class RayTasks:
                     call = next(calls, None)
                     is_last = call is None
                     if call is not None:
-                        flying[self._submit(call, reference)] = submitted
+                        flying[run.remote(call, reference)] = submitted
                         submitted += 1
                 if not flying:
                     return
@@ -120,16 +122,16 @@ class RayTasks:
             for one in flying:
                 ray.cancel(one)
 
-    def _submit(self, call: bytes, shared: object) -> Any:
+    def _define_task(self) -> Any:
+        """Define the remote function of a map, once, as each definition is sent to all nodes."""
         options = self._options
-        task = _import_ray().remote(run_call).options(
+        return _import_ray().remote(run_call).options(
             num_cpus=options.cpus_per_task,
             memory=options.memory_per_task,
             max_retries=RETRIES,
             retry_exceptions=[TransientTaskError],
             scheduling_strategy="SPREAD",
         )  # fmt: skip
-        return task.remote(call, shared)
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Run a function on each node that takes tasks, beside those that run there.
@@ -142,7 +144,7 @@ class RayTasks:
         """
         ray = self._connect()
         call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, Any]()
-        for node in self._list_nodes():
+        for node in self._list_settled_nodes():
             where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where)
             asked[f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"] = task.remote(call, None)
@@ -184,6 +186,16 @@ class RayTasks:
     def _list_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive and have cores."""
         return [node for node in self._connect().nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+
+    def _list_settled_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
+        found = self._list_nodes()
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_PAUSE_S)
+            before, found = found, self._list_nodes()
+            if {node["NodeID"] for node in before} == {node["NodeID"] for node in found}:
+                break
+        return found
 
     def _require_large_enough_node(self) -> None:
         """Check that some node takes a task; a cluster that has none yet may start one that does."""

@@ -15,6 +15,10 @@ from rowmill.sources.files import Files, require_known_suffixes
 Action = Literal["reject", "report"]
 
 
+class BenchmarkFiles(Files):
+    """The files of a benchmark, read as those of a source are; a class of its own, because it is not the source."""
+
+
 class Benchmark(Config):
     """One benchmark: files whose records are its items."""
 
@@ -36,9 +40,9 @@ class Benchmark(Config):
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         return [public_url(url) for url in values]
 
-    def open_source(self) -> Files:
+    def open_source(self) -> BenchmarkFiles:
         """Return the files as a source."""
-        return Files(train_urls=self.urls)
+        return BenchmarkFiles(train_urls=self.urls)
 
 
 class Decontaminate(Config):

@@ -3,7 +3,19 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import encoding, parsing, quiet_rebuild, records, road, running, scale, shards, small_files, turns
+from benchmarks import (
+    encoding,
+    parsing,
+    quiet_rebuild,
+    records,
+    road,
+    running,
+    scale,
+    shards,
+    similar_rows,
+    small_files,
+    turns,
+)
 
 if __name__ == "__main__":
     road.main(10)
@@ -16,3 +28,4 @@ if __name__ == "__main__":
     running.main()
     quiet_rebuild.main(30)
     small_files.main(20_000)
+    similar_rows.main(1000, 100)

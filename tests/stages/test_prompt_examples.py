@@ -66,6 +66,12 @@ def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_p
     assert (packed["sequences"], packed["segments"], packed["trained_tokens"]) == (40, 40, 0)
     examples = made.manifest("rows", "tokenized_examples")
     assert [name for name, _ in examples.schema][-3:] == ["ground_truth", "data_source", "extra"]
+    shards = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
+    rows = [row for file in shards for row in made.project.store.table(file).to_pylist()]
+    assert {tuple(row["ground_truth"]) for row in rows} == {(json.dumps(str(i)),) for i in range(40)}
+    assert {(str(row["data_source"]), str(row["extra"])) for row in rows} == {
+        (str([["rows"]]), str([json.dumps({"level": level}, separators=(",", ":"))])) for level in range(3)
+    }
     order = made.manifest("training_splits").facts
     assert order["rank_balance"] < 0.2
 

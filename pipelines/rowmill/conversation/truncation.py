@@ -145,6 +145,16 @@ class ConversationTruncator:
             return self._keep_messages(whole, messages, kept, tokens)
         return self._shorten_reasoning(self._keep_messages(whole, messages, kept, tokens), tools)
 
+    def remove_exchanges(self, messages: Sequence[Message], tools: Sequence[Json] | None, anchor: int) -> Sequence[int]:
+        """Return the messages of the first state that fits, or of the last; reasoning stays as it is.
+
+        The exchange of message `anchor` is never removed.
+        """
+        original = self.measure(messages, tools)
+        if original is None or original <= self.limit:
+            return range(len(messages))
+        return self._find_first_fit(messages, tools, _plan_removals(messages, anchor), original)[0]
+
     def split(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
     ) -> list[TruncatedConversation] | Rejected:

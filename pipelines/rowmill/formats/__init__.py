@@ -13,6 +13,7 @@ from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.kind import DatasetKind
+from rowmill.formats.preference import Preference
 from rowmill.formats.prompts import Prompts
 from rowmill.formats.python import Python
 from rowmill.formats.record_values import is_mapping, rename_aliases
@@ -25,6 +26,7 @@ __all__ = [
     "Auto",
     "Chat",
     "Format",
+    "Preference",
     "Prompts",
     "Python",
     "Records",
@@ -41,6 +43,7 @@ _AnyKind: TypeAlias = (
     | Text  # documents
     | Records  # rows of tables
     | Auto  # chat or text, decided row by row
+    | Preference  # a better and a worse answer, or one that is marked as good or bad
     | Prompts  # what a model is asked in reinforcement learning, and the ground truth
     | Tokens  # token ids with their mask, kept exactly
     | Python  # the rows that a class of the user's makes of them

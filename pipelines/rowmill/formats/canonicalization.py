@@ -145,7 +145,7 @@ class Canonicalizer:
         """Add group, order and domain, each read from the original record."""
         if not self._has_keys:
             return row
-        group = order = domain = None
+        group, order, domain = row.group_key, row.order_key, row.domain
         if self._group_paths:
             values = [canonical_json(get_at_path(record, path)).decode() for path in self._group_paths]
             if "null" in values:

@@ -94,13 +94,16 @@ def hash_row_content(row: Row) -> bytes:
         row.output,
         row.record,
         # Rows of other kinds keep their hashes.
-        *(_hash_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
+        *(_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
     ]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
 
 
-def _hash_array(values: NDArray[np.int32] | NDArray[np.bool_]) -> str:
-    return hashlib.blake2b(values.tobytes(), digest_size=HASH_BYTES).hexdigest()
+def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_]) -> Json:
+    """Return the digest of an array, and any other value as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return hashlib.blake2b(value.tobytes(), digest_size=HASH_BYTES).hexdigest()
 
 
 def _select_content_keys(message: Message) -> Message:

@@ -180,8 +180,12 @@ class DatasetKind(Config):
             )
 
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
-        """Return the option that limits an example's tokens, and its value; None means the recipe's `seq_len`."""
+        """Return the option that limits a text's tokens, and its value; None means what `seq_len` leaves each side."""
         return "truncation.max_length", options.truncation.max_length
+
+    def count_sides(self) -> int:
+        """Return how many texts an example has, each of which may be as long as the limit."""
+        return 1
 
     def has_groups(self, options: DatasetOptions) -> bool:
         """Return whether rows belong to groups that must stay in one split."""

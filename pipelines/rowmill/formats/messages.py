@@ -116,6 +116,16 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
     return {"train": train} if weight is None else {"train": train, "weight": weight}
 
 
+_CANONICAL_FLAGS = frozenset({"train", "weight"})
+
+
+def remove_flags(message: Message) -> Message:
+    """Return a canonical message without the flags of its training: in a prompt they mean nothing."""
+    if _CANONICAL_FLAGS.isdisjoint(message):
+        return message
+    return {key: value for key, value in message.items() if key not in _CANONICAL_FLAGS}
+
+
 def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
     """Return a row's template variables, and whether an `add_generation_prompt` among them was ignored."""
     if type(value) is str:

@@ -21,11 +21,10 @@ from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
 from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader
+from rowmill.formats.messages import remove_flags
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind
-
-_TRAINING_FLAGS = frozenset({"train", "weight"})
 
 
 class Prompts(MessageColumns):
@@ -159,7 +158,7 @@ class _PromptReader:
         return replace(
             row,
             kind="prompt",
-            messages=tuple(map(_remove_training_flags, messages)),
+            messages=tuple(map(remove_flags, messages)),
             columns={
                 "ground_truth": None if truth is None else to_json(truth),
                 "data_source": self._find_data_source(record),
@@ -222,10 +221,3 @@ class _PromptReader:
             if names and all(type(name) is str and name.strip() for name in names):
                 return names
         return [self._dataset]
-
-
-def _remove_training_flags(message: Message) -> Message:
-    """Return a message without the flags of its training: a prompt trains nothing."""
-    if _TRAINING_FLAGS.isdisjoint(message):
-        return message
-    return {key: value for key, value in message.items() if key not in _TRAINING_FLAGS}

@@ -31,6 +31,7 @@ _SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
     "record": "error",
     "prompt": "error",
     "tokens": "error",
+    "preference": "error",
 }
 
 

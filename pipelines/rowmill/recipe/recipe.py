@@ -74,6 +74,12 @@ class Recipe(Config):
     def _lengths_fit(self) -> "Recipe":
         for name, dataset in self.datasets.items():
             option, limit = dataset.format.get_length_limit(dataset)
+            sides = dataset.format.count_sides()
+            if limit is not None and sides > 1 and sides * limit > self.seq_len:
+                raise ValueError(
+                    f"datasets.{name}.{option} is {limit}, and {sides} sides of an example are in one sequence; at "
+                    f"most {self.seq_len // sides} fit into seq_len {self.seq_len}; lower it, or raise seq_len"
+                )
             if limit is not None and limit > self.seq_len:
                 raise ValueError(
                     f"datasets.{name}.{option} is {limit}, seq_len {self.seq_len} is the most allowed; lower it, or "
@@ -207,9 +213,9 @@ class Recipe(Config):
         return TokenizerChoice(name=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
 
     def limit_of(self, dataset: str) -> int:
-        """Return the maximum number of tokens of a dataset's examples."""
+        """Return the maximum number of tokens of a dataset's examples; of a pair's, that of each side."""
         chosen = self.datasets[dataset]
-        return chosen.format.get_length_limit(chosen)[1] or self.seq_len
+        return chosen.format.get_length_limit(chosen)[1] or self.seq_len // chosen.format.count_sides()
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

@@ -125,6 +125,12 @@ class CanonicalRowsFacts:
     # Prompts only.
     ground_truth_conflicts: int | Uncounted = UNCOUNTED
     """Prompts of which equal copies have different ground truths."""
+    # Preferences only.
+    swapped_pairs: int | Uncounted = UNCOUNTED
+    """Pairs of which another one prefers the other side."""
+    nonpositive_margins: int | Uncounted = UNCOUNTED
+    label_balance: float | str | Uncounted = UNCOUNTED
+    """Share of the rarer of good and bad answers."""
     # Tables only.
     columns: int | Uncounted = UNCOUNTED
     characters: int | Uncounted = UNCOUNTED
@@ -152,6 +158,8 @@ class TokenizedExamplesFacts:
     tokens: int
     trained_tokens: int
     trained_share: float
+    length_bias: float | str | Uncounted = UNCOUNTED
+    """Distance of the share of pairs whose chosen side is longer from a half."""
     unknown_ids: int | Uncounted = UNCOUNTED
     """Ids of token rows that the tokenizer has no token for."""
     same_tokenization: float | str | Uncounted = UNCOUNTED
@@ -214,6 +222,11 @@ class PackedShardsFacts:
     trained_tokens: int
     tokens_left_out: int
     content_hash: str
+    # Preferences only.
+    pair_intact: int | Uncounted = UNCOUNTED
+    """Sides that are not followed by the other side of their pair in their sequence."""
+    prompt_identical: int | Uncounted = UNCOUNTED
+    """Pairs whose sides begin with different prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ REJECT_REASONS = frozenset(
     "flag_conflict bad_weight bad_system_prompt bad_template_kwargs empty_text too_short too_long duplicate "
     "contaminated near_duplicate skipped_by_format format_error bad_example missing_ground_truth "
     "prompt_ends_with_assistant bad_tokens bad_mask length_mismatch labels_disagree not_append_only padded_inside "
+    "unpaired_row bad_label tied bad_margin prompt_mismatch prompt_differs empty_completion identical_sides "
     # Splits
     "group_missing order_missing order_unparsable split_gap straddles_split "
     # Records
@@ -42,7 +43,7 @@ REJECT_REASONS = frozenset(
     "group_has_invalid group_mixed_key group_unordered step order after_failure not_chosen past_stop past_bound "
     "series_incomplete "
     # Lengths
-    "no_assistant no_loss_tokens overlong overlong_after_structure".split()
+    "no_assistant no_loss_tokens overlong overlong_after_structure overlong_prompt".split()
 )
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 

@@ -183,6 +183,40 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "padded_inside": ReasonDescription(
         "rows", "`attention_mask` is 0 between tokens that it keeps", "remove the padding between prompt and response"
     ),
+    "unpaired_row": ReasonDescription(
+        "rows",
+        "the record has one answer with a label, and the dataset's objective is `paired`",
+        "set `format.objective: unpaired`, or give such records a recipe of their own",
+    ),
+    "bad_label": ReasonDescription(
+        "rows",
+        "the label of an answer is neither true nor false, 1 nor 0",
+        "correct it, or name another column in `format.label_fields`",
+    ),
+    "tied": ReasonDescription(
+        "rows", "all completions of the record are ranked alike", "nothing; none of them is better than another"
+    ),
+    "bad_margin": ReasonDescription(
+        "rows",
+        "the margin or a score is no finite number",
+        "correct it, or set `format.margin_field: null`",
+    ),
+    "prompt_mismatch": ReasonDescription(
+        "rows",
+        "the sides do not go on from one prompt with an answer of the model",
+        "correct the record; `rowmill inspect` shows it",
+    ),
+    "prompt_differs": ReasonDescription(
+        "masks",
+        "the prompt's tokens before a chosen answer are not those before the rejected one",
+        "set `loss.boundary: split`, which encodes the prompt apart",
+    ),
+    "empty_completion": ReasonDescription(
+        "rows", "a side is empty, or only the beginning of the other", "correct the record, or leave it out"
+    ),
+    "identical_sides": ReasonDescription(
+        "rows", "the chosen answer is the rejected one", "nothing; such a pair prefers nothing"
+    ),
     "bad_example": ReasonDescription(
         "rows",
         "the custom class built unknown ids, unequal lengths, or a mask with values other than 0 and 1",
@@ -272,6 +306,11 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "lengths",
         "the row is too long, and `truncation.overlong` is drop",
         "raise `truncation.max_length`, or truncate",
+    ),
+    "overlong_prompt": ReasonDescription(
+        "lengths",
+        "the prompt of a pair leaves no place for an answer",
+        "raise `truncation.max_length` and `seq_len`, or shorten the prompt",
     ),
     "overlong_after_structure": ReasonDescription(
         "lengths",

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from rowmill.core.json import Json
 
-RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens"]
+RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
 
-MESSAGE_KINDS: frozenset[RowKind] = frozenset({"conversation", "prompt"})
+MESSAGE_KINDS: frozenset[RowKind] = frozenset({"conversation", "prompt", "preference"})
 """The kinds of rows that have messages."""
 
 ROW_KIND_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
@@ -37,17 +37,52 @@ ROW_KIND_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
     ),
+    "preference": (
+        pa.field("chosen", pa.string()),
+        pa.field("rejected", pa.string()),
+        pa.field("label", pa.bool_()),
+        pa.field("margin", pa.float64()),
+    ),
 }
 """The columns that rows of one kind have beside those of all rows.
 
 prompt: `ground_truth` is JSON text, `data_source` names the verifiers, `extra` is a JSON object of carried fields.
 tokens: `loss_mask` is true where a token is a target, never at the first.
+preference: `chosen` and `rejected` are the messages after the prompt as JSON text; with a `label` there is one of them.
 """
 
-CARRIED_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {"prompt": ROW_KIND_COLUMNS["prompt"]}
-"""Those of `ROW_KIND_COLUMNS` that an example has from its row."""
+EXAMPLE_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
+    "prompt": ROW_KIND_COLUMNS["prompt"],
+    "preference": (
+        pa.field("sides", pa.list_(pa.int8()), nullable=False),
+        pa.field("side_lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("prompt_length", pa.int32(), nullable=False),
+        pa.field("margin", pa.float32()),
+    ),
+}
+"""The columns that examples of rows of one kind have beside those of all examples.
 
-CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {"tokens": ("input_ids", "loss_mask")}
+prompt: those of the row. preference: `sides` are 1 for a chosen or good answer, 0 for a rejected or bad one;
+`side_lengths` are their tokens, and each begins with the same `prompt_length` tokens.
+"""
+
+SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
+    "prompt": ROW_KIND_COLUMNS["prompt"],
+    "preference": (
+        pa.field("sides", pa.int8()),
+        pa.field("prompt_lengths", pa.int32()),
+        pa.field("margins", pa.float32()),
+    ),
+}
+"""What shards of one kind of rows have of each segment; a shard has a list of them for each sequence.
+
+A segment is a side of a preference: those of a pair follow each other. Fillers have nulls.
+"""
+
+CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
+    "tokens": ("input_ids", "loss_mask"),
+    "preference": ("chosen", "rejected"),
+}
 """Those of `ROW_KIND_COLUMNS` in which equal rows are equal."""
 
 Message: TypeAlias = dict[str, Json]
@@ -84,7 +119,8 @@ class Row:
 
     conversation: `messages` (and `tools`, `template_kwargs`); pair: `messages` empty, `text` the
     prompt and `output` the response; text: `text`; record: `record`; prompt: as a conversation, without an answer;
-    tokens: `columns` only.
+    tokens: `columns` only;
+    preference: `messages` are the prompt, and `columns` has the sides.
     """
 
     kind: RowKind

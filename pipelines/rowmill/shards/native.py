@@ -15,8 +15,8 @@ token bytes, target mask, weights if any) modulo 2^128. It is computed from exam
 written shards; counts alone would not detect a packer that replaces tokens by copies of others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, BinaryIO
@@ -66,14 +66,22 @@ SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_
 do."""
 
 
-def make_sequence_schema(*, weighted: bool) -> pa.Schema:
-    """Return the columns of sequences in training order; `weighted` adds the loss weights."""
-    return SEQUENCE_SCHEMA.append(WEIGHT_FIELD) if weighted else SEQUENCE_SCHEMA
+def make_sequence_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the columns of sequences in training order; `weighted` adds the loss weights.
+
+    `columns` are those of a segment that only one kind of rows has (`rows.SEGMENT_COLUMNS`).
+    """
+    return _extend_schema(SEQUENCE_SCHEMA, columns, weighted=weighted)
 
 
-def make_shard_schema(*, weighted: bool) -> pa.Schema:
-    """Return the columns of a packed shard; `weighted` adds the loss weights."""
-    return SHARD_SCHEMA.append(WEIGHT_FIELD) if weighted else SHARD_SCHEMA
+def make_shard_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the columns of a packed shard, as `make_sequence_schema` does those of sequences."""
+    return _extend_schema(SHARD_SCHEMA, columns, weighted=weighted)
+
+
+def _extend_schema(schema: pa.Schema, columns: Iterable[pa.Field], *, weighted: bool) -> pa.Schema:
+    lists = (pa.field(one.name, pa.list_(one.type), nullable=False) for one in columns)
+    return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *lists])
 
 
 def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
@@ -90,7 +98,8 @@ class Segments:
 
     `ids` and `mask` have one entry per token; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
-    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights.
+    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights. `columns` have one
+    entry per segment, for one kind of rows.
     """
 
     ids: Tokens
@@ -100,6 +109,7 @@ class Segments:
     example_ids: pa.Array
     starts: Tokens
     weights: Weights | None = None
+    columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
 
 def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
@@ -140,10 +150,16 @@ def make_shard_table(segments: Segments, spans: Spans, *, dataset: str, filler: 
     ]
     if segments.weights is not None:
         columns.append(make_list_array(token_offsets, segments.weights))
-    return pa.Table.from_arrays(columns, schema=make_shard_schema(weighted=segments.weights is not None))
+    own = [pa.field(name, values.type) for name, values in segments.columns.items()]
+    offsets = pa.array(segments.sequence_offsets, pa.int32())
+    columns += [pa.ListArray.from_arrays(offsets, values) for values in segments.columns.values()]
+    schema = make_shard_schema(weighted=segments.weights is not None, columns=own)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
+def make_fillers(
+    count: int, *, pad_id: int, dataset: str, weighted: bool, columns: Iterable[pa.Field] = ()
+) -> pa.Table:
     """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences."""
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
@@ -153,6 +169,7 @@ def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa
         example_ids=pa.array([""] * count, pa.string()),
         starts=np.zeros(count, np.int32),
         weights=np.zeros(2 * count, np.float32) if weighted else None,
+        columns={one.name: pa.nulls(count, one.type) for one in columns},
     )
     spans = Spans(
         labels=np.full(2 * count, IGNORED_LABEL, np.int32),

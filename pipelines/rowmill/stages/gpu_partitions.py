@@ -31,6 +31,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather, native
 from rowmill.shards.native import find_content_damage
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
@@ -234,7 +235,10 @@ def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
 def _restore_shard_types(table: pa.Table) -> pa.Table:
     column = table.column("dataset").combine_chunks().dictionary_encode()
     typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), column)
-    return typed.cast(native.make_sequence_schema(weighted=WEIGHT_COLUMN in table.column_names))
+    weighted = WEIGHT_COLUMN in table.column_names
+    own = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
+    columns = [pa.field(name, typed.schema.field(name).type.value_type) for name in own]
+    return typed.cast(native.make_sequence_schema(weighted=weighted, columns=columns))
 
 
 def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
@@ -263,7 +267,23 @@ def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
 def _make_filler(work: StageContext) -> pa.Table:
     card = next(iter(inputs.get_packed_shards(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
-    return native.make_fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
+    return native.make_fillers(
+        1,
+        pad_id=int(pad),
+        dataset="",
+        weighted=work.recipe.has_loss_weights,
+        columns=_list_segment_columns(work),
+    )
+
+
+def _list_segment_columns(work: StageContext) -> Sequence[pa.Field]:
+    """Return the columns of segments that only one kind of rows has; all datasets of such a recipe are of that kind."""
+    return SEGMENT_COLUMNS.get(next(iter(work.recipe.datasets.values())).row_kind, ())
+
+
+def _make_rank_schema(work: StageContext) -> pa.Schema:
+    columns = _list_segment_columns(work)
+    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=columns)
 
 
 def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
@@ -323,7 +343,7 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
             "datasets": _tabulate_datasets(work, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in native.make_sequence_schema(weighted=work.recipe.has_loss_weights)),
+        schema=tuple((f.name, str(f.type)) for f in _make_rank_schema(work)),
         card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),

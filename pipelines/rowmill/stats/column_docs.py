@@ -123,7 +123,7 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "displaced": "Whether the row that stays comes after it in the source.",
     },
     "rows": {
-        "kind": "conversation, pair, text, record, prompt or tokens.",
+        "kind": "conversation, pair, text, record, prompt, tokens or preference.",
         "group_key": "The group that must not be split; null without splits.group_key.",
         "domain": "The value of format.domain_key; null without it.",
         "schema": "The schema that the record was recognized as.",

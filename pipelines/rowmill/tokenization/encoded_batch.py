@@ -9,8 +9,9 @@ into its batch. What does not: where the ranges come from (`conversation/masking
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,6 +239,8 @@ class Example:
     domain: str | None = None
     """The example's domain, if a custom class sets it; else its row's domain applies."""
     weights: Weights | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of the columns that only examples of its kind of rows have (`rows.EXAMPLE_COLUMNS`)."""
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; removed tokens count as cut, and the new first token is not a target."""

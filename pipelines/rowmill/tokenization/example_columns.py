@@ -4,7 +4,7 @@ What belongs here: columns from batches or single examples, their concatenation,
 does not: encoding (`example_encoding.py`), the schema (`rowmill.schema.examples`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,8 @@ class ExampleColumns:
     """The examples' domains, if a custom class sets them; empty: the rows' domains apply."""
     weights: Weights | None = None
     """The loss weight of every token; None: every target has weight 1."""
+    own: "tuple[Mapping[str, Any], ...]" = ()
+    """Values of the columns that only examples of one kind of rows have; empty: their builder makes none."""
 
     @property
     def token_weights(self) -> Weights:
@@ -132,6 +134,7 @@ def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
         removed={name: np.array([getattr(one, name) for one in examples], np.int64) for name in _REMOVED_COLUMNS},
         domains=tuple(one.domain for one in examples) if any(one.domain for one in examples) else (),
         weights=_concat_weights([(one.mask, one.weights) for one in examples]),
+        own=tuple(one.columns for one in examples) if any(one.columns for one in examples) else (),
     )
 
 
@@ -162,13 +165,14 @@ def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
         return several[0]
     removed = {name for one in several for name in one.removed}
     none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
-    names = [name for name in ExampleColumns.__slots__ if name not in ("removed", "domains", "weights")]
+    names = [name for name in ExampleColumns.__slots__ if name not in ("removed", "domains", "weights", "own")]
     parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in names}
     taken = {name: np.concatenate([one.removed.get(name, none[id(one)]) for one in several]) for name in removed}
     own = any(one.domains for one in several)
     domains = tuple(name for one in several for name in one.domains or [None] * len(one.rows)) if own else ()
     weights = _concat_weights([(one.mask, one.weights) for one in several])
-    return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights)
+    of_kind = tuple(values for one in several for values in one.own)
+    return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights, own=of_kind)
 
 
 def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:

@@ -48,6 +48,7 @@ from rowmill.stages.base import (
 from rowmill.stages.canonical_rows import (
     benchmark_items,
     contaminated_rows,
+    kind_facts,
     near_duplicate_rows,
     similar_rows,
     table_report,
@@ -114,7 +115,8 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(work, final)
     facts = _count_rows(work, scanned, final, groups, boundaries, filtered)
-    conflicts = _find_truth_conflicts(work, made)
+    facts = replace(facts, **kind_facts.measure_preferences(work, final))
+    conflicts = kind_facts.find_truth_conflicts(work, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(work, facts, final, groups)
@@ -197,20 +199,6 @@ def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
         task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
         planned.append(PartTask(fingerprint, task, 0, 0))
     return make_parts(work, rewrite_rows, planned)[0]
-
-
-def _find_truth_conflicts(work: StageContext, made: Sequence[Part]) -> list[str] | None:
-    """Return the first row of each prompt whose copies have different ground truths; None for rows without any."""
-    if "ground_truth" not in make_row_schema(work.dataset.row_kind).names:
-        return None
-    if not made:
-        return []
-    rows = scan_rows(work.store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
-    by_prompt = rows.group_by("content_hash").agg(
-        pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
-    )
-    found = by_prompt.filter(pl.col("truths") > 1).select("row_id").collect(engine="streaming")
-    return sorted(found["row_id"].to_list())
 
 
 def _map_duplicates(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:

@@ -58,7 +58,7 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of some source parts; a kind may make several of one record."""
     # A user's class may keep state: every part gets a new reader.
     reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base), task.dataset_name)
-    splitter = Splitter(task.dataset.splits)
+    splitter = Splitter(task.dataset.splits, by_group=task.dataset.format.has_groups(task.dataset))
     log = RejectLog(CANONICAL_ROWS)
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     kind = task.dataset.row_kind

@@ -27,10 +27,12 @@ from rowmill.core.storage import Store
 from rowmill.packing.groups import StreamStretch
 from rowmill.packing.plan import count_best_fit
 from rowmill.schema.examples import WEIGHT_COLUMN
-from rowmill.schema.ledger import REJECTED
+from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
+from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.stages import part_files
+from rowmill.stages.packed_shards.segment_columns import count_damaged_pairs, part_sides
 from rowmill.stages.packed_shards.shard_files import (
     GroupTokens,
     ShardWriter,
@@ -116,11 +118,14 @@ def pack_group(task: PackGroupTask) -> Part:
             sources=task.sources,
             card=task.card,
             packing=task.rules.packing,
+            row_kind=task.rules.row_kind,
         )
         per_shard = max(1, SHARD_TOKENS // task.rules.seq_len)
-        shards = [one for plan in plans for one in writer.write_split(plan.split, plan.plan, per_shard)]
-        expected = sum(hash_planned_segments(tokens, plan.plan, task.rules.packing) for plan in plans)
+        parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
+        shards = [one for split, plan in parted for one in writer.write_split(split, plan, per_shard)]
+        expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
         files = _write_side_files(task, store, tokens, lengths, left, own)
+        pairs = sum_counts(count_damaged_pairs(store.table(one.shard), tokens.own) for one in shards)
     back = [read_back(store, one.shard, one.segments) for one in shards]
     facts = {
         "tokens": int(lengths.tokens[:own].sum()),
@@ -129,6 +134,7 @@ def pack_group(task: PackGroupTask) -> Part:
         "found": f"{sum(value for _, value in back) % native.HASH_MODULUS:032x}",
         "damaged": sum(damaged for damaged, _ in back),
         **_count_group(task, lengths, plans, left, own),
+        **({"pairs": pairs} if pairs else {}),
     }
     named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
     lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}
@@ -174,13 +180,14 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
     ids = _make_array(scratch, "ids", np.int32, task.tokens)
     mask = _make_array(scratch, "mask", np.bool_, task.tokens)
     weights = _make_array(scratch, "weights", np.float32, task.tokens) if task.weighted else None
+    own = [field.name for field in EXAMPLE_COLUMNS.get(task.rules.row_kind, ())]
     small: list[pa.Table] = []
     at = 0
     for file in task.files:
         table = store.table(
-            file, [*_SMALL_COLUMNS, *_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ())]
+            file, [*_SMALL_COLUMNS, *_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ()), *own]
         )
-        small.append(table.select(_SMALL_COLUMNS))
+        small.append(table.select([*_SMALL_COLUMNS, *own]))
         flat = _flatten(table, "input_ids")
         end = at + len(flat)
         ids[at:end] = flat
@@ -192,7 +199,8 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
     assert at == task.tokens, (at, task.tokens)
     columns = pa.concat_tables(small)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
-    tokens = GroupTokens(ids, mask, weights, offsets, columns.column("example_id").combine_chunks())
+    example_ids = columns.column("example_id").combine_chunks()
+    tokens = GroupTokens(ids, mask, weights, offsets, example_ids, columns.select(own).combine_chunks())
     return tokens, _make_group_lengths(task, columns, [table.num_rows for table in small], tokens)
 
 

@@ -23,7 +23,9 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
+from rowmill.schema.rows import RowKind
 from rowmill.shards import native
+from rowmill.stages.packed_shards.segment_columns import make_segment_columns
 
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""
@@ -59,6 +61,8 @@ class GroupTokens:
     weights: Weights | None
     offsets: Ints
     example_ids: pa.Array
+    own: pa.Table
+    """The columns that only examples of one kind of rows have; a table without columns for other kinds."""
 
     def weights_at(self, index: Ints, targets: Bools) -> Weights | None:
         """Return the weights of some tokens, 0 on those that are no `targets`."""
@@ -79,7 +83,8 @@ class GroupTokens:
         }
         if self.weights is not None:
             columns[WEIGHT_COLUMN] = make_list_array(cut, self.weights[index])
-        return pa.table(columns)
+        own = self.own.take(pa.array(numbers))
+        return pa.table(columns | {name: own.column(name) for name in own.column_names})
 
 
 def hash_planned_segments(tokens: GroupTokens, plan: SequencePlan, packing: Packing) -> int:
@@ -145,6 +150,7 @@ class ShardWriter:
     sources: Mapping[str, tuple[str, int]]
     card: Mapping[str, str]
     packing: Packing
+    row_kind: RowKind
 
     def write_split(self, split: str, plan: SequencePlan, per_shard: int) -> Iterator[WrittenShard]:
         """Write the sequences of a split, `per_shard` in a file."""
@@ -195,6 +201,7 @@ class ShardWriter:
             example_ids=tokens.example_ids.take(pa.array(plan.examples)),
             starts=plan.ranges[:, 0],
             weights=tokens.weights_at(index, labels != IGNORED_LABEL),
+            columns=make_segment_columns(self.row_kind, tokens.own, plan),
         )
         spans = native.Spans(
             labels=labels,

@@ -16,13 +16,15 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema.facts import PackedShardsFacts
-from rowmill.schema.ledger import KEPT, REJECTED
+from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
 from rowmill.stages import part_files
@@ -121,12 +123,13 @@ def _build_shards_output(
             trained_tokens=trained,
             tokens_left_out=total - planned,
             content_hash=f"{found:032x}",
+            **sum_counts(group.facts.get("pairs", {}) for group in groups),
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _tabulate_splits(work, groups, shards), "packing": _tabulate_packing(work, shards)},
         histograms={"fill": _make_fill_histogram(groups)},
-        schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
+        schema=tuple((f.name, str(f.type)) for f in _make_packed_schema(work)),
         card=build_shard_card(work),
         parts_reused=reused,
         rows_made=rows_made,
@@ -135,6 +138,11 @@ def _build_shards_output(
 
 _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))
 """How an example can end at this stage without a token in any sequence: state and reason."""
+
+
+def _make_packed_schema(work: StageContext) -> pa.Schema:
+    own = SEGMENT_COLUMNS.get(work.dataset.row_kind, ())
+    return native.make_shard_schema(weighted=work.recipe.has_loss_weights, columns=own)
 
 
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:

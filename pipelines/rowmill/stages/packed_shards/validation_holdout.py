@@ -186,7 +186,7 @@ def _hash_rows(work: StageContext, files: Sequence[File]) -> list[_HashedRows]:
     """Return the hashes of the rows that the examples were made of, part by part."""
     name = (*work.dataset_key, CANONICAL_ROWS)
     canonical = manifest.load_version(work.store, name, work.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
-    splitter = Splitter(work.dataset.splits)
+    splitter = Splitter(work.dataset.splits, by_group=work.dataset.format.has_groups(work.dataset))
     found: list[_HashedRows] = []
     for rows, examples in zip(canonical.files("rows"), files, strict=True):
         table = work.store.table(rows, ["row_id", "group_key", "content_hash"])

@@ -28,7 +28,7 @@ from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.schema.rows import CARRIED_COLUMNS
+from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -260,6 +260,7 @@ def _build_examples_output(
         short_documents=_compute_short_share(work.input(CANONICAL_ROWS).parts, made),
         **_summarize_template(work, made, spec, reasons, rows),
         **_summarize_token_rows(work, made),
+        **_summarize_pairs(work, made),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
         reference_path_texts=counted["reference_path_texts"],
@@ -284,7 +285,7 @@ def _build_examples_output(
             "render_equal": samples.get("render_mismatch", ()),
             "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
         },
-        schema=tuple((f.name, str(f.type)) for f in _make_schema(work.dataset)),
+        schema=tuple((f.name, str(f.type)) for f in _make_part_schema(work.dataset)),
         card=build_examples_card(loaded, spec),
         parts_reused=reused,
         rows_made=rows_made,
@@ -301,6 +302,14 @@ def _summarize_token_rows(work: StageContext, made: Sequence[Part]) -> dict[str,
     return {"unknown_ids": unknown, "same_tokenization": share}
 
 
+def _summarize_pairs(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+    """Return the fact about the lengths of pairs; nothing for other rows."""
+    if work.dataset.row_kind != "preference":
+        return {}
+    pairs, longer = (sum(int(part.facts.get(name, 0)) for part in made) for name in ("pairs", "longer_chosen"))
+    return {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
+
+
 def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
     """Return the share of rows that were rejected because nothing of them trains; of prompts, nothing does."""
     if work.recipe.objective == "prompts":
@@ -308,8 +317,8 @@ def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) 
     return compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows)
 
 
-def _make_schema(dataset: Dataset) -> pa.Schema:
-    return make_example_schema(weighted=dataset.loss.weights, columns=CARRIED_COLUMNS.get(dataset.row_kind, ()))
+def _make_part_schema(dataset: Dataset) -> pa.Schema:
+    return make_example_schema(weighted=dataset.loss.weights, columns=EXAMPLE_COLUMNS.get(dataset.row_kind, ()))
 
 
 def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

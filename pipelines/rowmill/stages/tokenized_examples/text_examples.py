@@ -8,6 +8,7 @@ examples, and files (`text_parts.py`).
     record         custom_examples.py
     prompt         prompt_examples.py
     tokens         token_examples.py
+    preference     preference_examples.py
 
 Tokens are handled in columns; there is a Python object per message, never per token.
 """
@@ -28,13 +29,14 @@ from rowmill.conversation.template_contract import find_mismatched_prompts, list
 from rowmill.core.arrays import Ints
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
-from rowmill.schema.rows import CARRIED_COLUMNS, Rejected, RowKind
+from rowmill.schema.rows import EXAMPLE_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
 from rowmill.stages.tokenized_examples.custom_examples import CustomExampleBuilder
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
+from rowmill.stages.tokenized_examples.preference_examples import PreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_parity import compare_prompts
 from rowmill.stages.tokenized_examples.token_examples import TokenExampleBuilder
@@ -121,6 +123,7 @@ class ExampleBuilder:
         self._builders: Mapping[RowKind, _BuildRows] = {
             "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
             "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
+            "preference": _build_by_template(PreferenceExampleBuilder, self._steps, length),
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
@@ -159,13 +162,12 @@ class ExampleBuilder:
                 made += [make_columns(held)] if held else []
         columns = concat_columns(made or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
-        examples = sort_by_row(columns.table(*names, weighted=self._dataset.loss.weights), columns)
-        places = np.sort(columns.rows)
-        for field in CARRIED_COLUMNS.get(self._dataset.row_kind, ()):
-            examples = examples.append_column(field, table.column(field.name).take(pa.array(places)))
+        examples = columns.table(*names, weighted=self._dataset.loss.weights)
+        for field in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
+            examples = examples.append_column(field, _make_own_column(field, table, columns))
         return PreparedExamples(
-            examples=examples,
-            places=places,
+            examples=sort_by_row(examples, columns),
+            places=np.sort(columns.rows),
             rejected=sorted(rejected, key=_get_place),
             verified=columns.verified(),
         )
@@ -195,6 +197,13 @@ class ExampleBuilder:
             "prompts": find_mismatched_prompts(contract),
             "dated": contract.date_dependent,
         }
+
+
+def _make_own_column(field: pa.Field, rows: pa.Table, columns: ExampleColumns) -> pa.Array | pa.ChunkedArray:
+    """Return a column that only examples of this kind of rows have: the row's, or what their builder made."""
+    if columns.own or not len(columns.rows):
+        return pa.array([one[field.name] for one in columns.own], field.type)
+    return rows.column(field.name).take(pa.array(columns.rows))
 
 
 def _get_place(rejected: tuple[int, Rejected]) -> int:
@@ -235,7 +244,9 @@ def _reject_without_template(rows: pa.Table, counts: TokenizationCounts) -> list
 
 def _count_row_bytes(rows: pa.Table) -> list[int]:
     lengths = np.zeros(rows.num_rows, np.int64)
-    for name in ("messages", "tools", "text", "output", "record"):
+    for name in ("messages", "tools", "text", "output", "record", "chosen", "rejected"):
+        if name not in rows.column_names:
+            continue
         lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
     if "input_ids" in rows.column_names:
         # As many bytes as the text of so many tokens has.

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
@@ -183,11 +184,20 @@ def _list_overlong_rows(task: TokenizeTask, table: pa.Table) -> list[tuple[str, 
     """List the rows over the limit with their lengths, longest first, if such rows stop the build."""
     if task.dataset.truncation.overlong != "raise":
         return []
-    lengths = table.column("tokens").to_numpy()
+    lengths = _measure_longest_sides(table)
     places = np.flatnonzero(lengths > task.limit)
     places = places[np.argsort(-lengths[places], kind="stable")]
     names: list[str] = table.column("example_id").take(pa.array(places)).to_pylist()
     return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]
+
+
+def _measure_longest_sides(table: pa.Table) -> Ints:
+    """Return the tokens of each example, or of the longer side of a pair."""
+    if "side_lengths" not in table.column_names:
+        return table.column("tokens").to_numpy().astype(np.int64)
+    sides = table.column("side_lengths").combine_chunks()
+    lengths = sides.flatten().to_numpy().astype(np.int64)
+    return np.maximum.reduceat(lengths, np.asarray(sides.offsets, np.int64)[:-1]) if len(sides) else lengths
 
 
 def _measure_part_tools(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:

@@ -58,7 +58,7 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
     if work.dataset.format.IS_TABLE:
         return table_lengths.make_table_lengths(work)
     manifest = work.input(TOKENIZED_EXAMPLES)
-    limit = work.recipe.limit_of(work.dataset_name or "")
+    limit = _limit_examples(work)
     columns = _read_length_columns(work, manifest.files("examples"))
     splits = columns.column("split").combine_chunks()
     original, removed = (
@@ -103,6 +103,11 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
     )
 
 
+def _limit_examples(work: StageContext) -> int:
+    """Return the most tokens of an example; that of a pair is shared by its sides."""
+    return work.recipe.limit_of(work.dataset_name or "") * work.dataset.format.count_sides()
+
+
 def _read_length_columns(work: StageContext, files: Sequence[File]) -> pa.Table:
     tables = [work.store.table(file, COLUMNS) for file in files]
     return pa.concat_tables(tables or [EXAMPLE_SCHEMA.empty_table().select(list(COLUMNS))])
@@ -122,7 +127,7 @@ def _describe_overflow(work: StageContext, shortened: int) -> tuple[str, ...]:
 
 def _describe_shortened(work: StageContext, manifest: Manifest, shortened: int) -> str:
     """Describe the first example that lost tokens; read from as few parts as possible."""
-    limit = work.recipe.limit_of(work.dataset_name or "")
+    limit = _limit_examples(work)
     for file in manifest.files("examples"):
         table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
         longer = table.filter(pc.greater(table.column("original_tokens"), table.column("tokens")))

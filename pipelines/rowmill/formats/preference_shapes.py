@@ -1,0 +1,290 @@
+r"""Finds the prompt and the sides of a preference record, in any known shape.
+
+What belongs here: the order in which shapes are tried, and each shape's columns. What does not: reading messages
+(`conversation_rows.py`), parting the prompt from sides that repeat it (`preference.py`).
+
+    ranked           {"prompt": …, "completions": [{"completion": …, "score": 3}, …]}: the best against the worst
+    hh_text          {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "\n\nHuman: …"}
+    sharegpt_pair    {"conversations": […], "chosen": {…}, "rejected": {…}}
+    rejected_branch  {"messages": […], "rejected_response": "…"}, or "rejected_messages": […]
+    explicit         {"prompt": …, "chosen": …, "rejected": …}, each text, a message or messages
+    implicit         {"chosen": […], "rejected": […]}: the prompt is what both begin with
+    unpaired         {"prompt": …, "completion": …, "label": true}, or {"messages": […], "label": true}
+
+The first shape that matches wins.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
+from rowmill.formats.record_values import is_list, is_mapping
+from rowmill.schema.rows import Rejected
+
+if TYPE_CHECKING:
+    from rowmill.formats.preference import Preference
+
+_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
+_RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1}
+"""Columns that rank answers, and whether a higher value is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSides:
+    """A record's prompt and sides as in the source, with the keys `role` and `content`.
+
+    Without `prompt`, the sides are whole conversations. A record with a `label` has one side.
+    """
+
+    schema: str
+    prompt: Sequence[Json] | None
+    chosen: Sequence[Json] | None
+    rejected: Sequence[Json] | None
+    label: bool | None = None
+    system: Json = None
+
+    def as_detected(self, messages: list[Json]) -> DetectedMessages:
+        """Return some of the messages as those of one conversation."""
+        return DetectedMessages(self.schema, messages, system=self.system)
+
+
+def find_sides(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected:
+    """Return the sides of the first shape that matches; null counts as absent."""
+    for find_shape in _SHAPES:
+        found = find_shape(record, columns)
+        if found is not None:
+            return found
+    present = ", ".join(sorted(record)[:20]) or "no column"
+    return Rejected("unknown_schema", f"neither two sides nor an answer with a label in {present}")
+
+
+# ── Shapes of pairs ────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_ranked(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    answers = record.get("completions")
+    if not is_list(answers) or not answers or not all(map(is_mapping, answers)):
+        return None
+    rank = next((name for name in _RANKS if all(one.get(name) is not None for one in answers)), None)
+    prompt = record["context"] if record.get("context") is not None else _find_prompt(record, columns)
+    if rank is None or prompt is None:
+        return None
+    values = [one[rank] for one in answers]
+    if any(type(value) not in (int, float) for value in values):
+        return Rejected("bad_messages", f"a {rank} of completions is no number")
+    ordered = sorted(range(len(values)), key=lambda i: _RANKS[rank] * values[i])
+    worst, best = ordered[0], next(i for i in range(len(values)) if values[i] == values[ordered[-1]])
+    if values[worst] == values[best]:
+        return Rejected("tied", f"every completion has the {rank} {values[best]}")
+    sides = [_find_value(answers[i], ("completion", "response")) for i in (best, worst)]
+    return _pair_sides("ranked", prompt, sides, columns)
+
+
+def _find_hh_text(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    sides = _find_both(record, columns)
+    if sides is None or _find_prompt(record, columns) is not None:
+        return None
+    texts = [side for side in sides if type(side) is str and side.startswith("\n\nHuman:")]
+    if len(texts) != len(sides):
+        return None
+    return FoundSides("hh_text", None, _cut_hh_text(texts[0]), _cut_hh_text(texts[1]))
+
+
+def _cut_hh_text(text: str) -> list[Json]:
+    pieces = _HH_TURN.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    messages: list[Json] = [
+        {"role": roles[who], "content": said.removeprefix(" ")}
+        for who, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+    return messages
+
+
+def _find_sharegpt_pair(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    asked, sides = _find_value(record, ("conversations", "messages")), _find_both(record, columns)
+    if not is_list(asked) or sides is None or not all(map(is_mapping, sides)):
+        return None
+    return _pair_sides("sharegpt_pair", asked, sides, columns, system=record.get("system"))
+
+
+def _find_rejected_branch(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    messages = record.get("messages")
+    if not is_list(messages) or _find_value(record, columns.chosen_fields) is not None:
+        return None
+    branch, response = record.get("rejected_messages"), record.get("rejected_response")
+    whole = _read_side(messages, columns)
+    if branch is None and response is None:
+        return None
+    if isinstance(whole, Rejected):
+        return whole
+    if is_list(branch):
+        rejected = _read_side(branch, columns)
+        return rejected if isinstance(rejected, Rejected) else FoundSides("rejected_branch", None, whole, rejected)
+    users = [i for i, one in enumerate(whole) if is_mapping(one) and one.get("role") in ("user", "human")]
+    if not users:
+        return Rejected("prompt_mismatch", "no message of a user, after which the rejected response would be")
+    rejected = _read_side(response, columns)
+    if isinstance(rejected, Rejected):
+        return rejected
+    return FoundSides("rejected_branch", whole[: users[-1] + 1], whole[users[-1] + 1 :], rejected)
+
+
+def _find_explicit(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    prompt, sides = _find_prompt(record, columns), _find_both(record, columns)
+    if prompt is None or sides is None:
+        return None
+    system = record.get("system") if _names_alpaca(record, columns) else None
+    return _pair_sides("explicit", prompt, sides, columns, system=system)
+
+
+def _find_implicit(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    sides = _find_both(record, columns)
+    if sides is None or not all(map(is_list, sides)):
+        return None
+    read = [_read_side(side, columns) for side in sides]
+    for one in read:
+        if isinstance(one, Rejected):
+            return one
+    chosen, rejected = (one for one in read if not isinstance(one, Rejected))
+    return FoundSides("implicit", None, chosen, rejected)
+
+
+def _pair_sides(
+    schema: str, prompt: Json, sides: Sequence[Json], columns: "Preference", *, system: Json = None
+) -> FoundSides | Rejected:
+    """Return a prompt with two sides; sides that repeat the prompt lose it."""
+    if isinstance(prompt, Rejected):
+        return prompt
+    asked = _read_side(prompt, columns, role="user")
+    if isinstance(asked, Rejected):
+        return asked
+    found: list[Sequence[Json]] = []
+    for side in sides:
+        answer = _read_side(side, columns)
+        if isinstance(answer, Rejected):
+            return answer
+        if type(prompt) is str and is_list(side):
+            opening = next((one for one in answer if is_mapping(one) and one.get("role") in ("user", "human")), None)
+            begins = _read_role(answer[0]) if answer else None
+            if opening is not None and opening.get("content") == prompt and begins not in columns.assistant_roles:
+                # The text stands for the first user message of lists that hold the whole conversation.
+                found.append(answer)
+                continue
+            if begins is not None and begins not in columns.assistant_roles and begins not in ("gpt", "model", "bot"):
+                return Rejected("prompt_mismatch", "the messages of a side begin with another prompt than the text")
+        repeats = list(answer[: len(asked)]) == list(asked)
+        found.append(answer[len(asked) :] if repeats else answer)
+    whole = [
+        type(prompt) is str and bool(side) and _read_role(side[0]) in ("user", "human", "system") for side in found
+    ]
+    if any(whole):
+        return (
+            FoundSides("implicit", None, found[0], found[1])
+            if all(whole)
+            else Rejected("prompt_mismatch", "one side repeats the prompt, and the other does not")
+        )
+    return FoundSides(schema, asked, found[0], found[1], system=system)
+
+
+# ── One answer ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_unpaired(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    value = _find_value(record, columns.label_fields)
+    if value is None:
+        return None
+    if type(value) not in (bool, int) or value not in (0, 1):
+        return Rejected("bad_label", f"{describe_type(value)}, expected true, false, 1 or 0")
+    label, prompt, answer = bool(value), _find_prompt(record, columns), _find_value(record, columns.completion_fields)
+    if prompt is not None and answer is not None:
+        if isinstance(prompt, Rejected):
+            return prompt
+        asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
+        system = record.get("system") if _names_alpaca(record, columns) else None
+    else:
+        whole = _find_value(record, ("messages", "conversations"))
+        if not is_list(whole):
+            return None
+        asked, answered, system = None, _read_side(whole, columns), record.get("system")
+    if isinstance(asked, Rejected):
+        return asked
+    if isinstance(answered, Rejected):
+        return answered
+    sides = (answered, None) if label else (None, answered)
+    return FoundSides("unpaired", asked, *sides, label=label, system=system)
+
+
+_SHAPES: Sequence[Callable[[Mapping[str, Json], "Preference"], FoundSides | Rejected | None]] = (
+    _find_ranked,
+    _find_hh_text,
+    _find_sharegpt_pair,
+    _find_rejected_branch,
+    _find_explicit,
+    _find_implicit,
+    _find_unpaired,
+)
+
+
+# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_value(record: Mapping[str, Json], names: Iterable[str]) -> Json:
+    """Return the value of the first column that is not null."""
+    return next((value for name in names if (value := record.get(name)) is not None), None)
+
+
+def _find_both(record: Mapping[str, Json], columns: "Preference") -> tuple[Json, Json] | None:
+    chosen, rejected = _find_value(record, columns.chosen_fields), _find_value(record, columns.rejected_fields)
+    return None if chosen is None or rejected is None else (chosen, rejected)
+
+
+def _names_alpaca(record: Mapping[str, Json], columns: "Preference") -> bool:
+    """Return whether the prompt is Alpaca's `instruction`, with which other columns belong."""
+    used = next((name for name in columns.prompt_fields if record.get(name) is not None), None)
+    return used == "instruction" and type(record["instruction"]) is str
+
+
+def _find_prompt(record: Mapping[str, Json], columns: "Preference") -> Any:
+    """Return the prompt as text or messages, the reject of one that cannot be joined, or None."""
+    prompt = _find_value(record, columns.prompt_fields)
+    if not _names_alpaca(record, columns):
+        return prompt
+    joined = join_alpaca_prompt(record)
+    history = record.get("history")
+    if isinstance(joined, Rejected) or not history:
+        return joined
+    turns: list[Json] = []
+    for pair in history if is_list(history) else [history]:
+        if not is_list(pair) or len(pair) != len(("user", "assistant")):
+            return Rejected("bad_messages", "history is not a list of [user, assistant] pairs")
+        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    return [*turns, {"role": "user", "content": joined}]
+
+
+def _read_side(value: Json, columns: "Preference", *, role: str = "assistant") -> Sequence[Json] | Rejected:
+    """Return a text, a message or a list as messages with the keys `role` and `content`; a blank text as none."""
+    if type(value) is str:
+        return [{"role": role, "content": value}] if value.strip() else []
+    messages = [value] if is_mapping(value) else value
+    if not is_list(messages):
+        return Rejected("content_not_text", f"a side is {describe_type(value)}, expected text or messages")
+    return [_rename_keys(one, columns) if is_mapping(one) else one for one in messages]
+
+
+def _rename_keys(message: dict[str, Any], columns: "Preference") -> dict[str, Any]:
+    sharegpt = "from" in message and "role" not in message
+    role_key = columns.role_field or ("from" if sharegpt else "role")
+    content_key = columns.content_field or ("value" if sharegpt else "content")
+    if (role_key, content_key) == ("role", "content"):
+        return message
+    others = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+    return {"role": message.get(role_key), "content": message.get(content_key), **others}
+
+
+def _read_role(message: Json) -> str | None:
+    role = message.get("role") if is_mapping(message) else None
+    return role if type(role) is str else None

@@ -1,0 +1,248 @@
+"""Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in each.
+
+What belongs here: the sides of a batch of rows, fitting them to the limit, and the examples made of them. What does
+not: rendering and masking (`conversation_encoding.py`), which messages are removed (`conversation/truncation.py`).
+
+    paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
+    unpaired   P chosen                  an example of its own, `sides` 1
+               P rejected                another, `sides` 0
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.conversation.truncation import ConversationTruncator
+from rowmill.core.json import from_json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.conversation_encoding import (
+    ConversationEncoder,
+    decode_conversations,
+    show_control_strings,
+)
+from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
+from rowmill.tokenization.control_tokens import has_changed_placeholder
+from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.example_encoding import TokenizationCounts
+
+CHOSEN, REJECTED = 1, 0
+"""Values of `sides`: the chosen or good answer, the rejected or bad one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Preference:
+    """A row's prompt and sides, control strings hidden; `answers` are the messages of each side after the prompt."""
+
+    prompt: Conversation
+    answers: Sequence[Sequence[Message]]
+    sides: Sequence[int]
+    margin: float | None
+    placeholders: dict[str, str]
+
+    def join(self, side: int, prompt: Sequence[Message]) -> Conversation:
+        """Return a side as a conversation, with some of the prompt's messages."""
+        return replace(self.prompt, messages=[*prompt, *self.answers[side]])
+
+
+class PreferenceExampleBuilder:
+    """Builds the examples of one dataset's preferences."""
+
+    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None:
+        """Store the steps of a conversation."""
+        self._steps = steps
+        self._limit = limit
+        self._is_paired = steps.dataset.format.get_objective() == "paired"
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row: one of both sides, or one of each."""
+        return [self._build_row(row, counts) for row in self._decode(rows, counts)]
+
+    # ── rows ──
+
+    def _decode(self, rows: pa.Table, counts: TokenizationCounts) -> list[_Preference | Rejected]:
+        columns = [rows.column(name).to_pylist() for name in ("chosen", "rejected", "margin")]
+        controlled = self._steps.control.find_rows(rows) | _find_controlled(self._steps, rows)
+        return [
+            self._decode_row(conversation, (chosen, rejected), margin, bool(hides), counts)
+            for conversation, chosen, rejected, margin, hides in zip(
+                decode_conversations(rows), *columns, controlled, strict=True
+            )
+        ]
+
+    def _decode_row(
+        self,
+        prompt: Conversation,
+        texts: Sequence[str | None],
+        margin: float | None,
+        controlled: bool,
+        counts: TokenizationCounts,
+    ) -> _Preference | Rejected:
+        sides = [side for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None]
+        answers: list[list[Message]] = [from_json(text) for text in texts if text is not None]
+        # Control strings of all messages are hidden together, so that a prompt is the same on both sides.
+        whole = replace(prompt, messages=[*prompt.messages, *(one for answer in answers for one in answer)])
+        hidden = self._steps.hide_control(whole, counts) if controlled else (whole, dict[str, str]())
+        if isinstance(hidden, Rejected):
+            return hidden
+        messages = self._steps.limit_reasoning(hidden[0]).messages
+        edges = np.cumsum([len(prompt.messages), *map(len, answers)]).tolist()
+        parts = [messages[first:last] for first, last in zip([0, *edges], edges, strict=False)]
+        return _Preference(replace(hidden[0], messages=parts[0]), parts[1:], sides, margin, hidden[1])
+
+    # ── sides ──
+
+    def _build_row(self, row: _Preference | Rejected, counts: TokenizationCounts) -> RowOutcome:
+        if isinstance(row, Rejected):
+            return row
+        made = self._encode_sides(row, row.prompt.messages, counts)
+        if isinstance(made, Rejected):
+            return made
+        fitted = self._fit_sides(row, made)
+        if isinstance(fitted, Rejected):
+            counts.dropped_tokens += sum(len(one.ids) for one in made)
+            counts.dropped_trained += sum(int(one.mask.sum()) for one in made)
+            return fitted
+        prompt = _measure_prompt(fitted)
+        if isinstance(prompt, Rejected):
+            return prompt
+        if self._is_paired:
+            counts.add_of_kind("pairs", 1)
+            counts.add_of_kind("longer_chosen", int(len(fitted[0].ids) > len(fitted[1].ids)))
+            return [_join_sides(fitted, row, prompt)]
+        return [_describe(one, [one], [side], prompt, None) for one, side in zip(fitted, row.sides, strict=True)]
+
+    def _encode_sides(
+        self, row: _Preference, prompt: Sequence[Message], counts: TokenizationCounts
+    ) -> list[Example] | Rejected:
+        """Render, mask and encode each side with some of the prompt's messages."""
+        texts: list[MaskedConversation] = []
+        ordinary: list[list[tuple[int, int]]] = []
+        for side in range(len(row.sides)):
+            conversation = row.join(side, prompt)
+            answers = frozenset(range(len(prompt), len(conversation.messages)))
+            found = self._steps.mask(conversation, only=answers)
+            if isinstance(found, Rejected):
+                return found
+            if has_changed_placeholder(found.text, row.placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            counts.add_dropped(found.dropped)
+            shown, ranges = show_control_strings(found, row.placeholders)
+            texts.append(shown)
+            ordinary.append(ranges)
+        made = self._steps.encode_masked(texts, ordinary, counts)
+        examples = [one for one in made if not isinstance(one, Rejected)]
+        return examples if len(examples) == len(made) else next(one for one in made if isinstance(one, Rejected))
+
+    # ── length ──
+
+    def _fit_sides(self, row: _Preference, made: list[Example]) -> list[Example] | Rejected:
+        """Apply the overlong policy to both sides together."""
+        longest = max(range(len(made)), key=lambda i: len(made[i].ids))
+        tokens, policy = len(made[longest].ids), self._limit.get_policy("preference")
+        if tokens <= self._limit.tokens or policy in ("keep", "raise"):
+            return made
+        if policy == "drop":
+            return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
+        kept = self._remove_exchanges(row, longest)
+        shorter = self._encode_sides(row, [row.prompt.messages[i] for i in kept], TokenizationCounts())
+        if isinstance(shorter, Rejected):
+            return shorter
+        removed = len(row.prompt.messages) - len(kept)
+        shorter = [_attribute(one, whole, removed) for one, whole in zip(shorter, made, strict=True)]
+        tokens = max(len(one.ids) for one in shorter)
+        if tokens <= self._limit.tokens:
+            return shorter
+        if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+            why = f"{tokens} tokens after the prompt's exchanges were removed, at most {self._limit.tokens}"
+            return Rejected("overlong_after_structure", why)
+        prompt = _measure_prompt(shorter)
+        if isinstance(prompt, Rejected):
+            return prompt
+        if prompt >= self._limit.tokens:
+            return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {self._limit.tokens}")
+        return [one.cut(0, self._limit.tokens) if len(one.ids) > self._limit.tokens else one for one in shorter]
+
+    def _remove_exchanges(self, row: _Preference, side: int) -> Sequence[int]:
+        """Return the prompt's messages that stay so that a side fits, or as few as possible."""
+        prompt = row.prompt.messages
+
+        def measure(messages: Sequence[Message], tools: object) -> int | None:
+            del tools
+            one = replace(row, answers=[row.answers[side]], sides=[row.sides[side]])
+            made = self._encode_sides(one, messages, TokenizationCounts())
+            return None if isinstance(made, Rejected) else len(made[0].ids)
+
+        truncator = ConversationTruncator(
+            limit=self._limit.tokens,
+            measure=measure,
+            cut_reasoning=self._steps.cut_text,
+            assistant_roles=self._steps.dataset.format.get_token_options().assistant_roles,
+        )
+        return truncator.remove_exchanges(prompt, row.prompt.tools, len(prompt) - 1)
+
+
+def _find_controlled(steps: ConversationEncoder, rows: pa.Table) -> np.ndarray:
+    """Return which rows have a control string in one of their sides."""
+    found = np.zeros(rows.num_rows, np.bool_)
+    for name in ("chosen", "rejected"):
+        texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
+        found |= steps.control.find_rows(texts)
+    return found
+
+
+def _measure_prompt(sides: Sequence[Example]) -> int | Rejected:
+    """Return the tokens before the first trained one, which all sides must share."""
+    if not all(one.mask.any() for one in sides):
+        return Rejected("no_loss_tokens", "no trained token is left of a side")
+    lengths = [int(np.argmax(one.mask)) for one in sides]
+    first = sides[0].ids[: lengths[0]]
+    if any(not np.array_equal(one.ids[:length], first) for one, length in zip(sides, lengths, strict=True)):
+        return Rejected("prompt_differs", f"the prompts before the answers have {' and '.join(map(str, lengths))} ids")
+    return lengths[0]
+
+
+def _attribute(shorter: Example, whole: Example, messages_removed: int) -> Example:
+    """Return a side with what was removed of its prompt, so that original = tokens + removed."""
+    return replace(
+        shorter,
+        original_tokens=len(whole.ids),
+        original_trained=int(whole.mask.sum()),
+        messages_removed=messages_removed,
+        exchanges_removed=len(whole.ids) - len(shorter.ids),
+        exchanges_trained=int(whole.mask.sum()) - int(shorter.mask.sum()),
+    )
+
+
+def _join_sides(sides: Sequence[Example], row: _Preference, prompt: int) -> Example:
+    """Return both sides as one example, end to end."""
+    starts = np.cumsum([0, *(len(one.ids) for one in sides)])
+    joined = Example(
+        ids=np.concatenate([one.ids for one in sides]),
+        mask=np.concatenate([one.mask for one in sides]),
+        span_starts=np.concatenate([one.span_starts + at for one, at in zip(sides, starts, strict=False)]),
+        span_messages=np.concatenate([one.span_messages for one in sides]),
+        span_kinds=np.concatenate([one.span_kinds for one in sides]),
+        original_tokens=sum(one.original_tokens for one in sides),
+        original_trained=sum(one.original_trained for one in sides),
+        messages_removed=sides[0].messages_removed,
+        exchanges_removed=sum(one.exchanges_removed for one in sides),
+        tokens_cut=sum(one.tokens_cut for one in sides),
+        exchanges_trained=sum(one.exchanges_trained for one in sides),
+        cut_trained=sum(one.cut_trained for one in sides),
+    )
+    return _describe(joined, sides, row.sides, prompt, row.margin)
+
+
+def _describe(
+    example: Example, parts: Sequence[Example], sides: Sequence[int], prompt: int, margin: float | None
+) -> Example:
+    columns = {
+        "sides": list(sides),
+        "side_lengths": [len(one.ids) for one in parts],
+        "prompt_length": prompt,
+        "margin": margin,
+    }
+    return replace(example, columns=columns)

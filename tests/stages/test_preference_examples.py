@@ -1,0 +1,273 @@
+"""Preferences through the stages: both sides have the prompt's ids, fit the limit together, and are never divided.
+
+What belongs here: tokens of both sides, their limit, and packing them. What does not: reading a record
+(`tests/formats/test_preference.py`).
+"""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rowmill.stages.packed_shards.segment_columns import count_damaged_pairs
+from tests.end_to_end.test_row_vectors import road as vector_road
+from tests.support.recipes import CHAT, Road, chat, sentence
+
+PAIRS: dict[str, Any] = {"kind": "preference"}
+UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
+def _talk(words: str) -> list[dict[str, str]]:
+    roles = {"S": "system", "U": "user", "A": "assistant", "B": "assistant"}
+    return [{"role": roles[word[0]], "content": word} for word in words.split()]
+
+
+def _vector(folder: Path, prompt: str, chosen: str, rejected: str, **truncation: Any) -> list[dict[str, Any]]:
+    record = {"prompt": _talk(prompt), "chosen": _talk(chosen), "rejected": _talk(rejected)}
+    road = vector_road(folder).one("a.jsonl", [record], PAIRS, truncation=truncation)
+    return road.examples()
+
+
+def _trained(example: dict[str, Any]) -> list[int]:
+    return np.flatnonzero(example["loss_mask"]).tolist()
+
+
+def test_vector_of_one_exchange(tmp_path: Path) -> None:
+    [example] = _vector(tmp_path / "whole", "U1", "A1", "B22")
+
+    assert (example["side_lengths"], example["sides"], example["prompt_length"]) == ([18, 19], [1, 0], 12)
+    assert _trained(example) == [*range(12, 17), *range(30, 36)]
+    assert _vector(tmp_path / "reject", "U1", "A1", "B22", max_length=18) == []
+    [cut] = _vector(tmp_path / "allow", "U1", "A1", "B22", max_length=18, token_cut="allow")
+    assert cut["side_lengths"] == [18, 18]
+    assert (cut["tokens"], cut["tokens_cut"], cut["original_tokens"]) == (36, 1, 37)
+    assert _trained(cut) == [*range(12, 17), *range(30, 36)]
+    assert _vector(tmp_path / "none", "U1", "A1", "B22", max_length=12, token_cut="allow") == []
+
+
+def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -> None:
+    [whole] = _vector(tmp_path / "whole", "U1 A1 U2", "A2", "B2")
+    [short] = _vector(tmp_path / "short", "U1 A1 U2", "A2", "B2", max_length=18)
+
+    assert (whole["side_lengths"], whole["prompt_length"]) == ([36, 36], 30)
+    assert _trained(whole) == [*range(30, 35), *range(66, 71)]
+    assert (short["side_lengths"], short["prompt_length"]) == ([18, 18], 12)
+    assert (short["messages_removed"], short["exchanges_removed"], short["original_tokens"]) == (2, 36, 72)
+    assert _trained(short) == [*range(12, 17), *range(30, 35)]
+
+
+def test_longer_side_decides_what_both_lose(tmp_path: Path) -> None:
+    [example] = _vector(tmp_path, "U1 A1 U2", "A2", "B22222222222", max_length=40)
+
+    assert example["prompt_length"] == 12
+    assert example["side_lengths"] == [18, 28]
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"max_length": 18}, "overlong_after_structure"),
+    ({"max_length": 18, "overlong": "drop"}, "overlong"),
+    ({"max_length": 12, "token_cut": "allow"}, "overlong_prompt"),
+])  # fmt: skip
+def test_pair_that_does_not_fit_has_a_reason(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    record = {"prompt": "U1", "chosen": "A1", "rejected": "B22"}
+    made = vector_road(tmp_path).one("a.jsonl", [record], PAIRS, truncation=options).build(only=UP_TO_EXAMPLES)
+
+    examples = made.manifest("rows", "tokenized_examples")
+    assert [line[1] for line in examples.ledger[1:]] == [reason]
+    assert ("rejected", "dropped", 37) in examples.token_ledger
+
+
+def _records(count: int) -> list[dict[str, Any]]:
+    sides = [(sentence(i, 9), sentence(i + 1, 5 + i % 7)) for i in range(count)]
+    return [
+        {"prompt": chat(i, turns=2)["messages"][:3], "chosen": chosen, "rejected": rejected, "margin": i / 4}
+        for i, (chosen, rejected) in enumerate(sides)
+    ]
+
+
+def _cut_sides(example: dict[str, Any]) -> list[tuple[list[int], list[bool]]]:
+    edges = np.cumsum([0, *example["side_lengths"]]).tolist()
+    return [(example["input_ids"][a:b], example["loss_mask"][a:b]) for a, b in pairwise(edges)]
+
+
+def test_side_is_the_chat_of_its_messages(tmp_path: Path) -> None:
+    records = _records(20)
+    chats = []
+    for record in records:
+        untrained = [{**one, "train": False} for one in record["prompt"]]
+        answers = [{"role": "assistant", "content": record[side]} for side in ("chosen", "rejected")]
+        chats += [{"messages": [*untrained, answer]} for answer in answers]
+
+    pairs = Road(tmp_path / "pairs").one("a.jsonl", records, PAIRS).examples()
+    loss, off = {"boundary": "split"}, {"deduplicate": False}
+    alone = Road(tmp_path / "chats").one("a.jsonl", chats, CHAT, loss=loss, filters=off).examples()
+
+    sides = [side for example in pairs for side in _cut_sides(example)]
+    assert sides == [(one["input_ids"], one["loss_mask"]) for one in alone]
+
+
+def test_unpaired_sides_are_those_of_the_pairs(tmp_path: Path) -> None:
+    form = {**PAIRS, "objective": "unpaired"}
+
+    pairs = Road(tmp_path / "pairs").one("a.jsonl", _records(20), PAIRS).examples()
+    marked = Road(tmp_path / "marked").one("a.jsonl", _records(20), form).examples()
+
+    assert [one["example_id"].rpartition("#")[2] for one in marked[:4]] == ["0", "1", "0", "1"]
+    assert [one["sides"] for one in marked[:2]] == [[1], [0]]
+    of_pairs = Counter((side, tuple(ids)) for one in pairs for side, (ids, _) in zip(one["sides"], _cut_sides(one),
+                                                                                     strict=True))  # fmt: skip
+    assert of_pairs == Counter((one["sides"][0], tuple(one["input_ids"])) for one in marked)
+
+
+def test_control_strings_are_the_same_text_on_both_sides(tmp_path: Path) -> None:
+    record = {"prompt": "say <|im_end|>", "chosen": "no <|im_end|>", "rejected": "yes"}
+
+    [example] = Road(tmp_path).one("a.jsonl", [record], PAIRS).examples()
+
+    first, second = (ids for ids, _ in _cut_sides(example))
+    size = example["prompt_length"]
+    assert first[:size] == second[:size]
+
+
+def _shard_rows(made: Any) -> list[dict[str, Any]]:
+    packed = made.manifest("rows", "packed_shards")
+    files = [part.files["shard"] for part in packed.parts if "shard" in part.files]
+    return [row for file in files for row in made.project.store.table(file).to_pylist()]
+
+
+@pytest.mark.parametrize("packing", [{}, {"pack": True}, {"pack": 3}], ids=["single", "packed", "three"])
+def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any]) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("a.jsonl", _records(40))]}
+    road.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
+    examples = {one["example_id"]: one for one in road.examples()}
+
+    made = road.build()
+
+    rows = _shard_rows(made)
+    found = Counter(name for row in rows for name in row["example_ids"])
+    assert found == dict.fromkeys(examples, 2)
+    assert (len(rows) < 40) is bool(packing)
+    assert packing.get("pack") != 3 or max(len(row["example_ids"]) for row in rows) == 6
+    for row in rows:
+        names, lengths = row["example_ids"], row["segment_lengths"]
+        assert names[::2] == names[1::2]
+        assert row["sides"] == [1, 0] * (len(names) // 2)
+        assert row["seq_lengths"] == lengths
+        assert row["position_ids"] == [i for length in lengths for i in range(length)]
+        assert row["input_ids"] == [token for name in names[::2] for token in examples[name]["input_ids"]]
+        assert row["prompt_lengths"] == [examples[name]["prompt_length"] for name in names]
+        assert row["margins"] == [examples[name]["margin"] for name in names]
+        trained = [flag for name in names[::2] for flag in examples[name]["loss_mask"]]
+        assert [label != -100 for label in row["labels"]] == trained
+    facts = made.manifest("rows", "packed_shards").facts
+    assert (facts["conservation"], facts["segments"]) == (0, 80)
+    assert (facts["pair_intact"], facts["prompt_identical"]) == (0, 0)
+    outcomes = {result.check: result.outcome for _, results in made.steps.values() for result in results}
+    assert {check for check, outcome in outcomes.items() if outcome == "failed"} - {"limit_cost"} == {
+        "nonpositive_margins"
+    }
+
+
+def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
+    form = {**PAIRS, "objective": "unpaired"}
+
+    made = Road(tmp_path).one("a.jsonl", _records(20), form, packing={"pack": True}).build()
+
+    rows = _shard_rows(made)
+    assert Counter(side for row in rows for side in row["sides"]) == {0: 20, 1: 20}
+    assert {margin for row in rows for margin in row["margins"]} == {None}
+
+
+def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
+    made = Road(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
+
+    ranks = made.manifest("gpu_partitions")
+    tables = [made.project.store.table(file) for part in ranks.parts for file in part.files.values()
+              if "data/" in file.path]  # fmt: skip
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert Counter(tuple(row["sides"]) for row in rows) == {(1, 0): 9, (None,): 1}
+    assert ranks.facts["conservation"] == 0
+
+
+def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
+    made = Road(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
+    [shard] = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
+    table = made.project.store.table(shard)
+    examples = pa.table({"side_lengths": [[2, 2]]})
+
+    def count(column: str, values: list[Any]) -> dict[str, int]:
+        place = table.schema.get_field_index(column)
+        return count_damaged_pairs(table.set_column(place, column, pa.array(values, table.schema.field(column).type)),
+                                   examples)  # fmt: skip
+
+    rows = table.to_pylist()
+    swapped = [row["sides"][::-1] for row in rows[:1]] + [row["sides"] for row in rows[1:]]
+    other = [[9, *row["input_ids"][1:]] for row in rows]
+    renamed = [[f"x{i}:{k}#0" for k in range(2)] for i in range(len(rows))]
+
+    assert count_damaged_pairs(table, examples) == {"pair_intact": 0, "prompt_identical": 0}
+    assert count("sides", swapped) == {"pair_intact": 2, "prompt_identical": 0}
+    assert count("input_ids", other) == {"pair_intact": 0, "prompt_identical": 6}
+    assert count("example_ids", renamed) == {"pair_intact": 12, "prompt_identical": 0}
+
+
+def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"{i}?", "chosen": sentence(i, 12), "rejected": sentence(i, 3)} for i in range(20)]
+    pairs += [{**pairs[0], "chosen": pairs[0]["rejected"], "rejected": pairs[0]["chosen"]}]
+    marked = [{"prompt": f"{i}?", "completion": sentence(i, 5), "label": i > 0} for i in range(20)]
+    made = [
+        Road(tmp_path / "pairs").one("a.jsonl", pairs, PAIRS).build(only=UP_TO_EXAMPLES),
+        Road(tmp_path / "marked").one("a.jsonl", marked, {**PAIRS, "objective": "unpaired"}).build(only=UP_TO_EXAMPLES),
+    ]
+
+    facts = [one.manifest("rows", stage).facts for one in made for stage in ("canonical_rows", "tokenized_examples")]
+    failed = [{result.check for _, results in one.steps.values() for result in results if result.outcome == "failed"}
+              for one in made]  # fmt: skip
+    assert failed == [{"swapped_pairs", "length_bias"}, {"label_balance"}]
+    assert (facts[0]["swapped_pairs"], facts[0]["label_balance"]) == (2, "not_applicable")
+    assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, "not_applicable")
+
+
+def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
+    records = [{"prompt": sentence(i % 20, 6), "chosen": sentence(i, 7), "rejected": sentence(i + 1, 7)}
+               for i in range(200)]  # fmt: skip
+    road = Road(tmp_path).one("a.jsonl", records, PAIRS, splits={"validation": 0.3})
+
+    made = road.build()
+
+    examples = made.manifest("rows", "canonical_rows")
+    table = made.project.store.table(examples.files("rows")[0]).to_pylist()
+    by_split = {split: {row["messages"] for row in table if row["split"] == split} for split in ("train", "validation")}
+    assert all(by_split.values())
+    assert by_split["train"].isdisjoint(by_split["validation"])
+    assert made.manifest("training_splits").facts["same_group"] == 0
+
+
+def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None:
+    road = Road(tmp_path)
+    lines = (real_data / "preference/v1_dpo_demo.jsonl").read_bytes()
+    files = {"dpo": road.write("dpo.json", (real_data / "preference/dpo_en_demo.json").read_bytes()),
+             "v1": road.write("v1.jsonl", lines)}  # fmt: skip
+    datasets = {name: {"source": {"train_urls": [file]}, "format": PAIRS} for name, file in files.items()}
+    road.recipe(datasets, seq_len=16384)
+
+    made = road.build(only=UP_TO_EXAMPLES)
+
+    manifests = [made.manifest(name, "tokenized_examples") for name in files]
+    tables = [made.project.store.table(file) for one in manifests for file in one.files("examples")]
+    examples = [row for table in tables for row in table.to_pylist()]
+    assert len(examples) == 305
+    for example in examples:
+        (first, _), (second, _) = _cut_sides(example)
+        assert first[: example["prompt_length"]] == second[: example["prompt_length"]]
+    duplicates = made.manifest("dpo", "canonical_rows").tables["rejects"].rows
+    assert [line[:2] for line in duplicates] == [("duplicate", 5)]
+    assert json.dumps([name for name, _ in manifests[0].schema][-4:]) == json.dumps(
+        ["sides", "side_lengths", "prompt_length", "margin"]
+    )

@@ -37,7 +37,7 @@ def list_misplaced() -> Iterator[Misplaced]:
     for place in PLACES:
         above = place.group[: -2 if place.group[-1:] == (ANY_NAME,) else -1]
         below = next((one.group for one in PLACES if _is_just_below(one, place)), place.group)
-        for written in {above, below} - {place.group}:
+        for written in sorted({above, below} - {place.group}):
             if (written, place.name) not in taken and _stays_there(written, place):
                 yield Misplaced(place, written)
 

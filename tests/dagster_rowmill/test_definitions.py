@@ -80,6 +80,9 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "group_advice": False,
         "interval_mismatch": False,
         "preference_data": True,
+        "decontamination_items": True,
+        "contaminated": False,
+        "near_duplicates": False,
     }
 
 

@@ -11,12 +11,19 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from rowmill.core.config import Config
 from rowmill.core.public_urls import public_url
 from rowmill.sources.files import Files, require_known_suffixes
+from rowmill.sources.limits import Limits
 
 Action = Literal["reject", "report"]
 
 
+class BenchmarkLimits(Limits):
+    """The limits of a benchmark's files, which are the defaults whatever those of the source are."""
+
+
 class BenchmarkFiles(Files):
     """The files of a benchmark, read as those of a source are; a class of its own, because it is not the source."""
+
+    limits: Limits = BenchmarkLimits()
 
 
 class Benchmark(Config):

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rowmill import stats
+from rowmill.build import share
 from rowmill.build.held_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
@@ -51,12 +52,12 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
     """Remove versions that are neither among a stage's newest `keep`, nor current, nor needed by such a version.
 
     The published version of the ranks and everything it was built from is kept. Holds the locks of all stages, so that
-    no build reuses or publishes what is being removed.
+    no build reuses or publishes what is being removed, and no share is writing.
 
     Raises
     ------
     BusyError
-        If a build of the recipe is running.
+        If a build of the recipe, or a share of one, is running.
     IntegrityError
         If the published version cannot be determined.
 
@@ -67,9 +68,9 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
     with ExitStack() as locks:
         for key in keys:
             if store.exists(get_stage_folder(key)):
-                locks.enter_context(
-                    store.lock(f"{get_stage_folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S)
-                )
+                for name in (".lock", share.LOCK_NAME):
+                    path = f"{get_stage_folder(key)}/{name}"
+                    locks.enter_context(store.lock(path, what="/".join(key), timeout_s=LOCK_WAIT_S))
         needed: set[tuple[str, str]] = set()
         if (published := find_published_version(store, project.recipe.name)) is not None:
             needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}

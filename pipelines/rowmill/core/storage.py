@@ -328,8 +328,8 @@ class Store:
         return sorted(f"{relative}/{path.relative_to(folder)}" for path in folder.rglob(f"*{UNFINISHED_SUFFIX}"))
 
     @contextmanager
-    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
-        """Hold a lock among the processes of this machine; the operating system frees it if this process dies.
+    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0, shared: bool = False) -> Generator[None]:
+        """Hold a lock among the processes of this machine; many may hold a `shared` one. It ends with its process.
 
         Object stores have no locks: there two builders do double work, and nothing is corrupted because parts are
         named by their content; `write_pointer` notices the other one.
@@ -341,7 +341,7 @@ class Store:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "ab") as handle:
             deadline = time.monotonic() + timeout_s
-            while not _try_lock(handle):
+            while not _try_lock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
                     raise BusyError(
                         f"{what}: another process has been building it for {timeout_s:.0f} s; one may build it at a "
@@ -462,9 +462,9 @@ def explain_disk_full(store: Store, what: str) -> Generator[None]:
         ) from error
 
 
-def _try_lock(handle: BinaryIO) -> bool:
+def _try_lock(handle: BinaryIO, kind: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

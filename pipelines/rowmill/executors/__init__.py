@@ -5,18 +5,29 @@
 | `local` | a pool of processes on this machine |
 | `ray` | tasks on the nodes of a Ray cluster |
 
-Only this package knows which one a build uses.
+Only this package knows which one a build uses. `rowmill work` makes a share of the parts instead (`array.py`).
 """
 
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from rowmill.executors.array import OtherSharesMissingError, Share, parse_share
 from rowmill.executors.base import Executor
 from rowmill.executors.local import LocalExecutor, LocalPool, open_in_workers
 from rowmill.executors.ray_cluster import RayExecutor
 
-__all__ = ["AnyExecutor", "Executor", "LocalExecutor", "LocalPool", "RayExecutor", "open_in_workers"]
+__all__ = [
+    "AnyExecutor",
+    "Executor",
+    "LocalExecutor",
+    "LocalPool",
+    "OtherSharesMissingError",
+    "RayExecutor",
+    "Share",
+    "open_in_workers",
+    "parse_share",
+]
 
 AnyExecutor: TypeAlias = Annotated[
     LocalExecutor  # processes on this machine

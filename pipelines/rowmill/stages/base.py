@@ -38,7 +38,7 @@ import polars as pl
 from rowmill.checks.judge import CheckResult
 from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.executors import Executor
+from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import (
@@ -88,6 +88,8 @@ class StageContext:
     pool: Executor
     progress: ProgressCallback | None = None
     ranks: Sequence[str] = ()
+    share: Share | None = None
+    """The only parts to make; the stage ends where it needs parts of other shares."""
 
     @property
     def stage(self) -> str:
@@ -216,6 +218,9 @@ class StageDeclaration:
     command: str = ""
     """The command that runs it, for on-demand stages, which need a trained model."""
 
+    divides_into_shares: bool = False
+    """Whether `rowmill work` makes its parts: only where `make_parts` does nearly all of the work."""
+
     # Hooks of the runner.
     require_ready: Callable[[StageContext], None] | None = None
     """Raise ConfigError if a requirement outside the storage root is missing; called before a build."""
@@ -323,6 +328,25 @@ class PartTask:
     size_bytes: int
 
 
+class _PlannedPart(Protocol):
+    @property
+    def fingerprint(self) -> str: ...
+
+
+PlannedT = TypeVar("PlannedT", bound=_PlannedPart)
+
+
+def select_own_parts(work: StageContext, missing: Sequence[PlannedT]) -> Sequence[PlannedT]:
+    """Return those of the missing parts that this process makes: all of them, except for a share."""
+    return missing if work.share is None else [one for one in missing if work.share.has(one.fingerprint)]
+
+
+def require_all_shares(own: Sequence[object], missing: Sequence[object]) -> None:
+    """End the stage here if other shares have to make some of the parts that were missing."""
+    if len(own) < len(missing):
+        raise OtherSharesMissingError(len(own), len(missing) - len(own))
+
+
 def _is_always_reusable(_: Part) -> bool:
     return True
 
@@ -338,15 +362,24 @@ def make_parts(
 
     Later builds make a part again that is not `is_reusable`, a module-level function. Returns the parts, how many were
     reused, and how many rows were read to make the others.
+
+    Raises
+    ------
+    OtherSharesMissingError
+        If a share is made, and parts of others are not finished.
+
     """
     group = function.__name__
     kept = load_kept_parts(work, [p.fingerprint for p in planned], group=group)
     missing = [p for p in planned if p.fingerprint not in kept]
+    own = select_own_parts(work, missing)
     make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
-    made = work.pool.map(make, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
-    for part, plan in zip(_report_progress(work, made, missing), missing, strict=True):
+    made = work.pool.map(make, [p.task for p in own], size_bytes=sum(p.size_bytes for p in own))
+    for part, plan in zip(_report_progress(work, made, own), own, strict=True):
         kept[plan.fingerprint] = part
-    if missing:
+    require_all_shares(own, missing)
+    # Shares run at once, and each would overwrite the others' list.
+    if missing and work.share is None:
         _save_kept_parts(work, [part for part in kept.values() if is_reusable(part)], group=group)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 

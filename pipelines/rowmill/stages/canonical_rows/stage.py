@@ -452,6 +452,7 @@ STAGE = StageDeclaration(
     identity=identify_canonical_rows,
     prepare=_prepare_canonical_rows,
     inputs=(RAW_DATASET,),
+    divides_into_shares=True,
     stats_inputs=StatsInputs(
         count_rows_by_fact("kept", "row"),
         files={

@@ -208,6 +208,7 @@ STAGE = StageDeclaration(
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
     # Shards are not packed past a failed check of the statistics.
     gates=(TRUNCATION_STATS,),
+    divides_into_shares=True,
     uses_all_cores=True,
     stats_inputs=StatsInputs(
         count_rows_by_fact("sequences", "sequence"),

@@ -444,6 +444,7 @@ STAGE = StageDeclaration(
     inputs=(CANONICAL_ROWS,),
     require_ready=require_tokenizer_ready,
     find_outside_change=describe_tokenizer_change,
+    divides_into_shares=True,
     uses_all_cores=True,
     stats_inputs=StatsInputs(
         count_rows_by_fact("examples", "example"), files={"examples": "examples", "rejects": "rejects"}

@@ -35,7 +35,9 @@ from rowmill.stages.base import (
     load_kept_part,
     make_parts,
     open_host_scratch,
+    require_all_shares,
     save_kept_part,
+    select_own_parts,
 )
 from rowmill.stages.table_inputs import (
     ObservedTable,
@@ -137,12 +139,16 @@ def _encode_parts(
         )
         for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip
-    size = sum(4 * file.bytes for file, task in zip(rows, tasks, strict=True) if task.kept is None)
+    missing = [task for task in tasks if task.kept is None]
+    own = select_own_parts(work, missing)
+    wanted = tasks if len(own) == len(missing) else own
+    size = sum(4 * task.rows.bytes for task in own)
     encoded: list[EncodedPart] = []
-    for task, one in zip(tasks, work.pool.map(table_tokens.encode_part, tasks, size_bytes=size), strict=True):
+    for task, one in zip(wanted, work.pool.map(table_tokens.encode_part, wanted, size_bytes=size), strict=True):
         if task.kept is None and one.kept is not None:
             save_kept_part(work.store, work.folder, one.kept)
         encoded.append(one)
+    require_all_shares(own, missing)
     return encoded, names, [task.kept is None for task in tasks]
 
 

@@ -1,0 +1,197 @@
+"""Make one share of the parts of stages, without their outputs, and list the jobs of a build in shares.
+
+What belongs here: which stages a share can work on now, and the order of jobs. What does not: which parts a share has
+(`executors/array.py`), outputs, which a build makes of the finished parts (`runner.py`).
+
+    build raw_dataset ─► shares of canonical_rows ─► build it ─► shares of tokenized_examples ─► build it ─► …
+
+A share writes parts, and nothing that names them: no manifest, no pointer, no statistics. So any number of shares may
+run at once, twice, or beside a build; what two of them make has the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rowmill.build.gate import open_inputs, require_one_history
+from rowmill.build.held_versions import find_held_version
+from rowmill.build.prepare import (
+    find_reusable_output,
+    has_current_options,
+    index_outputs,
+    open_shared_executor,
+    prepare_step,
+    require_ready,
+)
+from rowmill.build.steps import Project, Step, find_step, plan_steps
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.core.storage import explain_disk_full
+from rowmill.executors import LocalExecutor, OtherSharesMissingError, Share
+from rowmill.schema import manifest
+from rowmill.schema.manifest import StageKey
+from rowmill.stages.base import ProgressCallback, StageContext
+from rowmill.tokenization import tokenizer_source
+
+LOCK_NAME = ".shares.lock"
+"""Held in common by the shares of a stage, and alone by garbage collection, which would remove what they write."""
+
+
+class ShareOutcome(StrEnum):
+    """How far a stage is after a share of it."""
+
+    BUILT = "built"
+    """Its output is there: nothing was to be made."""
+    FINISHED = "finished"
+    """All of its parts are finished, those of other shares too."""
+    MADE = "made"
+    """The parts of the share are finished; others are missing."""
+    WAITING = "waiting"
+    """It reads, or waits for the checks of, a stage that is not built."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReport:
+    """The result of making a share of a step: the parts that were made, and those of other shares that are missing."""
+
+    step: Step
+    outcome: ShareOutcome
+    made: int = 0
+    missing: int = 0
+    waits_for: StageKey | None = None
+
+
+def make_share(
+    project: Project, share: Share, *, only: Sequence[str] = (), progress: ProgressCallback | None = None
+) -> list[ShareReport]:
+    """Make a share's parts of all stages whose inputs are built; `only` names stages.
+
+    Raises
+    ------
+    ConfigError
+        If a stage in `only` is not divided into shares, or a tokenizer or template is missing.
+    GateError
+        At the end, if a check of an input blocks.
+
+    """
+    _require_divided_stages(project, only)
+    # The batch service has chosen this machine: a share runs here, whatever executor the recipe names for builds.
+    execution = project.recipe.execution.model_copy(update={"executor": LocalExecutor()})
+    project = replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
+    chosen = [step for step in _list_divided_steps(project) if not only or step.name in only]
+    tokenizer_source.forget_commits()
+    reports: list[ShareReport] = []
+    closed: dict[str, None] = {}
+    with index_outputs(project, chosen):
+        require_ready(project, chosen)
+        for step in chosen:
+            try:
+                reports.append(_make_share_of_step(project, step, share, progress))
+            except GateError as error:
+                closed[str(error)] = None
+    if closed:
+        raise GateError("\n".join(closed))
+    return reports
+
+
+def _make_share_of_step(project: Project, step: Step, share: Share, progress: ProgressCallback | None) -> ShareReport:
+    if find_held_version(project.store, step.key) is not None:
+        return ShareReport(step, ShareOutcome.BUILT)
+    waits_for = find_missing_input(project, step)
+    if waits_for is not None:
+        return ShareReport(step, ShareOutcome.WAITING, waits_for=waits_for)
+    inputs = open_inputs(project, step)
+    require_one_history(inputs)
+    work = StageContext(
+        recipe=project.recipe,
+        store=project.store,
+        base=project.base,
+        key=step.key,
+        dataset_name=step.dataset,
+        inputs=inputs,
+        pool=open_shared_executor(project.recipe),
+        progress=progress,
+        share=share,
+    )
+    name = "/".join(step.key)
+    lock = f"{manifest.get_stage_folder(step.key)}/{LOCK_NAME}"
+    with explain_disk_full(project.store, name), project.store.lock(lock, what=name, shared=True):
+        fingerprint, prepared = prepare_step(work, step)
+        if find_reusable_output(work.store, step, fingerprint, prepared) is not None:
+            return ShareReport(step, ShareOutcome.BUILT)
+        try:
+            prepared.make()
+        except OtherSharesMissingError as stopped:
+            return ShareReport(step, ShareOutcome.MADE, stopped.made, stopped.missing)
+    return ShareReport(step, ShareOutcome.FINISHED)
+
+
+def find_missing_input(project: Project, step: Step) -> StageKey | None:
+    """Return the first stage before a step that is not built, or was built of other options or another input.
+
+    Sources are not read: whether they changed since they were scanned is for the next build to see.
+    """
+    for key in dict.fromkeys((*step.inputs, *step.gates)):
+        found = _find_unbuilt(project, find_step(project, key))
+        if found is not None:
+            return found
+    return None
+
+
+def _find_unbuilt(project: Project, step: Step) -> StageKey | None:
+    if find_held_version(project.store, step.key) is not None:
+        return None
+    earlier = find_missing_input(project, step)
+    made = manifest.load_current_if_intact(project.store, step.key)
+    if earlier is not None or made is None or not has_current_options(project, step):
+        return earlier or step.key
+    held = {key for key in step.inputs if find_held_version(project.store, key) is not None}
+    for key in (key for key in step.inputs if key not in held):
+        current = manifest.load_current_if_intact(project.store, key)
+        if current is None or made.inputs.get("/".join(key)) != current.version:
+            return step.key
+    return None
+
+
+def _list_divided_steps(project: Project) -> list[Step]:
+    return [step for step in plan_steps(project) if step.stage.divides_into_shares and not step.on_demand]
+
+
+def _require_divided_stages(project: Project, only: Sequence[str]) -> None:
+    known = dict.fromkeys(step.name for step in _list_divided_steps(project))
+    for name in only:
+        if name not in known:
+            raise ConfigError(
+                f"--only {name}: not a stage that is made in shares; there are {', '.join(known)}; name one of them, "
+                "or make any other stage with rowmill build"
+            )
+
+
+# ── The jobs of a build in shares ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of a build in shares: `work` is an array of shares of one stage, `build` makes outputs of finished parts.
+
+    A `build` without stages makes everything that is left.
+    """
+
+    command: str
+    stages: tuple[str, ...]
+
+
+def list_jobs(project: Project) -> list[Job]:
+    """Return the jobs of a build in shares, each to be started after the one before it has ended."""
+    return list(_iterate_jobs(project))
+
+
+def _iterate_jobs(project: Project) -> Iterator[Job]:
+    pending: list[str] = []
+    divided = {step.name for step in _list_divided_steps(project)}
+    for name in dict.fromkeys(step.name for step in plan_steps(project) if not step.on_demand):
+        if name in divided:
+            yield Job("build", tuple(pending))
+            yield Job("work", (name,))
+            pending.clear()
+        pending.append(name)
+    yield Job("build", ())

@@ -86,10 +86,11 @@ def test_statuses_are_told_apart() -> None:
                 ExitStatus.OUTSIDE_FAILURE,
                 main.ExitStatus.PROBLEM_FOUND,
                 ExitStatus.INTERNAL_ERROR,
+                ExitStatus.INPUTS_MISSING,
                 ExitStatus.INTERRUPTED,
             }
         )
-        == 7
+        == 8
     )
 
 

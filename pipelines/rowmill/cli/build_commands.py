@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from rowmill.cli.arguments import add_command, add_json_option, add_workers_option
+from rowmill.cli.array_commands import print_jobs
 from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project, recipe_path
@@ -33,6 +34,11 @@ def add_build_commands(commands: "Commands") -> None:
         _run_plan,
         "find mistakes on the first records; show what a build would make or reuse, and why",
         takes_overrides=True,
+    )
+    plan.add_argument(
+        "--stages",
+        action="store_true",
+        help="print the commands of a build in shares, in the order to submit them, the `array` ones once per share",
     )
     add_json_option(plan)
     build = add_command(
@@ -73,6 +79,8 @@ def add_build_commands(commands: "Commands") -> None:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
+    if args.stages:
+        return print_jobs(args)
     from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run

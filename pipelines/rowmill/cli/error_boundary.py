@@ -9,9 +9,10 @@ What belongs here: one answer for every exception. What does not: commands (`*_c
     3     outside failure: disk, network, storage, permission, killed worker; it may pass by itself
     4     `stats --strict` has a hint, or `template-report --prove` found a wrong mask
     70    a bug of rowmill
+    75    `work`: a stage has to be built before a share of the next can be made
     130   interrupted
 
-A scheduler can act on these alone: wait for a person at 1 and 2, retry at 3, report 70.
+A scheduler can act on these alone: wait for a person at 1 and 2, retry at 3, report 70, try again later at 75.
 """
 
 import errno
@@ -41,6 +42,8 @@ class ExitStatus(IntEnum):
     PROBLEM_FOUND = 4
     """`--strict` or `--prove` found what it looked for."""
     INTERNAL_ERROR = 70
+    INPUTS_MISSING = 75
+    """A share waits for a stage that is not built; the same command succeeds later (`EX_TEMPFAIL` of sysexits.h)."""
     INTERRUPTED = 130
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rowmill.cli.array_commands import add_work_command
 from rowmill.cli.build_commands import add_build_commands
 from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error, name_missing_package
 from rowmill.cli.generation_commands import add_generation_commands
@@ -116,15 +117,16 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Build packed token shards and per-GPU partitions from raw datasets.",
         epilog="RECIPE is a recipe file, or the name of a recipe under configs/. `rowmill COMMAND --help` shows a "
         "command's options. "
-        "plan, build and advise take options of records datasets, such as --data__max_sequences_per_example 3. "
+        "plan, build, work and advise take options of records datasets, such as --data__max_sequences_per_example 3. "
         "Exit status: 0 done; 1 a gate is closed; 2 invalid recipe, command, source or stored file; 3 a disk, network, "
         "storage or permission failed; 4 `stats --strict` has a hint, or `template-report --prove` found a wrong mask; "
-        "70 a bug of rowmill; 130 interrupted.",
+        "70 a bug of rowmill; 75 `work` waits for a stage that is not built; 130 interrupted.",
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_init_command(commands)
     add_build_commands(commands)
+    add_work_command(commands)
     add_inspection_commands(commands)
     add_generation_commands(commands)
     add_version_commands(commands)

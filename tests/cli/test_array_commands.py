@@ -1,0 +1,136 @@
+"""`rowmill work` and `plan --stages` as a batch service runs them: statuses, what they print, the jobs of a build.
+
+What belongs here: the command line. What does not: what shares make (`tests/build/test_share.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
+from tests.support.cli_project import FOREIGN_WARNINGS
+from tests.support.recipes import CHAT, Road, chat
+
+pytestmark = FOREIGN_WARNINGS
+DIVIDED = ("canonical_rows", "tokenized_examples", "packed_shards")
+TOTAL = 3
+
+
+def write_chats(folder: Path) -> Road:
+    """Write chats of several parts and several pack groups; some repeat rows of other parts."""
+    rows = [chat(i, words=40) for i in range(1000)]
+    return Road(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
+
+
+def work(road: Road, number: int, *options: str) -> "subprocess.Popen[str]":
+    """Start `rowmill work` for a share, in a process of its own."""
+    command = [sys.executable, "-m", "rowmill.cli.main", "work", str(road.config), "--share", f"{number}/{TOTAL}"]
+    return subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def finish(started: Sequence["subprocess.Popen[str]"], status: int = ExitStatus.SUCCESS) -> list[str]:
+    """Wait for processes that must end with a status; return what they printed."""
+    printed: list[str] = []
+    for one in started:
+        out, err = one.communicate(timeout=300)
+        assert one.returncode == status, (out, err)
+        printed.append(out)
+    return printed
+
+
+@pytest.mark.slow
+def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) -> None:
+    plain, road = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
+    road.build(only=["raw_dataset"])
+    expected = {stage: plain.report("rows", stage).parts for stage in DIVIDED[:2]}
+    expected["packed_shards"] = plain.manifest("rows", "packed_shards").facts["pack_groups"]
+
+    for stage in DIVIDED:
+        # Parts with duplicates are rewritten in a second pass, which needs all parts of the first.
+        for _ in range(2 if stage == "canonical_rows" else 1):
+            finish([work(road, number, "--only", stage) for number in range(1, TOTAL + 1)])
+        built = road.build(only=[stage, "truncation_stats"] if stage == "tokenized_examples" else [stage])
+        made = built.report("rows", stage)
+        assert made.rows_made == 0
+        assert made.parts_reused == expected[stage] > TOTAL
+
+    whole = road.build()
+    assert whole.versions() == plain.versions()
+    assert whole.digests() == plain.digests()
+
+
+def test_work_without_inputs_exits_with_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    road = write_chats(tmp_path)
+
+    assert main.main(["work", str(road.config), "--share", "1/2"]) == ExitStatus.INPUTS_MISSING == 75
+    assert capsys.readouterr().out.splitlines() == [
+        f"rows/{stage}: waits for rows/raw_dataset; build that, then run this again" for stage in DIVIDED
+    ]
+
+
+def test_work_makes_what_it_can_and_waits_for_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    road = write_chats(tmp_path)
+    road.build(only=["raw_dataset"])
+
+    assert main.main(["work", str(road.config), "--share", "2/3"]) == ExitStatus.INPUTS_MISSING
+    rows, *others = capsys.readouterr().out.splitlines()
+    assert "made;" in rows
+    assert all("waits for rows/canonical_rows" in line for line in others)
+    assert main.main(["work", str(road.config), "--share", "2/3", "--only", "canonical_rows"]) == ExitStatus.SUCCESS
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
+def test_work_with_a_wrong_share_says_what_is_allowed(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    road = write_chats(tmp_path)
+
+    assert main.main(["work", str(road.config), f"--share={text}"]) == ExitStatus.INVALID
+    assert f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N" in capsys.readouterr().err
+
+
+def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    road = write_chats(tmp_path)
+    recipe = str(road.config)
+
+    assert main.main(["plan", recipe, "--stages"]) == ExitStatus.SUCCESS
+    assert capsys.readouterr().out.splitlines() == [
+        f"one    rowmill build {recipe} --only raw_dataset",
+        f"array  rowmill work {recipe} --only canonical_rows --share I/N",
+        f"one    rowmill build {recipe} --only canonical_rows",
+        f"array  rowmill work {recipe} --only tokenized_examples --share I/N",
+        f"one    rowmill build {recipe} --only tokenized_examples --only truncation_stats",
+        f"array  rowmill work {recipe} --only packed_shards --share I/N",
+        f"one    rowmill build {recipe}",
+    ]
+    assert not road.store.exists()
+
+
+def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, road = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
+    main.main(["plan", str(road.config), "--stages", "--json"])
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+
+    for job in jobs:
+        words = job["command"].split()[1:]
+        for number in range(1, TOTAL + 1 if job["kind"] == "array" else 2):
+            command = [word if word != "I/N" else f"{number}/{TOTAL}" for word in words]
+            assert main.main(command) == ExitStatus.SUCCESS
+
+    again = road.build()
+    assert not again.made()
+    assert again.digests() == expected.digests()

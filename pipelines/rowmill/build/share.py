@@ -77,7 +77,7 @@ def make_share(
     # The batch service has chosen this machine: a share runs here, whatever executor the recipe names for builds.
     execution = project.recipe.execution.model_copy(update={"executor": LocalExecutor()})
     project = replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
-    chosen = [step for step in _list_divided_steps(project) if not only or step.name in only]
+    chosen = list_divided_steps(project, only)
     tokenizer_source.forget_commits()
     reports: list[ShareReport] = []
     closed: dict[str, None] = {}
@@ -152,12 +152,14 @@ def _find_unbuilt(project: Project, step: Step) -> StageKey | None:
     return None
 
 
-def _list_divided_steps(project: Project) -> list[Step]:
-    return [step for step in plan_steps(project) if step.stage.divides_into_shares and not step.on_demand]
+def list_divided_steps(project: Project, only: Sequence[str] = ()) -> list[Step]:
+    """Return the steps that are made in shares; `only` names stages."""
+    divided = [step for step in plan_steps(project) if step.stage.divides_into_shares and not step.on_demand]
+    return [step for step in divided if not only or step.name in only]
 
 
 def _require_divided_stages(project: Project, only: Sequence[str]) -> None:
-    known = dict.fromkeys(step.name for step in _list_divided_steps(project))
+    known = dict.fromkeys(step.name for step in list_divided_steps(project))
     for name in only:
         if name not in known:
             raise ConfigError(
@@ -187,7 +189,7 @@ def list_jobs(project: Project) -> list[Job]:
 
 def _iterate_jobs(project: Project) -> Iterator[Job]:
     pending: list[str] = []
-    divided = {step.name for step in _list_divided_steps(project)}
+    divided = {step.name for step in list_divided_steps(project)}
     for name in dict.fromkeys(step.name for step in plan_steps(project) if not step.on_demand):
         if name in divided:
             yield Job("build", tuple(pending))

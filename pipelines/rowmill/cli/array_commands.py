@@ -40,12 +40,12 @@ def _run_work(args: argparse.Namespace) -> int:
     from rowmill.executors import parse_share
 
     share = parse_share(args.share)
-    from rowmill.build.share import ShareOutcome, make_share
+    from rowmill.build.share import ShareOutcome, list_divided_steps, make_share
     from rowmill.core import console as terminal
     from rowmill.reports.progress import BuildProgress
 
     project, aside = open_project(args), terminal.make_console(sys.stderr)
-    with BuildProgress(project, (), aside, aside) as progress:
+    with BuildProgress(project, list_divided_steps(project, args.only), aside, aside) as progress:
         reports = make_share(project, share, only=args.only, progress=progress)
     for report in reports:
         print(f"{'/'.join(report.step.key[1:])}: {_describe_report(report)}")

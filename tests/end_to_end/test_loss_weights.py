@@ -18,7 +18,8 @@ from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, sequence_trace
-from rowmill.reader import Reader, layouts
+from rowmill.reader import Reader
+from rowmill.reader.batch_layout import LayoutName
 from rowmill.reports import row_view, statistics
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
@@ -364,7 +365,7 @@ def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_wei
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
-def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: layouts.LayoutName) -> None:
+def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> None:
     root = str(mixed.project.base / ".rowmill")
     reader = Reader(root, "road", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
 

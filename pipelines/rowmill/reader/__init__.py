@@ -9,7 +9,9 @@
 |---|---|
 | `published` | `current.json`, and the checks of the files it names |
 | `sequences` | places of the order → sequences |
-| `layouts` | sequences → a batch, flat or padded, NumPy or torch |
+| `layouts` | padding and joining sequences: `flat` and `padded` |
+| `preference_batches` | pairs → a batch of chosen, then rejected sides: `preference` |
+| `batch_layout` | sequences → a batch in one of the layouts, NumPy or torch |
 | `views` | slices, shuffles and functions, for looking and evaluation |
 | `workers` | which batches a `DataLoader` worker delivers |
 
@@ -34,8 +36,8 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
-from rowmill.reader import layouts, published
-from rowmill.reader.layouts import Batch, LayoutName
+from rowmill.reader import batch_layout, published
+from rowmill.reader.batch_layout import Batch, LayoutName
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence, RowGroupCache
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
@@ -66,8 +68,9 @@ class Reader:
     `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
     sequences of this rank; a batch never crosses a step, so a step's last batch may be smaller; None is the
     rank's share of a whole step (of a recipe without `batch_size`: one sequence). `layout` and `pad_to` are
-    described in `layouts.py`. `as_torch` None gives tensors where torch is installed. `tokenizer` is a folder
-    whose tokenizer.json must be the build's. `verify` reads every file once and compares digests.
+    described in `layouts.py` and `preference_batches.py`. `as_torch` None gives tensors where torch is installed.
+    `tokenizer` is a folder whose tokenizer.json must be the build's. `verify` reads every file once and compares
+    digests.
 
     `len(reader)` and `reader[i]` are this rank's sequences; iteration yields batches.
 
@@ -109,7 +112,7 @@ class Reader:
         self._view = View(
             length=self._find_number(self._published.places),
             fetch=_make_fetch(self._published, rank, world_size, verify=verify),
-            layout=layouts.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
+            layout=batch_layout.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
             batch_size=batch_size or 1,
         )
         self._next = 0
@@ -231,6 +234,19 @@ class Reader:
     def get_batch(self, indices: Sequence[int] | Ints) -> Batch:
         """Return this rank's sequences of these numbers as one batch; they do not count as delivered."""
         return self._view.get_batch(indices)
+
+    def preference_batch(self, indices: Sequence[int] | Ints) -> Batch:
+        """Return this rank's sequences of these numbers as a batch of pairs, whatever layout the reader has.
+
+        All chosen sides come first, then all rejected ones (`preference_batches.py`).
+
+        Raises
+        ------
+        ConfigError
+            If the recipe is not one of preferences with `objective: paired`.
+
+        """
+        return replace(self._view, layout=replace(self._view.layout, name="preference")).get_batch(indices)
 
     def slice_dataset(self, start: int, stop: int) -> View:
         """View sequences `start` up to `stop`."""

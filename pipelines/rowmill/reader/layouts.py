@@ -1,7 +1,7 @@
 """Lay sequences out as one batch, flat or padded.
 
-What belongs here: padding, joining, the dtypes that models expect, NumPy or torch. What does not: which
-sequences a batch has.
+What belongs here: padding, joining, the dtypes that models expect. What does not: which sequences a batch has, pairs
+(`preference_batches.py`), which layout a reader has (`batch_layout.py`).
 
     sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
 
@@ -26,9 +26,7 @@ All arrays are int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,40 +36,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 
-LayoutName: TypeAlias = Literal["flat", "padded"]
 Batch: TypeAlias = dict[str, Any]
 """NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """How batches are laid out; `pad_to` is the length of a batch's rows, None: that of the longest."""
-
-    name: LayoutName
-    pad_id: int
-    pad_to: int | None
-    as_torch: bool
-
-    def make_batch(self, rows: Sequence[PackedSequence]) -> Batch:
-        """Make a batch of one or more sequences."""
-        match self.name:
-            case "flat":
-                batch = join_flat(rows, pad_id=self.pad_id, length=self.pad_to)
-            case "padded":
-                batch = stack_padded(rows, pad_id=self.pad_id, length=self.pad_to)
-        return _make_tensors(batch) if self.as_torch else batch
-
-
-def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
-    """Validate a layout and return it; `as_torch` None: tensors if torch is installed."""
-    if name not in {"flat", "padded"}:
-        raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
-    installed = find_spec("torch") is not None
-    if as_torch and not installed:
-        raise ConfigError(
-            "as_torch: torch is not installed here; it is needed for tensors; install it, or omit as_torch"
-        )
-    return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
 
 
 def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
@@ -154,9 +120,3 @@ def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
         (row.labels != IGNORED_LABEL).astype(np.float32) if row.loss_weights is None else row.loss_weights
         for row in rows
     ]
-
-
-def _make_tensors(batch: Batch) -> Batch:
-    import torch  # pyright: ignore[reportMissingImports]
-
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

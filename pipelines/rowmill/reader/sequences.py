@@ -14,12 +14,13 @@ is faster than decoding the column that holds the same numbers.
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights
 from rowmill.core.storage import Store
@@ -27,7 +28,8 @@ from rowmill.reader.published import Shard, open_parquet
 from rowmill.schema.examples import WEIGHT_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
-_WEIGHTED_COLUMNS = (*_COLUMNS, WEIGHT_COLUMN)
+_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins")
+"""Read only where the shards have them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +38,19 @@ class PackedSequence:
 
     Labels are unshifted: position i is itself the target, or -100. The first token of each of the K attention
     spans is not a target. `loss_weights` float32[T] are 0 where there is no target; None if the recipe has no weights.
+
+    Preferences have values per span, which is a side: `sides` int8[K] are 1 for the chosen or good answer and 0 for the
+    rejected or bad one; each begins with `prompt_lengths` int32[K] tokens of prompt; `margins` float32[K] are NaN where
+    none is set. In a filler, sides and prompt lengths are -1. All three are None for other recipes.
     """
 
     input_ids: Tokens
     labels: Tokens
     seq_lengths: Tokens
     loss_weights: Weights | None = None
+    sides: NDArray[np.int8] | None = None
+    prompt_lengths: Tokens | None = None
+    margins: Weights | None = None
 
     @property
     def position_ids(self) -> Ints:
@@ -50,8 +59,8 @@ class PackedSequence:
 
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
-        weights = None if self.loss_weights is None else self.loss_weights.copy()
-        return PackedSequence(self.input_ids.copy(), self.labels.copy(), self.seq_lengths.copy(), weights)
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.copy() for name, value in own.items() if value is not None})
 
 
 def make_position_ids(lengths: Tokens) -> Ints:
@@ -122,9 +131,10 @@ class _StoredRank:
                 self._file[1].close(force=True)
             self._file = (shard, open_parquet(self._store, self._shards[shard].path))
         file, group = self._file[1], int(self._group_in_shard[number])
-        names = _WEIGHTED_COLUMNS if WEIGHT_COLUMN in file.schema_arrow.names else _COLUMNS
-        table = file.read_row_group(group, columns=list(names), use_threads=self._store.is_local).combine_chunks()
-        return _DecodedRowGroup.of(*(table.column(name).chunk(0) for name in names))
+        stored = file.schema_arrow.names
+        names = [*_COLUMNS, *(name for name in _OPTIONAL_COLUMNS if name in stored)]
+        table = file.read_row_group(group, columns=names, use_threads=self._store.is_local).combine_chunks()
+        return _DecodedRowGroup.of({name: table.column(name).chunk(0) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +147,9 @@ class _DecodedRowGroup:
     lengths: Tokens
     span_bounds: list[int]
     weights: Weights | None = None
+    sides: NDArray[np.int8] | None = None
+    prompt_lengths: Tokens | None = None
+    margins: Weights | None = None
 
     @classmethod
     def empty(cls) -> "_DecodedRowGroup":
@@ -144,19 +157,38 @@ class _DecodedRowGroup:
         return cls(nothing, nothing, [0], nothing, [0])
 
     @classmethod
-    def of(
-        cls, ids: pa.ListArray, labels: pa.ListArray, lengths: pa.ListArray, weights: pa.ListArray | None = None
-    ) -> "_DecodedRowGroup":
+    def of(cls, columns: Mapping[str, pa.ListArray]) -> "_DecodedRowGroup":
+        ids, lengths = columns["input_ids"], columns["seq_lengths"]
         return cls(
             ids=ids.values.to_numpy(),
-            labels=labels.values.to_numpy(),
+            labels=columns["labels"].values.to_numpy(),
             bounds=ids.offsets.to_pylist(),
             lengths=lengths.values.to_numpy(),
             span_bounds=lengths.offsets.to_pylist(),
-            weights=None if weights is None else weights.values.to_numpy(),
+            weights=columns[WEIGHT_COLUMN].values.to_numpy() if WEIGHT_COLUMN in columns else None,
+            sides=_fill_nulls(columns.get("sides"), -1),
+            prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
+            margins=_fill_nulls(columns.get("margins"), float("nan")),
         )
 
     def row(self, i: int) -> PackedSequence:
         here, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
         weights = None if self.weights is None else self.weights[here]
-        return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights)
+        if self.sides is None:
+            return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights)
+        return PackedSequence(
+            self.ids[here],
+            self.labels[here],
+            self.lengths[spans],
+            weights,
+            sides=self.sides[spans],
+            prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[spans],
+            margins=None if self.margins is None else self.margins[spans],
+        )
+
+
+def _fill_nulls(column: pa.ListArray | None, null: float) -> Any:
+    """Return the values of a column that the shards may have, with a number for those of fillers and missing ones."""
+    if column is None:
+        return None
+    return column.values.fill_null(pa.scalar(null, column.values.type)).to_numpy(zero_copy_only=False)

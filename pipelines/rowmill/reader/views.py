@@ -16,7 +16,7 @@ import numpy as np
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
-from rowmill.reader.layouts import BatchLayout
+from rowmill.reader.batch_layout import BatchLayout
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
 

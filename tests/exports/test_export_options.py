@@ -19,6 +19,8 @@ from tests.support.export_cases import terms
 
 CHATS: dict[str, Any] = {"source": {"train_urls": ["chats.jsonl"]}, "format": {"kind": "chat"}}
 TEXT: dict[str, Any] = {"source": {"train_urls": ["text.jsonl"]}, "format": {"kind": "text"}}
+PAIRS: dict[str, Any] = {"source": {"train_urls": ["pairs.jsonl"]}, "format": {"kind": "preference"}}
+PROMPTS: dict[str, Any] = {"source": {"train_urls": ["prompts.jsonl"]}, "format": {"kind": "prompts"}}
 OPEN: dict[str, Any] = {**TEXT, "packing": {"block_cross_document_attention": False}}
 
 
@@ -65,8 +67,10 @@ def test_kind_survives_its_own_dump(model: type[Export]) -> None:
 
 @pytest.mark.usefixtures("with_libraries")
 @pytest.mark.parametrize("model", members(), ids=kind_of)
-def test_kind_with_its_defaults_is_possible_for_chats(model: type[Export]) -> None:
-    assert load({"kind": kind_of(model), "name": "mine"}).exports[0] == model(name="mine")
+def test_kind_with_its_defaults_is_possible_for_its_objective(model: type[Export]) -> None:
+    rows = {"next_token": CHATS, "paired": PAIRS, "prompts": PROMPTS}[min(model.OBJECTIVES)]
+
+    assert load({"kind": kind_of(model), "name": "mine"}, rows=rows).exports[0] == model(name="mine")
 
 
 def test_unknown_kind_names_those_there_are() -> None:

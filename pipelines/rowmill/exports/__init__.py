@@ -25,6 +25,7 @@ from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.tinker import Tinker, read_datums
+from rowmill.exports.trl_preference import TRLPreference
 
 __all__ = ["AnyExport", "DatasetSummary", "Export", "Exported", "RecipeSummary", "open_export", "read_datums"]
 
@@ -38,6 +39,7 @@ AnyExport: TypeAlias = Annotated[
     | MegatronBridge  # packed, with starts of segments
     | MDS  # mosaicml-streaming
     | LLMFoundry  # the same shards with turns
-    | OLMoCore,  # raw arrays, cut at EOS
+    | OLMoCore  # raw arrays, cut at EOS
+    | TRLPreference,  # pairs and marked answers
     Field(discriminator="kind"),
 ]

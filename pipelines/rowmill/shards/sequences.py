@@ -10,8 +10,8 @@ What does not: how a format stores them (one file per format), or which segments
     is_open            no            no          open: a sequence is one attention span
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow as pa
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather
 
 
@@ -29,7 +30,8 @@ class SequenceBatch:
 
     ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
     int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
-    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens.
+    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens. `columns` have the values per
+    segment that only one kind of rows has (`rows.SEGMENT_COLUMNS`).
     """
 
     ids: Tokens
@@ -42,6 +44,7 @@ class SequenceBatch:
     starts: Tokens
     datasets: pa.Array
     numbers: Ints
+    columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -108,6 +111,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     sizes = np.concatenate([one.sizes for one in pieces])
     tokens = expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
+    own = frozenset(pieces[0].columns).intersection(*(one.columns for one in pieces))
     weights = [one.weights for one in pieces if one.weights is not None]
     return SequenceBatch(
         ids=np.concatenate([one.ids for one in pieces])[tokens],
@@ -120,6 +124,9 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
         starts=np.concatenate([one.starts for one in pieces])[back],
         datasets=pa.concat_arrays([one.datasets for one in pieces]).take(pa.array(heads)),
         numbers=np.concatenate([one.numbers for one in pieces])[heads],
+        columns={
+            name: pa.concat_arrays([one.columns[name] for one in pieces]).take(pa.array(back)) for name in sorted(own)
+        },
     )
 
 
@@ -136,6 +143,7 @@ class _FileSegments:
     is_open: Bools
     datasets: pa.Array
     numbers: Ints
+    columns: Mapping[str, pa.Array]
 
 
 def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
@@ -155,7 +163,15 @@ def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
         is_open=is_open[rows],
         datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
         numbers=table.column("sequence_id").to_numpy()[rows],
+        columns={
+            name: table.column(name).chunk(0).values.take(pa.array(wanted))
+            for name in _SEGMENT_COLUMN_NAMES
+            if name in table.column_names
+        },
     )
+
+
+_SEGMENT_COLUMN_NAMES = sorted({one.name for columns in SEGMENT_COLUMNS.values() for one in columns})
 
 
 def _flatten_list_values(table: pa.Table, name: str) -> Any:

@@ -1,0 +1,197 @@
+"""The export for TRL's preference trainers: its columns are the sides of the examples, and refuse what TRL would train.
+
+What belongs here: builds of preferences, read back with `datasets`. What does not: kinds of other objectives
+(`test_exports.py`).
+"""
+
+import ast
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports import open_export
+from rowmill.stages.exports.stage import format_trainer_pointer, locate_export
+from tests.support.recipes import CHAT, Built, Road, chat, sentence
+
+PAIRS: dict[str, Any] = {"kind": "preference"}
+MARKED: dict[str, Any] = {**PAIRS, "objective": "unpaired"}
+Ids = tuple[int, ...]
+
+
+def _record(i: int) -> dict[str, Any]:
+    sides = {"chosen": sentence(i, 9), "rejected": sentence(i + 1, 5 + i % 7)}
+    margin = {} if i % 3 else {"margin": i / 4}
+    return {"prompt": chat(i, turns=2)["messages"][:3], **sides, **margin}
+
+
+def _with_exports(
+    folder: Path, form: dict[str, Any], *exports: dict[str, Any], records: Any = None, **groups: Any
+) -> Road:
+    road = Road(folder)
+    source = {"train_urls": [road.write("a.jsonl", records or [_record(i) for i in range(20)])]}
+    named = [{"kind": "trl_preference", **one} for one in exports]
+    return road.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=named)
+
+
+def _load(built: Built, name: str) -> Any:
+    import datasets
+
+    folder = built.project.store.local(locate_export(built.manifest("exports", name)))
+    exported = open_export(folder, verify=True)
+    assert built.manifest("exports", name).facts["conservation"] == 0
+    assert exported.count("trained_tokens") == exported.card["counts"]["trained_tokens"]
+    files = sorted(map(str, exported.data.glob("*.parquet")))
+    cache = str(built.project.store.local("cache"))
+    return datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache), exported
+
+
+def _sides(example: dict[str, Any]) -> list[tuple[Ids, Ids]]:
+    """Return the prompt and the answer of each side of an example, up to its last target."""
+    edges = np.cumsum([0, *example["side_lengths"]]).tolist()
+    found: list[tuple[Ids, Ids]] = []
+    for first, end in pairwise(edges):
+        ids, mask = example["input_ids"][first:end], example["loss_mask"][first:end]
+        size, last = example["prompt_length"], int(np.flatnonzero(mask)[-1]) + 1
+        found.append((tuple(ids[:size]), tuple(ids[size:last])))
+    return found
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("pairs")
+    exports = [{"name": name, "trainer": name, "shard_sequences": 7} for name in ("reward", "dpo")]
+    return _with_exports(folder, PAIRS, *exports, packing={"pack": True}).build()
+
+
+def test_rewards_are_whole_sides_with_their_margin(pairs: Built) -> None:
+    rows, exported = _load(pairs, "reward")
+
+    examples = pairs.examples("rows")
+    expected = Counter((*(prompt + answer for prompt, answer in _sides(one)), one["margin"] or 0.0) for one in examples)
+    assert len(examples) == 20
+    assert Counter((tuple(row["chosen_ids"]), tuple(row["rejected_ids"]), row["margin"]) for row in rows) == expected
+    assert len(exported.files) == 3
+    assert exported.card["trainer"] == "reward"
+    assert exported.count("segments") == 40
+
+
+def test_dpo_has_the_prompt_once_and_both_answers(pairs: Built) -> None:
+    rows, exported = _load(pairs, "dpo")
+
+    sides = [_sides(one) for one in pairs.examples("rows")]
+    expected = Counter((chosen[0], chosen[1], rejected[1]) for chosen, rejected in sides)
+    assert all(chosen[0] == rejected[0] for chosen, rejected in sides)
+    assert rows.column_names == ["prompt_ids", "chosen_ids", "rejected_ids"]
+    assert Counter(tuple(map(tuple, row.values())) for row in rows) == expected
+    assert exported.count("tokens") == sum(len(one) for row in expected.elements() for one in row)
+
+
+def test_exports_are_in_the_order_of_training(pairs: Built) -> None:
+    reward, _ = _load(pairs, "reward")
+    dpo, _ = _load(pairs, "dpo")
+
+    assert [row["chosen_ids"] for row in reward] == [row["prompt_ids"] + row["chosen_ids"] for row in dpo]
+
+
+def test_kto_exchanges_answers_inside_a_block(tmp_path: Path) -> None:
+    exports = [
+        {"name": "plain", "trainer": "kto"},
+        {"name": "blocks", "trainer": "kto", "kl_block": 6, "shard_sequences": 2},
+    ]
+    built = _with_exports(tmp_path, MARKED, *exports).build()
+
+    plain, _ = _load(built, "plain")
+    rows, exported = _load(built, "blocks")
+
+    expected = Counter((*_sides(one)[0], one["sides"] == [1]) for one in built.examples("rows"))
+    assert Counter((tuple(r["prompt_ids"]), tuple(r["completion_ids"]), r["label"]) for r in rows) == expected
+    assert plain.to_list() == rows.remove_columns("KL_completion_ids").to_list()
+    assert len(rows) == 40
+    assert len(exported.files) == 4
+    answers = rows["completion_ids"][:]
+    for first in range(0, 40, 6):
+        block = answers[first : first + 6]
+        assert rows["KL_completion_ids"][first : first + 6] == [block[-1], *block[:-1]]
+
+
+def test_exchanged_answer_fits_behind_its_prompt(tmp_path: Path) -> None:
+    long = {"prompt": sentence(1, 60), "completion": "yes", "label": True}
+    answer = {"prompt": "why", "completion": sentence(2, 80), "label": False}
+    road = _with_exports(tmp_path, MARKED, {"name": "kto", "trainer": "kto", "kl_block": 2}, records=[long, answer])
+    text = road.config.read_text(encoding="utf-8").replace("seq_len: 1024", "seq_len: 120")
+    road.config.write_text(text, encoding="utf-8")
+    rows, _ = _load(road.build(), "kto")
+
+    by_size = sorted(rows, key=lambda row: len(row["prompt_ids"]))
+    short, filled = by_size
+    assert len(filled["prompt_ids"]) + len(filled["KL_completion_ids"]) == 120
+    assert filled["KL_completion_ids"] == short["completion_ids"][: len(filled["KL_completion_ids"])]
+    assert len(filled["KL_completion_ids"]) < len(short["completion_ids"])
+
+
+def _branches() -> list[dict[str, Any]]:
+    def turns(word: str) -> list[dict[str, str]]:
+        return [
+            {"role": "assistant", "content": f"{word} one"},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": f"{word} two"},
+        ]
+
+    return [{"prompt": f"{i}?", "chosen": turns(f"good {i}"), "rejected": turns(f"bad {i}")} for i in range(4)]
+
+
+def test_answer_with_untrained_tokens_inside_is_refused_or_accepted(tmp_path: Path) -> None:
+    strict = _with_exports(tmp_path / "strict", PAIRS, {"name": "dpo"}, records=_branches())
+    accepted = {"name": "dpo", "accept_untrained_as_trained": True}
+    lenient = _with_exports(
+        tmp_path / "lenient", PAIRS, accepted, {"name": "reward", "trainer": "reward"}, records=_branches()
+    )
+
+    with pytest.raises(ConfigError, match=r"exports\.dpo: .* tokens without loss inside an answer, and TRL's DPOTrain"):
+        strict.build()
+    built = lenient.build()
+    rows, exported = _load(built, "dpo")
+    assert exported.card["accept_untrained_as_trained"] is True
+    assert Counter(tuple(row["chosen_ids"]) for row in rows) == Counter(
+        _sides(one)[0][1] for one in built.examples("rows")
+    )
+    assert len(_load(built, "reward")[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("form", "export", "said"),
+    [
+        (CHAT, {}, "kind trl_preference cannot hold datasets.rows, whose objective is next_token"),
+        (MARKED, {"trainer": "dpo"}, "trainer: dpo with datasets.rows, whose objective is unpaired"),
+        (PAIRS, {"trainer": "kto"}, "trainer: kto with datasets.rows, whose objective is paired"),
+        (PAIRS, {"trainer": "reward", "kl_block": 4}, "kl_block with trainer: reward"),
+        (MARKED, {"trainer": "kto", "kl_block": 1}, "exports.0.kl_block"),
+    ],
+)
+def test_recipe_that_the_trainer_cannot_take_is_refused(
+    tmp_path: Path, form: dict[str, Any], export: dict[str, Any], said: str
+) -> None:
+    road = _with_exports(tmp_path, form, {"name": "mine", **export})
+
+    with pytest.raises(ConfigError) as error:
+        _ = road.project
+    assert said in str(error.value)
+
+
+def test_pointer_shows_the_subclass_and_no_limit_of_trl(pairs: Built) -> None:
+    said = {
+        one.name: format_trainer_pointer(one, pairs.manifest("exports", one.name), "/data")
+        for one in pairs.project.recipe.exports
+    }
+
+    assert "_prepare_dataset" not in said["reward"]
+    for text in said.values():
+        assert "max_length=None" in text
+        assert "/data/data/*.parquet" in text
+        ast.parse(text.replace("…", "*a"))
+    assert "def _prepare_dataset(self, dataset, *args, **kwargs):\n        return dataset" in said["dpo"]

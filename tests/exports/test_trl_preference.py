@@ -98,6 +98,28 @@ def test_exports_are_in_the_order_of_training(pairs: Built) -> None:
     assert [row["chosen_ids"] for row in reward] == [row["prompt_ids"] + row["chosen_ids"] for row in dpo]
 
 
+def test_mixed_datasets_keep_the_columns_of_each_pair(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    short = [{"prompt": f"{i}?", "chosen": sentence(i, 4), "rejected": "no", "margin": i} for i in range(100, 130)]
+    files = {"talks": [_record(i) for i in range(30)], "shorts": short}
+    sets = {
+        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", records)]}, "format": PAIRS}
+        for name, records in files.items()
+    }
+    exports = [{"kind": "trl_preference", "name": name, "trainer": name} for name in ("reward", "dpo")]
+    mixed = {"train_weights": {"talks": 1, "shorts": 1}, "stop_strategy": "all_exhausted"}
+    built = road.recipe(sets, seq_len=1024, exports=exports, mixture=mixed).build()
+
+    rewards, answers = _load(built, "reward")[0], _load(built, "dpo")[0]
+
+    pairs = [(_sides(one), one["margin"] or 0.0) for name in sets for one in built.examples(name)]
+    expected = Counter((chosen[0], chosen[1], rejected[1], margin) for (chosen, rejected), margin in pairs)
+    found = [(*map(tuple, one.values()), other["margin"]) for one, other in zip(answers, rewards, strict=True)]
+    is_short = [margin >= 100 for *_, margin in found]
+    assert Counter(found) == expected
+    assert sorted(is_short) not in (is_short, is_short[::-1])
+
+
 def test_kto_exchanges_answers_inside_a_block(tmp_path: Path) -> None:
     exports = [
         {"name": "plain", "trainer": "kto"},

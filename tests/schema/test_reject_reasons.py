@@ -246,9 +246,27 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
 # The list is closed
 
 
+ELSEWHERE = {
+    "formats/test_tokens.py": "bad_tokens not_append_only bad_mask length_mismatch labels_disagree padded_inside",
+    "formats/test_prompts.py": "missing_ground_truth prompt_ends_with_assistant",
+    "formats/test_preference.py": (
+        "empty_completion identical_sides prompt_mismatch bad_label bad_margin tied unpaired_row"
+    ),
+    "stages/test_preference_examples.py": "prompt_differs overlong_prompt",
+}
+"""Reasons that the tests of their kind reach, by file."""
+
+
+def test_reasons_of_a_kind_are_in_its_tests() -> None:
+    for file, reasons in ELSEWHERE.items():
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert [reason for reason in reasons.split() if f'"{reason}"' not in text] == []
+
+
 def test_every_reason_is_reached_by_one_of_these_rows() -> None:
     # The last one is reached in `test_source_limits.py`.
     reached = {*CHATS, *ONE_BY_ONE, *TEMPLATES, "offsets_degenerate", "blank", "too_long_record"}
+    reached |= {reason for reasons in ELSEWHERE.values() for reason in reasons.split()}
 
     of_records = {
         reason for reason, words in reject_reasons.REASON_DESCRIPTIONS.items() if words.of in {"records", "generated"}

@@ -16,7 +16,7 @@ import pytest
 
 from rowmill.stages.packed_shards.segment_columns import count_damaged_pairs
 from tests.end_to_end.test_row_vectors import road as vector_road
-from tests.support.recipes import CHAT, Road, chat, sentence
+from tests.support.recipes import CHAT, CHATML, Road, chat, sentence, write_tokenizer
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
 UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -59,6 +59,16 @@ def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -
     assert (short["side_lengths"], short["prompt_length"]) == ([18, 18], 12)
     assert (short["messages_removed"], short["exchanges_removed"], short["original_tokens"]) == (2, 36, 72)
     assert _trained(short) == [*range(12, 17), *range(30, 35)]
+
+
+def test_template_that_prints_the_prompt_by_the_answer_is_refused(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    counting = "{{ messages[-1]['content'] | length }}" + CHATML
+    write_tokenizer(tmp_path / "tokenizer", template=counting)
+    record = {"prompt": _talk("U1"), "chosen": _talk("A1"), "rejected": _talk("B2222")}
+    built = road.one("a.jsonl", [record], PAIRS).build(only=UP_TO_EXAMPLES)
+
+    assert built.rejects() == [(0, "prompt_differs")]
 
 
 def test_longer_side_decides_what_both_lose(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ class Partitions(Config):
 
     @model_validator(mode="after")
     def _require_use_of_flops(self) -> "Partitions":
-        if self.balance != "flops" and "flops_linear" in self.model_fields_set:
+        is_default = self.flops_linear == type(self).model_fields["flops_linear"].default
+        if self.balance != "flops" and not is_default:
             raise ValueError(
                 f"flops_linear is set, but balance is {self.balance}, which does not read it; it needs balance: flops; "
                 "set that, or delete flops_linear"

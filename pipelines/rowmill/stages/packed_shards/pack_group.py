@@ -125,8 +125,10 @@ def pack_group(task: PackGroupTask) -> Part:
         shards = [one for split, plan in parted for one in writer.write_split(split, plan, per_shard)]
         expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
         files = _write_side_files(task, store, tokens, lengths, left, own)
-        pairs = sum_counts(count_damaged_pairs(store.table(one.shard), tokens.own) for one in shards)
-    back = [read_back(store, one.shard, one.segments) for one in shards]
+        back = [read_back(store, one.shard, one.segments) for one in shards]
+        # What is damaged cannot be read, and is counted as such.
+        intact = [one.shard for one, (damaged, _) in zip(shards, back, strict=True) if not damaged]
+        pairs = sum_counts(count_damaged_pairs(store.table(shard), tokens.own) for shard in intact)
     facts = {
         "tokens": int(lengths.tokens[:own].sum()),
         "shards": [one.facts for one in shards],

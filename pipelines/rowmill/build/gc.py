@@ -64,11 +64,13 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
     """
     steps = plan_steps(project)
     store, keys = project.store, [step.key for step in steps]
+    # A list changes nothing, so it need not wait for shares.
+    lock_names = (".lock",) if dry_run else (".lock", share.LOCK_NAME)
     siblings = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
     with ExitStack() as locks:
         for key in keys:
             if store.exists(get_stage_folder(key)):
-                for name in (".lock", share.LOCK_NAME):
+                for name in lock_names:
                     path = f"{get_stage_folder(key)}/{name}"
                     locks.enter_context(store.lock(path, what="/".join(key), timeout_s=LOCK_WAIT_S))
         needed: set[tuple[str, str]] = set()

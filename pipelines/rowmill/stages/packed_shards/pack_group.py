@@ -32,7 +32,7 @@ from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.stages import part_files
-from rowmill.stages.packed_shards.segment_columns import count_damaged_pairs, part_sides
+from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS, count_damaged_pairs, part_sides
 from rowmill.stages.packed_shards.shard_files import (
     GroupTokens,
     ShardWriter,
@@ -126,9 +126,10 @@ def pack_group(task: PackGroupTask) -> Part:
         expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
         files = _write_side_files(task, store, tokens, lengths, left, own)
         back = [read_back(store, one.shard, one.segments) for one in shards]
-        # What is damaged cannot be read, and is counted as such.
+        # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [one.shard for one, (damaged, _) in zip(shards, back, strict=True) if not damaged]
-        pairs = sum_counts(count_damaged_pairs(store.table(shard), tokens.own) for shard in intact)
+        paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
+        pairs = sum_counts(count_damaged_pairs(store.table(shard), tokens.own) for shard in paired)
     facts = {
         "tokens": int(lengths.tokens[:own].sum()),
         "shards": [one.facts for one in shards],

@@ -90,7 +90,7 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
     tokens = int(held.tokens[held.splits == SPLITS.index("validation")].sum())
     plan = held.plan.plan
     fingerprint = digest_json(
-        _identify_group(work, rules, files, 0),
+        _identify_group(work, files, 0),
         "held",
         digest_bytes(plan.examples.tobytes()),
         digest_bytes(plan.ranges.tobytes()),
@@ -168,7 +168,7 @@ def _make_task(
     splits = [one.splits for one in parts if one.splits is not None]
     joined = np.concatenate(splits) if splits else None
     fingerprint = digest_json(
-        _identify_group(work, rules, files, own),
+        _identify_group(work, files, own),
         sorted((part, *place) for part, place in sources.items()),
         None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
         None if joined is None else digest_bytes(joined.tobytes()),
@@ -193,8 +193,7 @@ def _make_task(
     return PartTask(fingerprint, task, sum(file.rows for file in files[:own]), tokens)
 
 
-def _identify_group(work: StageContext, rules: PackingRules, files: Sequence[File], own: int) -> str:
-    del rules
+def _identify_group(work: StageContext, files: Sequence[File], own: int) -> str:
     name = work.dataset_name or ""
     # The card is in every shard: another one must not take the place of files that a kept version names.
     return digest_json(

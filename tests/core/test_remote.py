@@ -18,7 +18,7 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_source
-from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving
+from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, list_s3_variables, serving
 from tests.support.recipes import Road, chat, lines
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -38,11 +38,7 @@ def server(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
     s3fs.S3FileSystem.clear_instance_cache()
     with serving() as made:
         for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}",
-            "AWS_ACCESS_KEY_ID": KEY_ID,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
+            **list_s3_variables(made),
             # Busy machines are slow; only a call without any answer waits this long.
             remote.TIMEOUT_VARIABLE: "2" if "stall" in request.node.name else "20",
             remote.TRIES_VARIABLE: "2",

@@ -13,7 +13,7 @@ from rowmill.build import runner
 from rowmill.build.steps import Project, Step, open_project
 from rowmill.core.errors import BusyError
 from rowmill.core.storage import Store
-from tests.support.object_server import KEY_ID, SECRET, ObjectServer, serving
+from tests.support.object_server import ObjectServer, list_s3_variables, serving
 from tests.support.recipes import Road, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -30,13 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     s3fs = pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
     s3fs.S3FileSystem.clear_instance_cache()
     with serving() as made:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}",
-            "AWS_ACCESS_KEY_ID": KEY_ID,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():
+        for name, value in list_s3_variables(made).items():
             monkeypatch.setenv(name, value)
         yield made
 

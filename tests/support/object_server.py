@@ -243,6 +243,17 @@ def _listing(objects: "dict[str, bytes]", bucket: str, query: "dict[str, list[st
     )
 
 
+def list_s3_variables(server: ObjectServer) -> dict[str, str]:
+    """Return the environment variables that lead s3fs to a server."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
 @contextmanager
 def serving() -> Generator[ObjectServer]:
     """Provide a server."""

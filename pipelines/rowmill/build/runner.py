@@ -25,6 +25,7 @@ from rowmill.build.prepare import (
     find_reusable_output,
     index_outputs,
     list_waivers,
+    make_stage_context,
     open_shared_executor,
     prepare_step,
     require_ready,
@@ -149,17 +150,8 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
 def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
     started = time.monotonic()
     project, step = asked.project, asked.step
-    work = StageContext(
-        recipe=project.recipe,
-        store=project.store,
-        base=project.base,
-        key=step.key,
-        dataset_name=step.dataset,
-        inputs=inputs,
-        pool=open_shared_executor(project.recipe),
-        progress=asked.progress,
-        ranks=asked.ranks,
-    )
+    pool = open_shared_executor(project.recipe)
+    work = replace(make_stage_context(project, step, inputs), pool=pool, progress=asked.progress, ranks=asked.ranks)
     name = "/".join(step.key)
     with (
         explain_disk_full(project.store, name),

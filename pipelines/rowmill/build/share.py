@@ -19,6 +19,7 @@ from rowmill.build.prepare import (
     find_reusable_output,
     has_current_options,
     index_outputs,
+    make_stage_context,
     open_shared_executor,
     prepare_step,
     require_ready,
@@ -29,7 +30,7 @@ from rowmill.core.storage import explain_disk_full
 from rowmill.executors import LocalExecutor, OtherSharesMissingError, Share
 from rowmill.schema import manifest
 from rowmill.schema.manifest import StageKey
-from rowmill.stages.base import ProgressCallback, StageContext
+from rowmill.stages.base import ProgressCallback
 from rowmill.tokenization import tokenizer_source
 
 LOCK_NAME = ".shares.lock"
@@ -101,17 +102,8 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
         return ShareReport(step, ShareOutcome.WAITING, waits_for=waits_for)
     inputs = open_inputs(project, step)
     require_one_history(inputs)
-    work = StageContext(
-        recipe=project.recipe,
-        store=project.store,
-        base=project.base,
-        key=step.key,
-        dataset_name=step.dataset,
-        inputs=inputs,
-        pool=open_shared_executor(project.recipe),
-        progress=progress,
-        share=share,
-    )
+    pool = open_shared_executor(project.recipe)
+    work = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, share=share)
     name = "/".join(step.key)
     lock = f"{manifest.get_stage_folder(step.key)}/{LOCK_NAME}"
     with explain_disk_full(project.store, name), project.store.lock(lock, what=name, shared=True):

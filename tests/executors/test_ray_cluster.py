@@ -7,8 +7,10 @@ import errno
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
+STARTS = 3
+SMALL_STORE = {"object_store_memory": 80 << 20}
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,6 +38,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+def start_node(cluster: Any, **options: Any) -> Any:
+    """Add a node that takes one task at a time, and wait until it has run one.
+
+    Another is started where Ray gives the node up meanwhile, as it does on a machine that is too busy to answer it.
+    """
+    for _ in range(STARTS):
+        node = cluster.add_node(num_cpus=1, **SMALL_STORE, **options)
+        executor = RayExecutor(kind="ray", address=cluster.address).open(workers=1)
+        ready = any(f"({node.node_id[:8]})" in name for name in executor.run_on_hosts(os.getpid))
+        executor.close()
+        if ready:
+            return node
+        cluster.remove_node(node, allow_graceful=False)
+    raise RuntimeError(f"no node of {STARTS} stayed")
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +66,12 @@ def cluster() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines")))
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        # A node of a busy machine answers late; Ray would take it for dead, and a killed one is noticed at once anyway.
+        patch.setenv("RAY_health_check_timeout_ms", "60000")
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE})
         for _ in range(2):
-            found.add_node(num_cpus=1, object_store_memory=80 << 20)
+            start_node(found)
         yield found
         prepare.close_workers()
         found.shutdown()
@@ -81,6 +103,16 @@ def wait_for_others(task: tuple[str, int]) -> bool:
         time.sleep(0.05)
     Path(folder, str(number)).touch()
     return True
+
+
+def stay_on(node_id: str, path: str) -> int:
+    """Wait on one node until it is killed."""
+    import ray  # pyright: ignore[reportMissingImports]
+
+    if ray.get_runtime_context().get_node_id() == node_id:
+        Path(path).touch()
+        time.sleep(60)
+    return 1
 
 
 def take_place(number: int, shared: "NDArray[np.int64]") -> tuple[int, bool]:
@@ -160,6 +192,22 @@ def test_workers_have_one_thread_per_library(tasks: RayTasks) -> None:
     assert set(tasks.map(test_ray_cluster.read_thread_limit, range(4), size_bytes=1)) == {"1"}
 
 
+def test_a_node_that_leaves_while_it_is_asked_is_left_out(cluster: Any, tasks: RayTasks, tmp_path: Path) -> None:
+    victim, asked = start_node(cluster), tmp_path / "asked"
+
+    def kill() -> None:
+        while not asked.exists():
+            time.sleep(0.05)
+        cluster.remove_node(victim, allow_graceful=False)
+
+    killing = threading.Thread(target=kill, daemon=True)
+    killing.start()
+    made = tasks.run_on_hosts(partial(test_ray_cluster.stay_on, victim.node_id, str(asked)))
+    killing.join()
+
+    assert list(made.values()) == [1, 1]
+
+
 def test_a_task_that_no_node_can_take_is_refused(cluster: Any) -> None:
     executor = RayExecutor(kind="ray", address=cluster.address, cpus_per_task=3).open(workers=1)
 
@@ -217,7 +265,7 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
 ) -> None:
     """The node dies when the first of the stage's fifteen parts is there."""
     road, killed = with_data(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
-    victim = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    victim = start_node(cluster)
 
     def kill(where: str, *, done: int, **_: Any) -> None:
         if where == f"chats/{stage}" and done and not killed:
@@ -236,7 +284,7 @@ def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: A
     with (tmp_path / "other" / "rowmill" / "__init__.py").open("a") as code:
         code.write("# another version\n")
     path = os.pathsep.join(map(str, (tmp_path / "other", ROOT, ROOT / "assets")))
-    other = cluster.add_node(num_cpus=1, object_store_memory=80 << 20, env_vars={"PYTHONPATH": path})
+    other = start_node(cluster, env_vars={"PYTHONPATH": path})
     road = with_data(tmp_path / "road", {"kind": "ray", "address": cluster.address})
 
     try:

@@ -136,6 +136,8 @@ class RayTasks:
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Run a function on each node that takes tasks, beside those that run there.
 
+        A node that leaves the cluster meanwhile is left out, as no task reaches it.
+
         Raises
         ------
         ConfigError
@@ -143,16 +145,19 @@ class RayTasks:
 
         """
         ray = self._connect()
-        call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, Any]()
+        call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, tuple[str, Any]]()
         for node in self._list_settled_nodes():
             where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where)
-            asked[f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"] = task.remote(call, None)
+            asked[node["NodeID"]] = node["NodeManagerHostname"], task.remote(call, None)
         found: dict[str, ResultT] = {}
-        for name, one in asked.items():
+        for node_id, (host, one) in asked.items():
+            name = f"{host} ({node_id[:8]})"
             try:
                 found[name] = _take_result(one, _HOST_TIMEOUT_S)
             except (ray.exceptions.RayError, IntegrityError) as error:
+                if node_id not in {node["NodeID"] for node in self._list_nodes()}:
+                    continue
                 raise ConfigError(
                     f"execution.executor: node {name} cannot run a task ({_shorten(error)}); every node needs this "
                     "version of rowmill, with its extra `build`; install it there, or remove the node"

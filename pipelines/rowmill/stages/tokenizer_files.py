@@ -21,8 +21,8 @@ TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 _MAX_OPEN = 2
 """Tokenizers that a process keeps open: each takes some 200 MB."""
 
-_ENCODERS: dict[tuple[str, str], Encoder] = {}
-"""Open tokenizers by root and path of their store, the oldest first."""
+_ENCODERS: dict[str, Encoder] = {}
+"""Open tokenizers by their path in a store, which names their content: a trial in memory opens what the build needs."""
 
 
 def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
@@ -34,7 +34,7 @@ def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
     if not work.store.exists(path):
         encoder = tokenizer.load_encoder(found)
         work.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
-        _remember_encoder(work.store.root, path, encoder)
+        _remember_encoder(path, encoder)
         return encoder.loaded, path
     return _read_stored_tokenizer(work.store.root, path), path
 
@@ -47,9 +47,9 @@ def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
 
 def open_encoder(root: str, path: str) -> Encoder:
     """Open a tokenizer of the store, once per process; the latest are kept."""
-    if (root, path) not in _ENCODERS:
-        _remember_encoder(root, path, Encoder(_read_stored_tokenizer(root, path)))
-    return _ENCODERS[root, path]
+    if path not in _ENCODERS:
+        _remember_encoder(path, Encoder(_read_stored_tokenizer(root, path)))
+    return _ENCODERS[path]
 
 
 def open_shared_encoder(root: str, path: str) -> None:
@@ -57,10 +57,10 @@ def open_shared_encoder(root: str, path: str) -> None:
     open_encoder(root, path).open_reference()
 
 
-def _remember_encoder(root: str, path: str, encoder: Encoder) -> None:
+def _remember_encoder(path: str, encoder: Encoder) -> None:
     while len(_ENCODERS) >= _MAX_OPEN:
         del _ENCODERS[next(iter(_ENCODERS))]
-    _ENCODERS[root, path] = encoder
+    _ENCODERS[path] = encoder
 
 
 def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:

@@ -57,17 +57,18 @@ READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages",
 """The columns of canonical rows that decide examples, beside those of one kind of rows."""
 
 
+_MAX_BUILDERS = 8
+"""Example builders that a process keeps: those of the datasets that were tried before a build are used by it."""
+
 _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 
 def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
-    """Return this process's example builder for a task's options; the latest ones are cached."""
-    key = (
-        repr((task.root, task.tokenizer, task.renderer, task.limit, task.base, task.vocab_size))
-        + task.dataset.model_dump_json()
-    )
+    """Return this process's example builder for a task's options; the latest are cached, for any store."""
+    key = repr((task.tokenizer, task.renderer, task.limit, task.base, task.vocab_size)) + task.dataset.model_dump_json()
     if key not in _EXAMPLE_BUILDERS:
-        _EXAMPLE_BUILDERS.clear()
+        while len(_EXAMPLE_BUILDERS) >= _MAX_BUILDERS:
+            del _EXAMPLE_BUILDERS[next(iter(_EXAMPLE_BUILDERS))]
         encoder = open_encoder(task.root, task.tokenizer)
         _EXAMPLE_BUILDERS[key] = ExampleBuilder(
             encoder, task.dataset, task.renderer, task.limit, base=Path(task.base), vocab_size=task.vocab_size

@@ -9,32 +9,53 @@ from pathlib import Path
 
 import pytest
 
+from rowmill.build import preflight
+from rowmill.stages import tokenizer_files
+from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import encoder, engines
 from tests.support.recipes import TEXT, Road, document
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
-def test_first_build_opens_engine_and_reference_once_and_the_next_opens_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: Counter[str] = Counter()
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count openings in a process that has none open yet."""
+    found: Counter[str] = Counter()
     open_engine, open_reference = engines.FAST_ENGINES["gigatoken"], encoder.open_reference_backend
 
     def count_engine(backend: str) -> engines.EncodeTexts:
-        opened["engine"] += 1
+        found["engine"] += 1
         return open_engine(backend)
 
     def count_reference(backend: str) -> object:
-        opened["reference"] += 1
+        found["reference"] += 1
         return open_reference(backend)
 
+    monkeypatch.setattr(tokenizer_files, "_ENCODERS", {})
+    monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", count_engine)
     monkeypatch.setattr(encoder, "open_reference_backend", count_reference)
+    return found
+
+
+def test_first_build_opens_engine_and_reference_once_and_the_next_opens_neither(
+    tmp_path: Path, opened: Counter[str]
+) -> None:
     road = Road(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
 
     road.build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}
 
     road.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
+    assert opened == {"engine": 1, "reference": 1}
+
+
+def test_build_uses_the_tokenizer_that_the_trial_of_first_records_opened(tmp_path: Path, opened: Counter[str]) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
+
+    preflight.require_no_mistakes(road.project)
+    assert opened == {"engine": 1, "reference": 1}
+
+    road.build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}

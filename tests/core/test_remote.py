@@ -18,7 +18,7 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_source
-from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, list_s3_variables, serving
+from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving_s3fs
 from tests.support.recipes import Road, chat, lines
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -33,18 +33,10 @@ SOME_OUTAGES = [one if one in ("500", "cut") else pytest.param(one, marks=EVERY_
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ObjectServer]:
     """Serve objects on this machine to s3fs, which is told to be as patient as a test."""
-    s3fs = pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
-    # Opened file systems are kept with the address that the environment named then.
-    s3fs.S3FileSystem.clear_instance_cache()
-    with serving() as made:
-        for name, value in {
-            **list_s3_variables(made),
-            # Busy machines are slow; only a call without any answer waits this long.
-            remote.TIMEOUT_VARIABLE: "2" if "stall" in request.node.name else "20",
-            remote.TRIES_VARIABLE: "2",
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    # Busy machines are slow; only a call without any answer waits this long.
+    timeout_s = "2" if "stall" in request.node.name else "20"
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    with serving_s3fs(monkeypatch, {remote.TIMEOUT_VARIABLE: timeout_s, remote.TRIES_VARIABLE: "2"}) as made:
         yield made
 
 
@@ -98,6 +90,20 @@ def test_store_that_fails_for_good_is_one_error_and_never_an_answer(
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert error_boundary.choose_exit_status(caught.value) == error_boundary.ExitStatus.OUTSIDE_FAILURE
     assert SECRET not in words and KEY_ID not in words
+
+
+@pytest.mark.parametrize("asked", ["exists", "content", "list", "write"])
+def test_expired_token_is_reported_at_once(server: ObjectServer, asked: str) -> None:
+    store = filled()
+    server.fail("expired")
+
+    with pytest.raises(UnreachableError, match=r"cannot be .*; it must .* check .* the credentials") as caught:
+        ASKED[asked](store)
+
+    # An answer to HEAD says nothing but 400.
+    assert asked == "exists" or "(The provided token has expired.)" in str(caught.value)
+    assert isinstance(caught.value.__cause__, PermissionError)
+    assert server.failed <= 2
 
 
 @pytest.mark.parametrize("outage", SOME_OUTAGES)

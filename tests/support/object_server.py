@@ -7,7 +7,7 @@ signatures, large uploads in parts, versions.
 import hashlib
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
@@ -16,8 +16,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
+import pytest
+
 Outage = Literal["500", "503", "cut", "hangup", "refuse", "stall"]
 """An answer with an error, a body cut short, a closed connection, no listener, no answer at all."""
+Refusal = Literal["expired"]
+"""An answer that trying again does not change."""
+
+_ERRORS = {
+    "500": (500, "InternalError", "We are sorry."),
+    "503": (503, "SlowDown", "Please reduce your request rate."),
+    "expired": (400, "ExpiredToken", "The provided token has expired."),
+}
 
 KEY_ID, SECRET = "AKIDEXAMPLE", "hunter2"
 
@@ -30,8 +40,9 @@ class ObjectServer:
         self.requests = 0
         self.failed = 0
         self.latency_s = 0.0
-        self._failing: Outage | None = None
-        self._from, self._until = 0, 0
+        self.takes_conditions = True
+        self._failing: tuple[Outage | Refusal, ...] = ()
+        self._from, self._until, self._every = 0, 0, 1
         self._lock = Lock()
         self._healed = Event()
         self._http: ThreadingHTTPServer | None = None
@@ -41,19 +52,20 @@ class ObjectServer:
     def port(self) -> int:
         return self._port
 
-    def fail(self, how: Outage, *, after: int = 0, times: int = 1 << 30) -> None:
-        """Answer `after` more requests, then fail `times` of them."""
+    def fail(self, *how: Outage | Refusal, after: int = 0, times: int = 1 << 30, every: int = 1) -> None:
+        """Answer `after` more requests; of the `times` after them fail the first and each `every`-th, `how` in turn."""
         with self._lock:
             self._failing, self._healed = how, Event()
+            self._every = every
             self._from = self.requests + after
             self._until = self._from + times
-        if how == "refuse" and after == 0:
+        if how == ("refuse",) and after == 0:
             self._hang_up()
 
     def heal(self) -> None:
         """Answer all requests again, including those that wait."""
         with self._lock:
-            self._failing = None
+            self._failing = ()
         self._healed.set()
         if self._http is None:
             self._listen(self._port)
@@ -62,12 +74,14 @@ class ObjectServer:
         self.heal()
         self._hang_up()
 
-    def count(self) -> "Outage | None":
+    def count(self) -> "Outage | Refusal | None":
         """Count a request; say how it has to fail."""
         with self._lock:
             number = self.requests
             self.requests += 1
-            how = self._failing if self._from <= number < self._until else None
+            turn, rest = divmod(number - self._from, self._every)
+            is_chosen = bool(self._failing) and self._from <= number < self._until and not rest
+            how = self._failing[turn % len(self._failing)] if is_chosen else None
             self.failed += how is not None
         if how == "refuse" and self._http is not None:
             Thread(target=self._hang_up, daemon=True).start()
@@ -131,8 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
         else:
-            code = {"500": "InternalError", "503": "SlowDown"}[how]
-            self._send(int(how), f"<Error><Code>{code}</Code><Message>We are sorry.</Message></Error>".encode())
+            status, code, message = _ERRORS[how]
+            self._send(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
 
     def _body(self) -> bytes:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -153,6 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, _, key = path.partition("/")
         objects = self.server_state.objects
         if self.command == "PUT":
+            if {"If-Match", "If-None-Match"} & set(self.headers) and not self.server_state.takes_conditions:
+                message = "A header you provided implies functionality that is not implemented"
+                self._send(501, f"<Error><Code>NotImplemented</Code><Message>{message}</Message></Error>".encode())
+                return
             if key and not self._may_put(objects.get(path)):
                 self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>", is_cut=is_cut)
                 return
@@ -262,3 +280,15 @@ def serving() -> Generator[ObjectServer]:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def serving_s3fs(patch: pytest.MonkeyPatch, variables: Mapping[str, str] | None = None) -> Generator[ObjectServer]:
+    """Provide a server that s3fs is led to, with further environment variables; skip the test without s3fs."""
+    s3fs = pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
+    # Opened file systems are kept with the address that the environment named then.
+    s3fs.S3FileSystem.clear_instance_cache()
+    with serving() as made:
+        for name, value in {**list_s3_variables(made), **(variables or {})}.items():
+            patch.setenv(name, value)
+        yield made

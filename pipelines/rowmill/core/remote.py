@@ -17,10 +17,10 @@ call runs on a thread that is abandoned after its time limit, so that a silent s
 module retries: nested retries took half an hour to report a silent server.
 """
 
-import errno
 import glob
 import io
 import os
+import random
 import re
 import threading
 import time
@@ -42,7 +42,7 @@ TIMEOUT_VARIABLE, TRIES_VARIABLE = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE
 """Environment variables: seconds to wait for a silent storage, and the maximum number of attempts."""
 
 FIRST_PAUSE_S = 0.5
-"""Seconds before the second attempt; each further pause is twice as long."""
+"""Seconds before the second attempt, on average; each further pause is twice as long."""
 
 _SLOWEST_BYTES_PER_S = 1 << 20
 UNKNOWN_SIZE = 256 << 20
@@ -179,7 +179,8 @@ def retry_request(
             if is_over or not is_transient(refusal):
                 # The storage's error may contain the URL's secrets, so an equivalent error replaces it.
                 raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
-        time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+        # Threads that were told to slow down at once must not come back at once.
+        time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
 
 def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
@@ -210,24 +211,6 @@ def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
     # To cut a file into pieces s3fs first asks for its size.
     options = {"max_concurrency": 1} if hasattr(fs, "max_concurrency") and not is_large else {}
     return cast(bytes, fs.cat_file(path, **options))
-
-
-def can_put_conditionally(fs: Any) -> bool:
-    """Return whether `put_unless_replaced` works on a storage: on S3."""
-    protocol: str | tuple[str, ...] = fs.protocol
-    return "s3" in (protocol if isinstance(protocol, tuple) else (protocol,))
-
-
-def put_unless_replaced(fs: Any, path: str, content: bytes, tag: str | None) -> str | None:
-    """Write a file that had this version tag (None: that was absent); return its new tag, None if it was replaced."""
-    condition: dict[str, str] = {"mode": "create"} if tag is None else {"IfMatch": tag}
-    try:
-        written: Any = fs.pipe_file(path, content, **condition)
-    except OSError as error:
-        if isinstance(error, FileExistsError) or error.errno == errno.EINVAL:
-            return None
-        raise
-    return str(written["ETag"])
 
 
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
@@ -411,6 +394,11 @@ VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "ge
 
 _ABSENT_STATUSES = frozenset({404, 410})
 _BUSY_STATUSES = frozenset({408, 425, 429})
+UNMET_S3_CODES = frozenset({"412", "PreconditionFailed"})
+UNSUPPORTED_S3_CODES = frozenset({"501", "NotImplemented"})
+_LASTING_S3_CODES = UNMET_S3_CODES | UNSUPPORTED_S3_CODES | {"400", "InvalidToken", "TokenRefreshRequired"}
+"""What a retry does not resolve, and s3fs has no class of its own for. An answer to HEAD has no body: 400 alone is then
+what a server says of an expired token."""
 _LASTING_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 """Errors that a retry does not resolve."""
 
@@ -433,7 +421,7 @@ def is_transient(error: BaseException) -> bool:
     status = _find_http_status(error)
     if status is not None:
         return status >= 500 or status in _BUSY_STATUSES
-    return not isinstance(error, _LASTING_ERRORS)
+    return not isinstance(error, _LASTING_ERRORS) and find_s3_code(error) not in _LASTING_S3_CODES
 
 
 def public_cause(error: BaseException) -> OSError:
@@ -458,6 +446,12 @@ def _find_http_status(error: BaseException | None) -> int | None:
     """Return the HTTP status of a server's refusal."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else None
+
+
+def find_s3_code(error: BaseException) -> str:
+    """Return the code of an S3 server's refusal, from botocore's error, which s3fs replaces by one of its own."""
+    response: Any = getattr(error.__cause__, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 def public_reason(error: BaseException) -> str:

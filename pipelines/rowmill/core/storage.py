@@ -35,7 +35,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core import remote, remote_index
+from rowmill.core import conditional_put, remote, remote_index
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
@@ -271,19 +271,20 @@ class Store:
     def write_pointer(self, relative: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Write a sealed JSON object; on S3, within `indexed`, return instead what another builder wrote meanwhile."""
         index = None if self.is_local else self._index_of(relative)
-        if index is None or not remote.can_put_conditionally(self._fs):
+        if index is None or not conditional_put.can_put_conditionally(self._fs):
             self.write_sealed(relative, value)
             return None
-        content = _seal(value)
-        tag = index.first_tag(relative)
-        put = partial(remote.put_unless_replaced, self._fs, content=content, tag=tag)
-        new = self._retry_request("written", put, relative, size_bytes=len(content))
-        if new is None:
-            found = self._fetch(relative)
-            index.note_written(relative, len(found), found)
-            return parse_sealed(found) or {}
-        index.note_written(relative, len(content), content, new)
-        return None
+        content, tag = _seal(value), index.first_tag(relative)
+        put = conditional_put.put_if_unchanged(self._fs, self.path(relative), self.address(relative), content, tag)
+        if put.other is None:
+            index.note_written(relative, len(content), content, put.tag)
+            return None
+        if not put.other:
+            index.note_removed(relative)
+            return {}
+        # Without its tag: this process still may not replace it.
+        index.note_written(relative, len(put.other), put.other)
+        return parse_sealed(put.other) or {}
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since."""

@@ -146,10 +146,10 @@ def _write_pointer(store: Store, manifest: Manifest) -> None:
         return
     other = store.write_pointer(path, pointer)
     if other is not None and other.get("version") != manifest.version:
+        change = f"made version {str(other['version'])[:12]} current" if other else "removed the current version"
         raise BusyError(
-            f"{'/'.join(manifest.key)}: another build has made version {str(other.get('version'))[:12]} current since "
-            "this one began; one may build a recipe at a time; this one's output is kept; wait for the other, and "
-            "build again"
+            f"{'/'.join(manifest.key)}: another build has {change} since this one began; one may build a recipe at a "
+            "time; this one's output is kept; wait for the other, and build again"
         )
 
 

@@ -1,0 +1,101 @@
+"""Pointers on S3 that two processes move: what the second one is told, and answers that are lost on the way.
+
+What belongs here: single writes against a server of this machine. What does not: builds
+(`end_to_end/test_object_store.py`).
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rowmill.core import conditional_put, remote
+from rowmill.core.errors import ConfigError, UnreachableError
+from rowmill.core.storage import Store
+from tests.support.object_server import ObjectServer, Outage, serving_s3fs
+from tests.support.tiny_project import FOREIGN_WARNINGS
+
+pytestmark = FOREIGN_WARNINGS
+
+STORE = Store("s3://bucket/root")
+PATH = "stage/pointer.json"
+OBJECT = f"bucket/root/{PATH}"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    with serving_s3fs(monkeypatch, {remote.TRIES_VARIABLE: "3"}) as made:
+        yield made
+
+
+@pytest.fixture
+def store(server: ObjectServer) -> Iterator[Store]:
+    """Return a store whose folder `stage` has been listed, and has the pointer 1."""
+    STORE.write_sealed(PATH, {"version": 1})
+    with STORE.indexed(["stage"], own=["stage"]):
+        assert server.objects
+        yield STORE
+
+
+@pytest.mark.parametrize("outage", ["500", "503", "cut", "hangup"])
+def test_own_write_whose_answer_was_lost_is_no_other_process(
+    store: Store, server: ObjectServer, outage: Outage
+) -> None:
+    server.fail(outage, times=1)
+
+    assert store.write_pointer(PATH, {"version": 2}) is None
+    assert store.write_pointer(PATH, {"version": 3}) is None
+    assert STORE.read_sealed(PATH) == {"version": 3}
+    assert server.failed == 1
+
+
+def test_first_pointer_whose_answer_was_lost_is_no_other_process(server: ObjectServer) -> None:
+    with STORE.indexed(["stage"], own=["stage"]):
+        server.fail("cut", times=1)
+
+        assert STORE.write_pointer(PATH, {"version": 1}) is None
+        assert STORE.write_pointer(PATH, {"version": 2}) is None
+
+
+def test_pointer_that_another_process_moved_stays(store: Store, server: ObjectServer) -> None:
+    Store("s3://bucket/other").write_sealed("p", {"version": 7})
+    theirs = server.objects[OBJECT] = server.objects["bucket/other/p"]
+
+    assert store.write_pointer(PATH, {"version": 2}) == {"version": 7}
+    assert store.write_pointer(PATH, {"version": 2}) == {"version": 7}
+    assert server.objects[OBJECT] == theirs
+
+
+def test_pointer_that_another_process_removed_stays_removed(store: Store, server: ObjectServer) -> None:
+    del server.objects[OBJECT]
+
+    assert store.write_pointer(PATH, {"version": 2}) == {}
+    assert OBJECT not in server.objects
+
+
+def test_expired_token_is_no_other_process(store: Store, server: ObjectServer) -> None:
+    server.fail("expired")
+
+    with pytest.raises(UnreachableError, match="The provided token has expired"):
+        store.write_pointer(PATH, {"version": 2})
+
+
+def test_server_without_conditions_is_asked_once(store: Store, server: ObjectServer) -> None:
+    server.takes_conditions, server.requests = False, 0
+
+    with pytest.raises(ConfigError, match=r"refuses a write with a condition .*; use a server that has them"):
+        store.write_pointer(PATH, {"version": 2})
+    assert server.requests == 1
+
+
+def test_conditions_are_left_out_where_the_user_says_so(
+    store: Store, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.takes_conditions = False
+    monkeypatch.setenv(conditional_put.VARIABLE, "none")
+
+    assert store.write_pointer(PATH, {"version": 2}) is None
+
+    monkeypatch.setenv(conditional_put.VARIABLE, "no")
+    with pytest.raises(ConfigError, match=r"'no' is invalid; allowed is none; correct or unset it"):
+        store.write_pointer(PATH, {"version": 3})

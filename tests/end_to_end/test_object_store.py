@@ -1,19 +1,23 @@
-"""The demo on an object store: how many requests a build takes, and how long where each takes 20 ms.
+"""Builds on an object store: how many requests they take, how they end where it fails, and two of them at once.
 
-What belongs here: whole builds on a server of this machine. What does not: storages that fail (`core/test_remote.py`).
+What belongs here: whole builds on a server of this machine. What does not: single requests that fail
+(`core/test_remote.py`, `core/test_conditional_put.py`).
 """
 
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rowmill.build import runner
-from rowmill.build.steps import Project, Step, open_project
-from rowmill.core.errors import BusyError
+from rowmill.build.steps import Project, Step, open_project, plan_steps
+from rowmill.core import conditional_put, remote
+from rowmill.core.errors import BusyError, ConfigError, UnreachableError
 from rowmill.core.storage import Store
-from tests.support.object_server import ObjectServer, list_s3_variables, serving
+from rowmill.schema import manifest
+from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.recipes import Road, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -27,11 +31,8 @@ FIRST_BUILD, NOTHING_CHANGED, ONE_ROW_APPENDED = 600, 200, 400
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    s3fs = pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
-    s3fs.S3FileSystem.clear_instance_cache()
-    with serving() as made:
-        for name, value in list_s3_variables(made).items():
-            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    with serving_s3fs(monkeypatch) as made:
         yield made
 
 
@@ -39,7 +40,7 @@ def build(project: Project, server: ObjectServer) -> tuple[int, dict[str, str], 
     """Build; return the requests that it took, the versions, and how many steps were made."""
     before = server.requests
     done = runner.build(project)
-    versions = {"/".join(step.key): report.version for step, report, _ in done}
+    versions = {"/".join(step.key[1:]): report.version for step, report, _ in done}
     return server.requests - before, versions, sum(not report.reused for _, report, _ in done)
 
 
@@ -58,7 +59,7 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
     rows.write_bytes(b"".join([*lines, lines[0].replace(b"the ", b"this ")]))
     appended, other, made_then = build(project, server)
 
-    assert versions == same == {"/".join(step.key): report.version for step, report, _ in local}
+    assert versions == same == {"/".join(step.key[1:]): report.version for step, report, _ in local}
     assert versions != other
     assert (made, made_again) == (17, 0)
     assert 0 < made_then < 17
@@ -70,6 +71,74 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
 def with_rows(folder: Path) -> Project:
     return Road(folder, "s3://bucket/store").one("rows.jsonl", [chat(i) for i in range(20)]).project
 
+
+# ── A store that fails ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what a build in a local store comes to."""
+    road = Road(tmp_path_factory.mktemp("local")).one("rows.jsonl", [chat(i) for i in range(20)])
+    return road.build().versions()
+
+
+def test_store_that_fails_one_request_in_five_changes_no_byte(
+    server: ObjectServer, tmp_path: Path, versions: dict[str, str]
+) -> None:
+    project = with_rows(tmp_path)
+    server.latency_s = 0.02
+    server.fail("503", "500", "cut", every=5)
+
+    assert build(project, server)[1] == versions
+    assert server.failed > 20
+    require_whole_manifests(project)
+
+
+@pytest.mark.campaign
+def test_token_that_expires_ends_a_build_in_one_error_and_the_next_one_finishes(
+    server: ObjectServer, tmp_path: Path, versions: dict[str, str], trials: Callable[[int], int]
+) -> None:
+    """At random moments of a build in an empty store."""
+    requests = build(with_rows(tmp_path), server)[0]
+    for moment in random.Random(17).sample(range(requests - 20), trials(8)):
+        server.objects.clear()
+        project = with_rows(tmp_path)
+        server.fail("expired", after=moment)
+
+        with pytest.raises(UnreachableError, match=r"^s3://bucket/store\S*: cannot be .*; it must .* the credentials$"):
+            build(project, server)
+        server.heal()
+        require_whole_manifests(project)
+
+        assert build(project, server)[1] == versions, f"after {moment} of {requests} requests"
+
+
+def require_whole_manifests(project: Project) -> None:
+    """Hold every manifest in a store to its files: if it is there, all that it names is whole."""
+    for step in plan_steps(project):
+        for made in manifest.list_versions(project.store, step.key):
+            manifest.verify_files(project.store, made)
+
+
+def test_server_without_conditions_is_refused_before_anything_is_current(
+    server: ObjectServer, tmp_path: Path, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = with_rows(tmp_path)
+    server.takes_conditions = False
+
+    with pytest.raises(
+        ConfigError,
+        match=r"^s3://bucket/store/road/rows/raw_dataset/pointer.json: the server refuses .* \(A header you provided "
+        r"implies functionality that is not implemented\); If-Match and .*; use a server .* ROWMILL_STORAGE_CONDITIONS",
+    ):
+        build(project, server)
+    assert not any(path.endswith("pointer.json") for path in server.objects)
+
+    monkeypatch.setenv(conditional_put.VARIABLE, "none")
+    assert build(project, server)[1] == versions
+
+
+# ── Two builders ───────────────────────────────────────────────────────────────────────────────────
 
 POINTER = "bucket/store/road/rows/canonical_rows/pointer.json"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import gc, share
+from rowmill.build import gc, share, share_versions
 from rowmill.build.share import ShareOutcome, ShareReport
 from rowmill.core.errors import BusyError, ConfigError
 from rowmill.executors import Share
@@ -76,7 +76,8 @@ def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(tmp_path: Path)
     make_all_shares(road, "tokenized_examples")
 
     changed = {path for path, content in list_files(road).items() if before.get(path) != content}
-    assert [path for path in changed if path.endswith(".json") or path.startswith("stats")] == []
+    assert {path for path in changed if path.startswith("stats")} == set()
+    assert {Path(path).parent.name for path in changed if path.endswith(".json")} == {share_versions.FOLDER_NAME}
 
 
 # ── Shares twice, gaps, other versions ─────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ What belongs here: the command line. What does not: what shares make (`tests/bui
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tests.support.recipes import CHAT, Road, chat
 pytestmark = FOREIGN_WARNINGS
 DIVIDED = ("canonical_rows", "tokenized_examples", "packed_shards")
 TOTAL = 3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_chats(folder: Path) -> Road:
@@ -28,15 +30,15 @@ def write_chats(folder: Path) -> Road:
     return Road(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
 
 
-def work(road: Road, number: int, *options: str) -> "subprocess.Popen[str]":
-    """Start `rowmill work` for a share, in a process of its own."""
+def work(road: Road, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":
+    """Start `rowmill work` for a share, in a process of its own; `engine` holds another copy of the package."""
     command = [sys.executable, "-m", "rowmill.cli.main", "work", str(road.config), "--share", f"{number}/{TOTAL}"]
     return subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(engine), *sys.path] if engine else sys.path)},
     )
 
 
@@ -69,6 +71,24 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
     whole = road.build()
     assert whole.versions() == plain.versions()
     assert whole.digests() == plain.digests()
+
+
+@pytest.mark.slow
+def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
+    road, engine = write_chats(tmp_path / "road"), tmp_path / "other"
+    shutil.copytree(ROOT / "pipelines", engine, ignore=shutil.ignore_patterns("__pycache__"))
+    with (engine / "rowmill" / "__init__.py").open("a") as code:
+        code.write("# another version\n")
+    road.build(only=["raw_dataset"])
+    finish([work(road, 1, "--only", "canonical_rows", engine=engine)])
+    made = len(list(road.store.rglob("part.json")))
+
+    second = work(road, 2, "--only", "canonical_rows")
+    _, err = second.communicate(timeout=300)
+
+    assert second.returncode == ExitStatus.INVALID
+    assert "share 1/3 was made with the code of rowmill " in err
+    assert len(list(road.store.rglob("part.json"))) == made > 0
 
 
 def test_work_without_inputs_exits_with_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

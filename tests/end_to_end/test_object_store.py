@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, share, share_versions
 from rowmill.build.steps import Project, Step, open_project, plan_steps
 from rowmill.core import conditional_put, remote
 from rowmill.core.errors import BusyError, ConfigError, UnreachableError
 from rowmill.core.storage import Store
+from rowmill.executors import Share
 from rowmill.schema import manifest
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.recipes import Road, chat
@@ -36,10 +37,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
         yield made
 
 
-def build(project: Project, server: ObjectServer) -> tuple[int, dict[str, str], int]:
+def build(project: Project, server: ObjectServer, *only: str) -> tuple[int, dict[str, str], int]:
     """Build; return the requests that it took, the versions, and how many steps were made."""
     before = server.requests
-    done = runner.build(project)
+    done = runner.build(project, only=only)
     versions = {"/".join(step.key[1:]): report.version for step, report, _ in done}
     return server.requests - before, versions, sum(not report.reused for _, report, _ in done)
 
@@ -136,6 +137,29 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 
     monkeypatch.setenv(conditional_put.VARIABLE, "none")
     assert build(project, server)[1] == versions
+
+
+# ── Shares ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServer, tmp_path: Path) -> None:
+    rows = [chat(i, words=40) for i in range(800)]
+    groups = {"filters": {"deduplicate": "exact"}, "packing": {"group_tokens": 4096}}
+    local = Road(tmp_path).one("rows.jsonl", [*rows, *rows[:100:7]], **groups).build()
+    project, built = Road(tmp_path, "s3://bucket/store").project, dict[str, str]()
+
+    for job in share.list_jobs(project):
+        if job.command == "build":
+            built = build(project, server, *job.stages)[1]
+            continue
+        # Rows without duplicates are a second pass over the parts of all shares.
+        for number in (1, 2, 3, 1, 2, 3):
+            share.make_share(project, Share(number, 3), only=job.stages)
+
+    assert built == local.versions()
+    made = [path for path in server.objects if path.endswith("/part.json")]
+    assert len(made) > 10
+    assert not any(share_versions.FOLDER_NAME in path for path in server.objects)
 
 
 # ── Two builders ───────────────────────────────────────────────────────────────────────────────────

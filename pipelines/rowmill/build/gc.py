@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rowmill import stats
-from rowmill.build import share
+from rowmill.build import share, share_versions
 from rowmill.build.held_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
@@ -123,6 +123,8 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
         "versions": ("version", {f"{version}.json" for version in versions}),
         "parts": ("part", set(_iterate_part_names(at, kept_manifests))),
         "staged": ("staged copy", set(_iterate_staged_names(kept_manifests))),
+        # The parts of shares go, too, unless a build has named them.
+        share_versions.FOLDER_NAME: ("share's versions", set[str]()),
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)

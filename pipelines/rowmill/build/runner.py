@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rowmill import stats
+from rowmill.build import share_versions
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
 from rowmill.build.held_versions import HeldVersion, find_held_version
 from rowmill.build.hosts import require_equal_hosts
@@ -171,9 +172,11 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         require_equal_hosts(project)
+        share_versions.require_own_versions(work.store, step.key)
         _warn_of_outside_change(project, step, work)
         draft = prepared.make()
         made = manifest.save_manifest(work.store, _make_manifest(work, step, draft, fingerprint, started, asked.run_id))
+        share_versions.forget_versions(work.store, step.key)
         report = StepReport(
             made,
             reused=False,

@@ -6,13 +6,15 @@ What belongs here: which stages a share can work on now, and the order of jobs. 
     build raw_dataset ─► shares of canonical_rows ─► build it ─► shares of tokenized_examples ─► build it ─► …
 
 A share writes parts, and nothing that names them: no manifest, no pointer, no statistics. So any number of shares may
-run at once, twice, or beside a build; what two of them make has the same bytes.
+run at once, twice, or beside a build; what two of them make has the same bytes, because they have the same versions
+(`share_versions.py`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from rowmill.build import share_versions
 from rowmill.build.gate import open_inputs, require_one_history
 from rowmill.build.held_versions import find_held_version
 from rowmill.build.prepare import (
@@ -69,7 +71,8 @@ def make_share(
     Raises
     ------
     ConfigError
-        If a stage in `only` is not divided into shares, or a tokenizer or template is missing.
+        If a stage in `only` is not divided into shares, a tokenizer or template is missing, or another share was made
+        with other versions of what decides bytes.
     GateError
         At the end, if a check of an input blocks.
 
@@ -110,6 +113,7 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
         fingerprint, prepared = prepare_step(work, step)
         if find_reusable_output(work.store, step, fingerprint, prepared) is not None:
             return ShareReport(step, ShareOutcome.BUILT)
+        share_versions.claim_versions(work.store, step.key, share)
         try:
             prepared.make()
         except OtherSharesMissingError as stopped:

@@ -1,0 +1,84 @@
+"""Shares with different versions of what decides bytes: refused by shares and builds, until their parts are removed.
+
+What belongs here: the records of versions. What does not: shares as processes (`tests/cli/test_array_commands.py`).
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rowmill.build import gc, share, share_versions
+from rowmill.core.errors import ConfigError
+from rowmill.executors import Share
+from tests.build.test_share import TOTAL, make_all_shares, write_chats
+from tests.support.cli_project import FOREIGN_WARNINGS
+from tests.support.recipes import Built, Road
+
+pytestmark = FOREIGN_WARNINGS
+STAGE = "canonical_rows"
+MIXED = r"road/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
+
+
+@contextmanager
+def on_another_host() -> Generator[None]:
+    """Have another version of a package that decides bytes."""
+    other = share_versions.describe_versions() | {"pyarrow": "9.0"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(share_versions, "describe_versions", lambda: other)
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return write_chats(tmp_path_factory.mktemp("plain")).build(only=["raw_dataset", STAGE])
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Road:
+    """Return a project in which another host has made a share of rows."""
+    road = write_chats(tmp_path)
+    road.build(only=["raw_dataset"])
+    with on_another_host():
+        [report] = share.make_share(road.project, Share(1, TOTAL), only=[STAGE])
+    assert report.made
+    return road
+
+
+def count_parts(road: Road) -> int:
+    return len(list(road.store.rglob("part.json")))
+
+
+def test_another_share_is_refused_and_makes_nothing(begun: Road) -> None:
+    made, records = count_parts(begun), sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*"))
+
+    for number in (1, 2):
+        with pytest.raises(ConfigError, match=MIXED):
+            share.make_share(begun.project, Share(number, TOTAL), only=[STAGE])
+
+    assert count_parts(begun) == made
+    assert sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*")) == records
+
+
+def test_a_build_takes_no_such_part_until_they_are_removed(begun: Road, plain: Built) -> None:
+    with pytest.raises(ConfigError, match=MIXED):
+        begun.build()
+    assert not list(begun.store.rglob(f"{STAGE}/manifests/*"))
+
+    gc.collect_garbage(begun.project, keep=1, dry_run=False)
+    built = begun.build(only=["raw_dataset", STAGE])
+
+    assert built.report("rows", STAGE).parts_reused == 0
+    assert built.digests() == plain.digests()
+
+
+def test_a_build_of_the_shares_ends_their_records(begun: Road, plain: Built) -> None:
+    with on_another_host():
+        make_all_shares(begun, STAGE)
+        built = begun.build(only=["raw_dataset", STAGE])
+
+    assert built.report("rows", STAGE).parts_reused > 0
+    assert not list(begun.store.rglob(share_versions.FOLDER_NAME))
+    # Parts that an output names are reused after an upgrade, as ever.
+    assert begun.build(only=["raw_dataset", STAGE]).digests() == plain.digests()

@@ -1,7 +1,7 @@
 """Rewrites a finished part of canonical rows: rejects some rows, moves some to another split.
 
 What belongs here: the new files and counts of a part. What does not: choosing the rows, which is decided over all parts
-(`canonical_rows/stage.py`, `time_splits.py`).
+(`duplicate_rows.py`, `similar_rows.py`, `time_splits.py`).
 
     rows of the part   a  b  c  d          drop b: duplicate      rows a c d, rejects + b, ledger b: rejected
     splits             0  0  0  0          splits 0 0 1 0         c is validation
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import Store, digest_json
+from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
@@ -29,10 +29,22 @@ from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 SPLITS = ("train", "validation", "test")
 """Meaning of the codes in `RewriteTask.splits`."""
 
+REMOVED_SCHEMA = pa.schema(
+    [
+        pa.field("place", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+"""A row of a part that goes, and why."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """A part, the rows to drop with their reasons, and each row's split (None: unchanged)."""
+    """A part, the rows to drop with their reasons, and each row's split (None: unchanged).
+
+    What a worker decided is in `removed`, a file in `REMOVED_SCHEMA`, and then `drop` and `why` are empty.
+    """
 
     root: str
     folder: str
@@ -41,6 +53,7 @@ class RewriteTask:
     drop: tuple[int, ...]
     why: tuple[Rejected, ...]
     splits: bytes | None = None
+    removed: File | None = None
 
 
 def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask:
@@ -50,7 +63,21 @@ def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]
         return PartTask(part.fingerprint, None, 0, 0)
     why = tuple(removed[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
-    return PartTask(fingerprint, RewriteTask(work.store.root, work.folder, fingerprint, part, drop, why), 0, 0)
+    task = RewriteTask(work.store.root, work.folder, fingerprint, part, drop, why)
+    return PartTask(fingerprint, task, 0, part.files["rows"].bytes)
+
+
+def write_removed(store: Store, path: str, removed: Mapping[int, Rejected]) -> File:
+    """Write which rows of a part go, for `RewriteTask.removed`."""
+    reasons, details = [one.reason for one in removed.values()], [one.detail for one in removed.values()]
+    return write_parquet(store, path, pa.table([list(removed), reasons, details], schema=REMOVED_SCHEMA))
+
+
+def _list_removed(store: Store, task: RewriteTask) -> tuple[Sequence[int], Sequence[Rejected]]:
+    if task.removed is None:
+        return task.drop, task.why
+    places, reasons, details = (column.to_pylist() for column in store.table(task.removed).columns)
+    return places, [Rejected(reason, detail) for reason, detail in zip(reasons, details, strict=True)]
 
 
 def rewrite_rows(task: RewriteTask) -> Part:
@@ -62,11 +89,12 @@ def rewrite_rows(task: RewriteTask) -> Part:
         names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
     log = RejectLog(CANONICAL_ROWS)
-    dropped = rows.take(pa.array(task.drop, pa.int64())).to_pylist()
-    for row, rejected in zip(dropped, task.why, strict=True):
+    drop, why = _list_removed(store, task)
+    dropped = rows.take(pa.array(drop, pa.int64())).to_pylist()
+    for row, rejected in zip(dropped, why, strict=True):
         log.add(row["row_id"], rejected, row_as_bytes(row))
     keep = np.ones(rows.num_rows, bool)
-    keep[list(task.drop)] = False
+    keep[list(drop)] = False
     kept = rows.filter(pa.array(keep))
     rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
     ledger = _update_ledger(store.table(task.part.files["ledger"]), log)

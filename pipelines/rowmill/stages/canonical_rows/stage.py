@@ -1,11 +1,11 @@
 """Parts → canonical rows: formats, reasoning, tools, filters and splits over all parts, then duplicates among them.
 
-What belongs here: which parts to make, duplicates across parts, summing counts. What does not: processing one record
-(`canonicalization.py`) or one part (`text_rows.py`).
+What belongs here: which parts to make, the order of the steps over all parts, summing counts. What does not: processing
+one record (`canonicalization.py`) or one part (`text_rows.py`).
 
-Duplicates are found after all parts are made, from their hashes alone: the first of equal rows in source order is kept,
-so appended rows never displace earlier ones and a finished part stays finished. Then follow rows that have items of
-benchmarks or resemble a longer row (`similar_rows.py`), and splits by time that need all rows (`time_splits.py`).
+Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
+finished. Then follow rows that have items of benchmarks or resemble a longer row (`similar_rows.py`), and splits by
+time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,21 +15,18 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
+from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
 from rowmill.stages import inputs, reject_samples
 from rowmill.stages.base import (
@@ -48,6 +45,7 @@ from rowmill.stages.base import (
 from rowmill.stages.canonical_rows import (
     benchmark_items,
     contaminated_rows,
+    duplicate_rows,
     kind_facts,
     near_duplicate_rows,
     similar_rows,
@@ -57,7 +55,6 @@ from rowmill.stages.canonical_rows import (
     time_splits,
 )
 from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 8
@@ -108,8 +105,8 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
         tasks = _plan_row_tasks(work, part_groups, options)
         made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, tasks)
         known = None
-    distinct = _drop_duplicates(work, made)
-    filtered = similar_rows.filter_similar_rows(work, distinct, benchmarks)
+    distinct = duplicate_rows.drop_duplicates(work, made)
+    filtered = similar_rows.filter_similar_rows(work, distinct.parts, benchmarks)
     split = time_splits.split_by_time(work, filtered.parts)
     final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
@@ -123,9 +120,9 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
-    steps = {part.fingerprint for part in (*made, *distinct, *filtered.parts, *split.parts)}
+    steps = {part.fingerprint for part in (*made, *distinct.parts, *filtered.parts, *split.parts)}
     filtered.complete_output(draft)
-    draft.details["made_of"] = sorted((steps | filtered.made_of) - ends)
+    draft.details["made_of"] = sorted((steps | distinct.made_of | filtered.made_of) - ends)
     return draft if known is None else table_report.complete_table_output(work, draft, facts, known)
 
 
@@ -173,59 +170,6 @@ def _plan_row_tasks(work: StageContext, groups: Sequence[sources.PartGroup], opt
         )
         planned.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
     return planned
-
-
-def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
-    """Rewrite the parts that hold duplicates of earlier rows, without them."""
-    if work.dataset.filters.deduplicate == "off" or not made:
-        return made
-    column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    columns = [_read_row_hashes(work, part, column) for part in made]
-    starts = compute_offsets([len(one) for one in columns])
-    hashes = np.concatenate(columns)
-    keep = filters.mark_first_occurrences(hashes)
-    if keep.all():
-        return made
-    first = _map_duplicates(hashes, keep)
-    planned: list[PartTask] = []
-    for i, part in enumerate(made):
-        drop = np.flatnonzero(~keep[starts[i] : starts[i + 1]])
-        if not len(drop):
-            planned.append(PartTask(part.fingerprint, None, 0, 0))
-            continue
-        originals = tuple(_find_row_id(work, made, starts, first[int(starts[i] + d)]) for d in drop)
-        fingerprint = digest_json(part.fingerprint, "without", drop.tolist(), originals)
-        why = tuple(Rejected("duplicate", f"repeats {original}") for original in originals)
-        task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
-        planned.append(PartTask(fingerprint, task, 0, 0))
-    return make_parts(work, rewrite_rows, planned)[0]
-
-
-def _map_duplicates(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
-    """Map each duplicate's place to the place of the first equal row."""
-    kept = np.flatnonzero(keep)
-    order = kept[np.argsort(hashes[kept, 0], kind="stable")]
-    sorted_half = hashes[order, 0]
-    found: dict[int, int] = {}
-    for place in np.flatnonzero(~keep).tolist():
-        at = int(np.searchsorted(sorted_half, hashes[place, 0], "left"))
-        while hashes[order[at], 1] != hashes[place, 1]:
-            at += 1
-        found[place] = int(order[at])
-    return found
-
-
-def _read_row_hashes(work: StageContext, part: Part, column: str) -> NDArray[np.uint64]:
-    """Return a part's hashes as uint64[N, 2], without a Python object for any of them."""
-    values = work.store.table(part.files["rows"], [column]).column(0).combine_chunks()
-    buffer = values.buffers()[1]
-    return np.frombuffer(buffer, np.uint64, count=2 * len(values), offset=16 * values.offset).reshape(-1, 2).copy()
-
-
-def _find_row_id(work: StageContext, made: list[Part], starts: NDArray[np.int64], place: int) -> str:
-    which = int(np.searchsorted(starts, place, "right")) - 1
-    column = work.store.table(made[which].files["rows"], ["row_id"]).column(0)
-    return str(column[place - int(starts[which])].as_py())
 
 
 def _count_rows(

@@ -120,6 +120,5 @@ def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> P
     codes = np.maximum(decided.codes, 0).tobytes()
     why = tuple(decided.rejected[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
-    return PartTask(
-        fingerprint, RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop), why, codes), 0, 0
-    )
+    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop), why, codes)
+    return PartTask(fingerprint, task, 0, part.files["rows"].bytes)

@@ -1,0 +1,300 @@
+"""Finds the rows of a dataset that equal an earlier row, over all parts, and removes them.
+
+What belongs here: the hashes of all rows in buckets, the first row of each hash, the removal. What does not: the hash
+of a row (`formats/filters.py`), rewriting a part (`rewrite_part.py`), similar rows (`near_duplicate_rows.py`).
+
+    parts of a block ─► hash, row, row id, in buckets by the first byte of the hash     a task per block of 4 Mi rows
+    a bucket of all blocks ─► rows that repeat an earlier one, by block                 a task per bucket
+    a block of all buckets ─► what to remove from each part                             a task per block ─► rewrite_part
+
+The first row in source order is kept, so appended rows never displace earlier ones. Equal hashes are in one bucket, so
+no process holds the hashes of more than some 4 Mi rows, up to 256 buckets, and the calling process holds none. The
+hashes of a block are kept under its parts' fingerprints: the next build hashes new parts only. Rows that fit one block
+are compared in the calling process, and nothing but the rewritten parts is written.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.formats import filters
+from rowmill.schema.manifest import Part
+from rowmill.schema.rows import Rejected
+from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows, write_removed
+from rowmill.stages.part_files import write_parquet
+
+VERSION = 1
+"""Increase it when the files of blocks and buckets may have other content."""
+
+BLOCK_ROWS = 1 << 22
+"""Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
+MAX_BUCKETS = 256
+
+_LINE_SCHEMA = pa.schema(
+    [
+        pa.field("hash", pa.binary(filters.HASH_BYTES), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("row_id", pa.string(), nullable=False),
+    ]
+)
+"""A row of a block: `row` counts through the block's parts."""
+_REPEAT_SCHEMA = pa.schema(
+    [pa.field("row", pa.int64(), nullable=False), pa.field("original", pa.string(), nullable=False)]
+)
+"""A row of a block that equals an earlier one, and the id of the first that it equals."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctRows:
+    """The parts without duplicates, and the fingerprints of the parts that the hashes are kept in."""
+
+    parts: list[Part]
+    made_of: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Consecutive parts: `parts[first:]` of a dataset, whose rows one task reads."""
+
+    first: int
+    parts: tuple[Part, ...]
+
+
+def drop_duplicates(work: StageContext, made: list[Part]) -> DistinctRows:
+    """Rewrite the parts that hold duplicates of earlier rows, without them."""
+    if work.dataset.filters.deduplicate == "off" or not made:
+        return DistinctRows(made)
+    column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
+    blocks = list(_cut_blocks(made))
+    hashed: list[Part] = []
+    if len(blocks) == 1:
+        rewrites = dict(_plan_one_block(work, blocks[0], column))
+    else:
+        hashed = _hash_blocks(work, blocks, column)
+        rewrites = dict(_plan_removals(work, blocks, _find_all_repeats(work, hashed)))
+    planned = [rewrites.get(number, PartTask(part.fingerprint, None, 0, 0)) for number, part in enumerate(made)]
+    parts = make_parts(work, rewrite_rows, planned)[0] if rewrites else made
+    return DistinctRows(parts, frozenset(one.fingerprint for one in hashed))
+
+
+def _cut_blocks(made: Sequence[Part]) -> Iterator[_Block]:
+    """Cut the parts into blocks; appended parts change the last block only."""
+    first, rows = 0, 0
+    for number, part in enumerate(made):
+        rows += int(part.facts["kept"])
+        if rows > BLOCK_ROWS and number > first:
+            yield _Block(first, tuple(made[first:number]))
+            first, rows = number, int(part.facts["kept"])
+    yield _Block(first, tuple(made[first:]))
+
+
+def _plan_one_block(work: StageContext, block: _Block, column: str) -> Iterator[tuple[int, PartTask]]:
+    """Yield the number of each part that must be rewritten, and its task."""
+    repeats = _find_repeats(_read_lines(work.store, [part.files["rows"] for part in block.parts], column))
+    for number, removal in _split_removals(block.parts, repeats):
+        part, removed = block.parts[number], removal.list_removed()
+        drop, why = tuple(removed), tuple(removed.values())
+        task = RewriteTask(work.store.root, work.folder, removal.fingerprint, part, drop, why)
+        yield number, PartTask(removal.fingerprint, task, 0, part.files["rows"].bytes)
+
+
+# ── Rows of a block, in buckets ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _HashTask:
+    root: str
+    folder: str
+    fingerprint: str
+    rows: tuple[File, ...]
+    column: str
+    buckets: int
+
+
+def _hash_blocks(work: StageContext, blocks: Sequence[_Block], column: str) -> list[Part]:
+    # As many buckets as blocks, so that a bucket has about as many rows as a block.
+    buckets = min(1 << (len(blocks) - 1).bit_length(), MAX_BUCKETS)
+    planned: list[PartTask] = []
+    for block in blocks:
+        fingerprint = digest_json("row hashes", VERSION, [part.fingerprint for part in block.parts], column, buckets)
+        rows = tuple(part.files["rows"] for part in block.parts)
+        task = _HashTask(work.store.root, work.folder, fingerprint, rows, column, buckets)
+        planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in rows)))
+    return make_parts(work, hash_block, planned)[0]
+
+
+def hash_block(task: _HashTask) -> Part:
+    """Write the hashes of a block's rows, in a file per bucket."""
+    store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
+    lines = _read_lines(store, task.rows, task.column)
+    bits = task.buckets.bit_length() - 1
+    firsts = _view_halves(lines).view(np.uint8)[:, 0]
+    of_bucket = firsts >> np.uint8(8 - bits)
+    order = np.argsort(of_bucket, kind="stable")
+    borders = np.searchsorted(of_bucket[order], np.arange(task.buckets + 1))
+    files = {
+        str(bucket): write_parquet(store, f"{at}/bucket-{bucket:03d}.parquet", lines.take(order[begin:end]))
+        for bucket, (begin, end) in enumerate(pairwise(borders.tolist()))
+        if begin < end
+    }
+    return Part(task.fingerprint, files, {"rows": len(lines)})
+
+
+def _read_lines(store: Store, rows: Sequence[File], column: str) -> pa.Table:
+    """Return the hashes and ids of the rows of some parts, in `_LINE_SCHEMA`."""
+    tables = [store.table(file, (column, "row_id")).select([column, "row_id"]) for file in rows]
+    joined = pa.concat_tables(tables).combine_chunks()
+    hashes, row_ids = (joined.column(name) for name in (column, "row_id"))
+    return pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
+
+
+def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:
+    """Return the hashes as uint64[N, 2], without a Python object for any of them."""
+    hashes = lines.column("hash").combine_chunks()
+    if not len(hashes):
+        return np.empty((0, 2), np.uint64)
+    return np.frombuffer(hashes.buffers()[1], np.uint64, 2 * len(hashes), 16 * hashes.offset).reshape(-1, 2)
+
+
+# ── A bucket of all blocks ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketTask:
+    """The lines of one bucket, with the number of the block of each file."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    lines: tuple[tuple[int, File], ...]
+
+
+def _find_all_repeats(work: StageContext, hashed: Sequence[Part]) -> list[Part]:
+    """Compare the hashes of all blocks, bucket by bucket."""
+    names = sorted({name for one in hashed for name in one.files}, key=int)
+    known = [one.fingerprint for one in hashed]
+    planned: list[PartTask] = []
+    for name in names:
+        lines = tuple((block, one.files[name]) for block, one in enumerate(hashed) if name in one.files)
+        fingerprint = digest_json("repeated rows", VERSION, known, name)
+        task = _BucketTask(work.store.root, work.folder, fingerprint, lines)
+        planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for _, file in lines)))
+    return make_parts(work, find_bucket_repeats, planned)[0]
+
+
+def find_bucket_repeats(task: _BucketTask) -> Part:
+    """Write the rows of a bucket that equal an earlier one, in a file per block."""
+    store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
+    tables = [store.table(file) for _, file in task.lines]
+    starts = compute_offsets([len(table) for table in tables])
+    lines = pa.concat_tables(tables).combine_chunks()
+    places, originals = match_repeats(_view_halves(lines))
+    borders = np.searchsorted(places, starts)
+    files: dict[str, File] = {}
+    for (block, _), (begin, end) in zip(task.lines, pairwise(borders.tolist()), strict=True):
+        if begin < end:
+            found = _name_repeats(lines, places[begin:end], originals[begin:end])
+            files[str(block)] = write_parquet(store, f"{at}/block-{block:05d}.parquet", found)
+    return Part(task.fingerprint, files, {"repeats": len(places)})
+
+
+def _find_repeats(lines: pa.Table) -> pa.Table:
+    """Return the rows that equal an earlier one, in `_REPEAT_SCHEMA`."""
+    return _name_repeats(lines, *match_repeats(_view_halves(lines)))
+
+
+def _name_repeats(lines: pa.Table, places: Ints, originals: Ints) -> pa.Table:
+    rows, row_ids = lines.column("row").take(places), lines.column("row_id").take(originals)
+    return pa.table([rows, row_ids], schema=_REPEAT_SCHEMA)
+
+
+def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Return the places of hashes that occurred before, ascending, and the first place of each such hash."""
+    places = np.flatnonzero(~filters.mark_first_occurrences(halves))
+    if not len(places):
+        return places, places
+    # Only hashes that repeat are sorted in full, each first occurrence before its repeats.
+    halves = np.ascontiguousarray(halves)
+    alike = np.flatnonzero(np.isin(halves[:, 0], halves[places, 0]))
+    order = alike[np.lexsort((alike, halves[alike, 1], halves[alike, 0]))]
+    is_new = np.append(True, (halves[order[1:]] != halves[order[:-1]]).any(axis=1))
+    firsts = np.empty(len(halves), np.int64)
+    firsts[order] = order[is_new][np.cumsum(is_new) - 1]
+    return places, firsts[places]
+
+
+# ── What to remove from each part ────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """A part without its duplicates: its fingerprint, their places, and the ids of the rows that they repeat."""
+
+    fingerprint: str
+    places: list[int]
+    originals: list[str]
+
+    def list_removed(self) -> dict[int, Rejected]:
+        """Return the reject of each row that goes, by its place."""
+        pairs = zip(self.places, self.originals, strict=True)
+        return {place: Rejected("duplicate", f"repeats {original}") for place, original in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class _RemovalTask:
+    root: str
+    folder: str
+    fingerprint: str
+    parts: tuple[Part, ...]
+    repeats: tuple[File, ...]
+
+
+def _plan_removals(
+    work: StageContext, blocks: Sequence[_Block], repeated: Sequence[Part]
+) -> Iterator[tuple[int, PartTask]]:
+    """Yield the number of each part that must be rewritten, and its task, which names a file of what to remove."""
+    known = [one.fingerprint for one in repeated]
+    planned: list[PartTask] = []
+    for number, block in enumerate(blocks):
+        repeats = tuple(one.files[str(number)] for one in repeated if str(number) in one.files)
+        fingerprint = digest_json("removed duplicates", VERSION, known, number)
+        task = _RemovalTask(work.store.root, work.folder, fingerprint, block.parts, repeats)
+        planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in repeats)))
+    for block, made in zip(blocks, make_parts(work, plan_block_removals, planned)[0], strict=True):
+        for name, file in made.files.items():
+            part, fingerprint = block.parts[int(name)], made.facts["rewritten"][name]
+            task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), removed=file)
+            yield block.first + int(name), PartTask(fingerprint, task, 0, part.files["rows"].bytes)
+
+
+def plan_block_removals(task: _RemovalTask) -> Part:
+    """Write what to remove from each part of a block, and name what it becomes."""
+    store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
+    tables = [_REPEAT_SCHEMA.empty_table(), *(store.table(file) for file in task.repeats)]
+    repeats = pa.concat_tables(tables).combine_chunks().sort_by("row")
+    files: dict[str, File] = {}
+    rewritten: dict[str, str] = {}
+    for number, removal in _split_removals(task.parts, repeats):
+        rewritten[str(number)] = removal.fingerprint
+        files[str(number)] = write_removed(store, f"{at}/part-{number:05d}.parquet", removal.list_removed())
+    return Part(task.fingerprint, files, {"rewritten": rewritten})
+
+
+def _split_removals(parts: Sequence[Part], repeats: pa.Table) -> Iterator[tuple[int, _Removal]]:
+    """Yield the number of each part with duplicates, and what to remove from it; `repeats` are in order of rows."""
+    starts = compute_offsets([int(part.facts["kept"]) for part in parts])
+    borders = np.searchsorted(repeats.column("row").to_numpy(), starts)
+    for number, (begin, end) in enumerate(pairwise(borders.tolist())):
+        if begin < end:
+            own = repeats.slice(begin, end - begin)
+            places = (own.column("row").to_numpy() - starts[number]).tolist()
+            originals = own.column("original").to_pylist()
+            fingerprint = digest_json(parts[number].fingerprint, "without", places, originals)
+            yield number, _Removal(fingerprint, places, originals)

@@ -1,0 +1,94 @@
+"""`filters.deduplicate` over many parts: buckets of many blocks find what one process finds that holds all rows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.stages.canonical_rows import duplicate_rows
+from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
+from tests.support.recipes import CHAT, TEXT, Built, Road, lines
+
+UP_TO_ROWS = ("raw_dataset", "canonical_rows")
+FILES = 4
+
+
+def text(i: int) -> dict[str, Any]:
+    """Return a document of 5 KB: 40 of them are a file that has parts of its own."""
+    return {"text": f"document {i} " * 400}
+
+
+ROWS = [text(i * i % 60) for i in range(40 * FILES)]
+"""Most rows repeat an earlier one: of their own file, of the one before, or of the first."""
+CONTENTS = [lines(ROWS[begin : begin + 40]) for begin in range(0, len(ROWS), 40)]
+
+
+def build(folder: Path, contents: Sequence[bytes], kind: Any = TEXT, **filters: Any) -> Built:
+    road = Road(folder)
+    ending = "json" if contents[0].startswith(b"[") else "jsonl"
+    urls = [road.write(f"{number}.{ending}", content) for number, content in enumerate(contents)]
+    road.recipe({"rows": {"source": {"train_urls": urls}, "format": kind, "filters": filters}})
+    return road.build(only=UP_TO_ROWS)
+
+
+def list_hashes(folder: Path) -> set[Path]:
+    return set((folder / ".rowmill").rglob("bucket-*.parquet"))
+
+
+@pytest.mark.parametrize("deduplicate", ["exact", "prefix200"])
+def test_buckets_of_many_blocks_write_what_one_block_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicate: str
+) -> None:
+    whole = build(tmp_path / "whole", CONTENTS, deduplicate=deduplicate)
+    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 30)
+    in_blocks = build(tmp_path / "blocks", CONTENTS, deduplicate=deduplicate)
+
+    texts = [row["text"] for row in in_blocks.rows_of("rows", "canonical_rows", file="rows")]
+    assert texts == list(dict.fromkeys(row["text"] for row in ROWS))
+    # Fingerprints, paths and bytes are the same, so a dataset that grows past a block keeps its parts.
+    assert in_blocks.digests() == whole.digests()
+    assert in_blocks.versions() == whole.versions()
+    assert len(list_hashes(tmp_path / "blocks")) > FILES
+    assert list_hashes(tmp_path / "whole") == set()
+
+
+def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 30)
+    first = build(tmp_path, CONTENTS[:3], deduplicate="exact")
+    hashed = list_hashes(tmp_path)
+    second = build(tmp_path, CONTENTS, deduplicate="exact")
+
+    assert hashed < list_hashes(tmp_path)
+    made_of = [set(built.manifest("rows", "canonical_rows").details["made_of"]) for built in (first, second)]
+    # Garbage collection spares what a manifest names here.
+    assert {path.parent.name for path in hashed} <= made_of[0]
+    assert {path.parent.name for path in list_hashes(tmp_path)} <= made_of[1]
+    kept = [built.manifest("rows", "canonical_rows").facts["kept"] for built in (first, second)]
+    assert kept == [len({row["text"] for row in ROWS[:end]}) for end in (120, 160)]
+
+
+@given(st.lists(st.tuples(st.sampled_from((0, 1, 1 << 63)), st.integers(0, 2)), max_size=30))
+def test_repeats_are_matched_with_the_first_of_a_plain_loop(pairs: list[tuple[int, int]]) -> None:
+    """Few values, so that hashes agree in one half only, too."""
+    expected = [(place, pairs.index(pair)) for place, pair in enumerate(pairs) if pair in pairs[:place]]
+
+    places, firsts = match_repeats(np.array(pairs, np.uint64).reshape(-1, 2))
+
+    assert list(zip(places.tolist(), firsts.tolist(), strict=True)) == expected
+
+
+@pytest.mark.real_data
+def test_a_second_copy_of_real_dialogues_goes_whole(
+    tmp_path: Path, real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (real_data / "tools/glaive_toolcall_en_demo.json").read_bytes()
+    once = build(tmp_path / "once", [content], CHAT).manifest("rows", "canonical_rows").facts
+    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 100)
+    twice = build(tmp_path / "twice", [content, content], CHAT).manifest("rows", "canonical_rows").facts
+
+    assert (once["records"], once["kept"], once["rejected"]) == (300, 265, 35)
+    assert (twice["records"], twice["kept"], twice["rejected"]) == (600, 265, 335)

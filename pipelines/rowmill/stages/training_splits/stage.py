@@ -40,6 +40,7 @@ from rowmill.stages.base import (
 )
 from rowmill.stages.inputs import get_packed_shards
 from rowmill.stages.training_splits import leakage, table_leakage
+from rowmill.stages.training_splits.schedule import tabulate_schedule
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
@@ -116,7 +117,8 @@ def make_training_splits(work: StageContext) -> StageOutput:
     )
     steps = _rank_steps(work, dealt, by_place)
     part = _save_order(work, order, dealt, steps)
-    return _build_order_output(work, packed, sizes, order, dealt, by_place, steps, part)
+    schedule = tabulate_schedule(order, dealt, {name: (one.tokens, one.trained) for name, one in sequences.items()})
+    return _build_order_output(work, packed, sizes, order, dealt, by_place, steps, part, schedule)
 
 
 def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -> None:
@@ -248,6 +250,7 @@ def _build_order_output(
     by_place: SequenceFacts,
     steps: pa.Table,
     part: Part,
+    schedule: DisplayTable,
 ) -> StageOutput:
     shown = np.unique(_number_globally(order, sizes))
     total = sum(sizes.values())
@@ -291,6 +294,7 @@ def _build_order_output(
             "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
             "shares": _shares_table(work, rows),
             "mixture": _mixture_table(work, order, dealt, by_place, sizes),
+            "schedule": schedule,
         },
         histograms=_step_histogram(steps),
         samples=leaking.samples,

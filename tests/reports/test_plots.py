@@ -1,6 +1,7 @@
 """Pictures: what they show, that they are well-formed, and that words from data stay words."""
 
 import base64
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 from hypothesis import given
@@ -52,11 +53,31 @@ def test_histogram_svg_draws_a_bar_per_count_in_proportion_and_colours_those_pas
 
 
 def test_histogram_svg_marks_the_limit_where_its_bin_begins() -> None:
-    svg = plots.draw_histogram_svg(HISTOGRAM, width=316)
+    svg = plots.draw_histogram_svg(HISTOGRAM, width=323)
 
-    # 8 pixels of margin and two of three bars of 100 pixels.
-    assert 'd="M208.0' in svg
+    # 15 pixels for the counts at the left and two of three bars of 100 pixels.
+    assert 'd="M215.0' in svg
     assert "limit 20<" in svg
+
+
+def test_axis_of_uneven_bins_with_a_far_tail_has_round_numbers_below_the_tail() -> None:
+    edges = (*(1506.3 + 63.7 * i for i in range(21)), 9000.0)
+    svg = plots.draw_histogram_svg(Histogram("load", "tokens", edges, (7,) * 21), width=520)
+
+    labels = [one.text or "" for one in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert labels[0] == "load (tokens): 147 total"
+    assert labels[1:] == ["5", "1,600", "1,800", "2,000", "2,200", "2,400", "2,600"]
+
+
+@given(st.integers(-1000, 1000), st.floats(1e-2, 1e9), st.integers(1, 12))
+def test_round_ticks_are_few_inside_the_range_and_of_one_digit_apart(lowest: int, width: float, most: int) -> None:
+    ticks = plots.choose_round_ticks(lowest, lowest + width, most)
+
+    assert len(ticks) <= most + 1
+    gaps = {float(f"{b - a:.6g}") for a, b in pairwise(ticks)}
+    assert len(gaps) <= 1
+    assert all(f"{gap:e}"[0] in "125" and float(f"{gap:.1g}") == gap for gap in gaps)
+    assert all(lowest - 1e-6 * width <= at <= lowest + width * (1 + 1e-6) for at in ticks)
 
 
 def test_histogram_svg_with_a_limit_beyond_all_lengths_points_to_it() -> None:

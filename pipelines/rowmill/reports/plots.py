@@ -3,19 +3,27 @@
 What belongs here: pure functions from counts to text. What does not: counting, and where a plot is shown. There is no
 plotting library: a histogram is forty rectangles, and importing a library takes longer than the stage that it draws.
 
-Every plot is self-contained (no script, style sheet or external address) and has a light background, so that it is
-readable on dark pages as well. Text from data is escaped.
+Every plot is self-contained (no script, style sheet or external address). Its colours are a page's own variables where
+a page has them, and else those of a light background, which is readable on dark pages as well. Text from data is
+escaped.
 """
 
 import base64
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
-from math import ceil, floor
+from math import ceil, floor, log10
 
 from rowmill.schema.manifest import Histogram
 
-INK, PANEL, BAR, OVER, MARK = "#1f2933", "#ffffff", "#4c78a8", "#e45756", "#b3261e"
+INK, PANEL, BAR, OVER, MARK, GRID = (
+    "var(--ink, #1f2933)",
+    "var(--panel, #ffffff)",
+    "#4c78a8",
+    "#e45756",
+    "var(--bad, #b3261e)",
+    "var(--line, #dde3e8)",
+)
 
 SPARK_HEIGHT = 24
 SPARK_STEP = 5
@@ -51,26 +59,56 @@ def make_data_uri(svg: str) -> str:
 def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:
     """Draw a histogram with bars of equal width, bars past the limit in another colour, and the limit marked.
 
-    Bins may differ in width (the last one holds the far tail), so the axis counts bins, and each edge is labelled at
-    its own bar. A tooltip on every bar gives its range and count.
+    Bins may differ in width (the last one holds the far tail), so the axis counts bins, and a round number is placed
+    where its bin has it. A tooltip on every bar gives its range and count.
     """
-    left, top, bottom = 8, 34, height - 26
-    bars = max(len(histogram.counts), 1)
-    step = (width - 2 * left) / bars
     highest = max(histogram.counts, default=0) or 1
+    levels = [at for at in choose_round_ticks(0, highest, 3)[1:] if at == round(at)]
+    left, top, bottom = 8 + 7 * max((len(_format_number(at)) for at in levels), default=0), 34, height - 26
+    step = (width - left - 8) / max(len(histogram.counts), 1)
+    scale = (bottom - top) / highest
+    grid = [_draw_level(left, bottom - scale * at, width - 8, _format_number(at)) for at in levels]
     drawn = [
-        _draw_bar(histogram, i, left + i * step, step, bottom, (bottom - top) * count / highest)
+        _draw_bar(histogram, i, left + i * step, step, bottom, scale * count)
         for i, count in enumerate(histogram.counts)
     ]
-    axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - left}"/>'
+    axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>'
     labels = [
-        _draw_text(left + i * step, bottom + 15, _format_number(histogram.edges[i]), "middle" if i else "start")
-        for i in _choose_labelled_edges(histogram)
+        _draw_tick(left + _locate_value(histogram.edges, at) * step, bottom, _format_number(at))
+        for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 70))
     ]
-    total = f"{sum(histogram.counts):,} total, tallest bar {max(histogram.counts, default=0):,}"
-    title = _draw_text(left, 16, f"{histogram.title} ({histogram.unit}): {total}", "start")
+    heading = f"{histogram.title} ({histogram.unit}): {sum(histogram.counts):,} total"
+    title = _draw_text(8, 16, heading, "start")
     mark = _draw_limit_mark(histogram, left, step, top, bottom)
-    return _wrap_svg(width, height, histogram.title, [title, *drawn, axis, *labels, *mark])
+    return _wrap_svg(width, height, histogram.title, [title, *grid, *drawn, axis, *labels, *mark])
+
+
+def _draw_level(left: float, y: float, right: float, label: str) -> str:
+    return f'<path stroke="{GRID}" d="M{left} {y:.1f}H{right}"/>' + _draw_text(left - 5, y + 4, label, "end")
+
+
+def _draw_tick(x: float, bottom: int, label: str) -> str:
+    return f'<path stroke="{INK}" d="M{x:.1f} {bottom}v4"/>' + _draw_text(x, bottom + 15, label, "middle")
+
+
+def _choose_axis_ticks(histogram: Histogram, *, most: int) -> list[float]:
+    """Choose round numbers below the bars; a last bin that holds a far tail gets none."""
+    edges = histogram.edges
+    if len(edges) < 2:
+        return []
+    usual = edges[1] - edges[0]
+    has_tail = len(edges) > 2 and edges[-1] - edges[-2] > 1.5 * usual
+    return choose_round_ticks(edges[0], edges[-2] if has_tail else edges[-1], most)
+
+
+def choose_round_ticks(lowest: float, highest: float, most: int) -> list[float]:
+    """Return at most `most` + 1 multiples of 1, 2 or 5 times a power of ten within a range, evenly spaced."""
+    if highest <= lowest or most < 1:
+        return []
+    step = 10.0 ** floor(log10((highest - lowest) / most))
+    step = next(step * factor for factor in (1, 2, 5, 10, 20) if (highest - lowest) / (step * factor) <= most)
+    first, last = ceil(lowest / step - 1e-9), floor(highest / step + 1e-9)
+    return [round(at * step, 12) for at in range(first, last + 1)]
 
 
 def _draw_bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, tall: float) -> str:
@@ -84,12 +122,6 @@ def _draw_bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, 
         f'<rect fill="{colour}" x="{x + 0.5:.1f}" y="{bottom - tall:.1f}" width="{max(step - 1, 0.5):.1f}" '
         f'height="{tall:.1f}"><title>{_format_number(lower)} to {_format_number(upper)}: {count:,}</title></rect>'
     )
-
-
-def _choose_labelled_edges(histogram: Histogram) -> list[int]:
-    """Choose the edges to write below the axis: evenly spaced from the first, about eight."""
-    bars = len(histogram.counts)
-    return list(range(0, bars, max(ceil(bars / 8), 1)))
 
 
 def _draw_limit_mark(histogram: Histogram, left: int, step: float, top: int, bottom: int) -> list[str]:

@@ -1,0 +1,297 @@
+"""Flows of rows and tokens through the stages, from read records to the sequences of the order.
+
+What belongs here: joining the ledgers of consecutive stages into levels and branches that add up. What does not:
+counting (the stages), drawing (`sankey.py`).
+
+    1,343 records read
+      - 10 duplicate, - 5 bad_messages …      branches: the ledger of the stage
+    1,304 rows                                the next level: what the stage counted by itself
+
+Between two levels of one unit, count - branches out + branches in is the next level's count. Both are counted
+separately, so a difference is shown as a branch of its own, `unaccounted`. Where the unit changes (rows to examples to
+sequences), a level begins anew.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from rowmill.core.stage_names import (
+    CANONICAL_ROWS,
+    PACKED_SHARDS,
+    RAW_DATASET,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+)
+from rowmill.schema.facts import (
+    PackedShardsFacts,
+    RawDatasetFacts,
+    TokenizedExamplesFacts,
+    read_facts,
+)
+from rowmill.schema.ledger import KEPT, REJECTED
+from rowmill.schema.manifest import Manifest, StageKey
+
+BranchKind = Literal["rejected", "left_out", "evaluation", "added", "trained", "context", "padding", "unaccounted"]
+"""What a branch is: lost for a reason, left out on purpose, for evaluation, added, or a class of the last level."""
+
+LAST_CLASSES: tuple[BranchKind, ...] = ("trained", "context", "padding")
+"""The classes into which the last level is divided."""
+
+SHOWN_BRANCHES = 8
+"""Branches between two levels; further ones are summed."""
+
+REPEATED = "repeated"
+"""The state of the table `schedule` that adds to what is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBranch:
+    """What leaves the flow below a level, or joins it."""
+
+    name: str
+    count: int
+    kind: BranchKind
+    joins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLevel:
+    """What reaches a stage, in one unit, and its branches before the next level."""
+
+    label: str
+    unit: str
+    count: int
+    branches: tuple[FlowBranch, ...] = ()
+
+    @property
+    def remaining(self) -> int:
+        """What is left behind the branches."""
+        return self.count + sum(one.count if one.joins else -one.count for one in self.branches)
+
+
+Flow = tuple[FlowLevel, ...]
+
+
+def select_chain(made: Mapping[StageKey, Manifest | None], recipe: str, dataset: str) -> dict[str, Manifest]:
+    """Return the current outputs of a dataset that were built from each other, by stage, as far as they go."""
+    chain: dict[str, Manifest] = {}
+    earlier: Manifest | None = None
+    for key in [(recipe, dataset, stage) for stage in _CHAIN] + [(recipe, TRAINING_SPLITS)]:
+        one = made.get(key)
+        if one is None or (earlier and one.inputs.get("/".join(earlier.key)) != earlier.version):
+            break
+        chain[key[-1]] = earlier = one
+    return chain
+
+
+_CHAIN = (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES, PACKED_SHARDS)
+
+
+# ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trace_rows(chain: Mapping[str, Manifest], dataset: str) -> Flow:
+    """Return the flow of a dataset's rows, then examples, then sequences."""
+    return balance_levels(_iterate_row_levels(chain, dataset))
+
+
+def _iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[FlowLevel]:
+    raw, rows, examples, packed = (chain.get(stage) for stage in _CHAIN)
+    if raw is None:
+        return
+    records = read_facts(RawDatasetFacts, raw.facts).records
+    if rows is None:
+        yield FlowLevel("records read", "rows", records)
+        return
+    # A custom format may make several rows of one record; each has its own line in the ledger.
+    further = sum(int(part.facts.get("further_rows", 0)) for part in rows.parts)
+    joined = (FlowBranch("further rows of a record", further, "added", joins=True),) if further else ()
+    yield FlowLevel("records read", "rows", records, (*_list_ledger_branches(rows), *joined))
+    if examples is None:
+        yield FlowLevel("rows", "rows", _count_kept(rows))
+        return
+    yield FlowLevel("rows", "rows", _count_kept(rows), _list_ledger_branches(examples))
+    yield FlowLevel("rows in examples", "rows", _count_kept(examples))
+    made = read_facts(TokenizedExamplesFacts, examples.facts).examples
+    if packed is None:
+        yield FlowLevel("examples", "examples", made)
+        return
+    yield FlowLevel("examples", "examples", made, _list_ledger_branches(packed))
+    yield FlowLevel("examples packed", "examples", _count_kept(packed))
+    yield from _iterate_order_levels(chain, dataset, "sequences")
+
+
+def _list_ledger_branches(made: Manifest) -> tuple[FlowBranch, ...]:
+    """Return what a stage did not keep, the most frequent first."""
+    lines = sorted((line for line in made.ledger if line[0] != KEPT and line[2]), key=lambda line: (-line[2], line))
+    return tuple(
+        FlowBranch(reason or state.replace("_", " "), count, "rejected" if state == REJECTED else "left_out")
+        for state, reason, count in lines
+    )
+
+
+def _count_kept(made: Manifest) -> int:
+    return sum(count for state, _, count in made.ledger if state == KEPT)
+
+
+# ── Tokens ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trace_tokens(chain: Mapping[str, Manifest], dataset: str, *, seq_len: int) -> Flow:
+    """Return the flow of a dataset's tokens, from those of its rendered rows to the positions that a trainer reads."""
+    return balance_levels(_iterate_token_levels(chain, dataset, seq_len))
+
+
+def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: int) -> Iterator[FlowLevel]:
+    examples, packed = chain.get(TOKENIZED_EXAMPLES), chain.get(PACKED_SHARDS)
+    if examples is None:
+        return
+    classes: dict[str, int] = {}
+    for _, name, count in examples.token_ledger:
+        classes[name] = classes.get(name, 0) + count
+    cut = classes.get("truncated", 0)
+    truncated = (FlowBranch("truncated", cut, "rejected"),) if cut else ()
+    yield FlowLevel("tokens of kept rows", "tokens", sum(classes.values()), truncated)
+    made = read_facts(TokenizedExamplesFacts, examples.facts).tokens
+    if packed is None:
+        yield FlowLevel("tokens in examples", "tokens", made)
+        return
+    dropped = sum(count for _, _, count in packed.token_ledger)
+    yield FlowLevel(
+        "tokens in examples",
+        "tokens",
+        made,
+        (FlowBranch("dropped by packing", dropped, "rejected"),) if dropped else (),
+    )
+    yield from _iterate_order_levels(chain, dataset, "tokens")
+    yield from _iterate_position_levels(chain, dataset, seq_len)
+
+
+def _iterate_position_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: int) -> Iterator[FlowLevel]:
+    """Yield what a trainer reads: every token as often as it is scheduled, and the padding of its sequences."""
+    schedule = _read_schedule(chain, dataset)
+    if schedule is None:
+        return
+    sequences, tokens, trained = (
+        schedule[KEPT][column] + schedule[REPEATED][column] for column in ("sequences", "tokens", "trained_tokens")
+    )
+    padding = sequences * seq_len - tokens
+    classes: tuple[tuple[str, int, BranchKind], ...] = (
+        ("trained", trained, "trained"),
+        ("not trained", tokens - trained, "context"),
+        ("padding", padding, "padding"),
+    )
+    joined = (FlowBranch("padding", padding, "padding", joins=True),) if padding else ()
+    yield FlowLevel("tokens in all passes", "tokens", tokens, joined)
+    yield FlowLevel(
+        "positions read by the trainer",
+        "tokens",
+        sequences * seq_len,
+        tuple(FlowBranch(name, count, kind) for name, count, kind in classes if count),
+    )
+
+
+# ── Sequences and their tokens in the order ────────────────────────────────────────────────────────
+
+
+def _iterate_order_levels(
+    chain: Mapping[str, Manifest], dataset: str, unit: Literal["sequences", "tokens"]
+) -> Iterator[FlowLevel]:
+    """Yield what is packed, what of it is for training, and what the order schedules."""
+    packed = chain[PACKED_SHARDS]
+    facts = read_facts(PackedShardsFacts, packed.facts)
+    splits = _read_column(packed, "packing", "split", unit)
+    branches = tuple(
+        FlowBranch(f"{split} split", count, "evaluation")
+        for split, count in splits.items()
+        if split != "train" and count
+    )
+    yield FlowLevel(f"{unit} packed", unit, getattr(facts, unit), branches)
+    schedule = _read_schedule(chain, dataset)
+    if schedule is None:
+        yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0))
+        return
+    left = tuple(
+        FlowBranch(state.replace("_", " "), counts[unit], "left_out")
+        for state, counts in schedule.items()
+        if state not in (KEPT, REPEATED) and counts[unit]
+    )
+    yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0), left)
+    again = schedule[REPEATED][unit]
+    joined = (FlowBranch("repeated in later passes", again, "added", joins=True),) if again else ()
+    yield FlowLevel(f"{unit} scheduled", unit, schedule[KEPT][unit], joined)
+    if unit == "sequences":
+        yield FlowLevel("sequences in all passes", unit, schedule[KEPT][unit] + again)
+
+
+def _read_column(made: Manifest, table: str, key: str, value: str) -> dict[str, int]:
+    """Return a column of numbers of a manifest's table, by another column."""
+    found = made.tables[table]
+    of, at = found.columns.index(key), found.columns.index(value)
+    return {str(row[of]): int(row[at]) for row in found.rows}
+
+
+def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dict[str, int]] | None:
+    """Return a dataset's counts in the order by state; None if it is not built, or by a release without them."""
+    order = chain.get(TRAINING_SPLITS)
+    if order is None or "schedule" not in order.tables:
+        return None
+    table = order.tables["schedule"]
+    own = [dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == dataset]
+    return {str(row["state"]): {name: int(row[name]) for name in table.columns[2:]} for row in own} or None
+
+
+# ── Levels that add up ─────────────────────────────────────────────────────────────────────────────
+
+
+def balance_levels(levels: Iterable[FlowLevel]) -> Flow:
+    """Return levels in which what a level leaves is what the next one has, with any difference as a branch."""
+    held = list(levels)
+    for at, (one, following) in enumerate(pairwise(held)):
+        difference = one.remaining - following.count
+        if one.unit == following.unit and difference:
+            unknown = FlowBranch("unaccounted", abs(difference), "unaccounted", joins=difference < 0)
+            held[at] = replace(one, branches=(*one.branches, unknown))
+    return tuple(held)
+
+
+def sum_flows(flows: Sequence[Flow]) -> Flow:
+    """Return the flow of all datasets together, down to the last level that every one of them has reached."""
+    shared = min((len(flow) for flow in flows), default=0)
+    levels: list[FlowLevel] = []
+    for row in zip(*(flow[:shared] for flow in flows), strict=True):
+        counts: dict[tuple[str, BranchKind, bool], int] = {}
+        for branch in (branch for level in row for branch in level.branches):
+            key = branch.name, branch.kind, branch.joins
+            counts[key] = counts.get(key, 0) + branch.count
+        branches = tuple(FlowBranch(name, n, kind, joins=joins) for (name, kind, joins), n in counts.items())
+        # What every dataset still has ends here where one of them has no further level.
+        last = len(levels) == shared - 1 and any(len(flow) > shared for flow in flows)
+        total = sum(level.count for level in row)
+        levels.append(replace(row[0], count=total, branches=() if last else _sort_branches(branches)))
+    return tuple(levels)
+
+
+def _sort_branches(branches: Iterable[FlowBranch]) -> tuple[FlowBranch, ...]:
+    """Order branches: those that leave, the largest first, then those that join."""
+    return tuple(sorted(branches, key=lambda one: (one.joins, one.kind in LAST_CLASSES, -one.count, one.name)))
+
+
+def shorten_branches(flow: Flow) -> Flow:
+    """Return the flow with the smaller branches of a level summed, so that `SHOWN_BRANCHES` remain."""
+    return tuple(replace(level, branches=_merge_small(level.branches)) for level in flow)
+
+
+def _merge_small(branches: tuple[FlowBranch, ...]) -> tuple[FlowBranch, ...]:
+    rejected = [one for one in branches if one.kind == "rejected" and not one.joins]
+    others = len(branches) - len(rejected)
+    room = max(SHOWN_BRANCHES - others - 1, 1)
+    if len(rejected) <= room + 1:
+        return branches
+    small = sorted(rejected, key=lambda one: (-one.count, one.name))[room:]
+    merged = FlowBranch(f"for {len(small)} other reasons", sum(one.count for one in small), "rejected")
+    kept = [one for one in branches if one not in small]
+    at = next(i for i, one in enumerate([*kept, None]) if one is None or one.kind != "rejected" or one.joins)
+    return (*kept[:at], merged, *kept[at:])

@@ -1,0 +1,178 @@
+"""Draw a flow as a Sankey diagram: a stream from top to bottom whose branches leave to the right, each with its count.
+
+What belongs here: geometry and SVG. What does not: the counts (`flows.py`).
+
+    ▇▇▇▇▇▇▇▇▇▇  1,343 records read
+    ██████████
+    ████████╰─▬ − 39 rejected · 2.9 %
+    ▇▇▇▇▇▇▇▇    1,304 rows
+
+A stream that runs downwards leaves a column for labels at its right, so that the same drawing is readable on a phone.
+Widths are proportional to counts within a unit; what would be invisible is drawn a pixel wide. Every number that is
+drawn is also in a `data-count`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+
+from rowmill.core.console import escape_control_characters
+from rowmill.core.number_text import format_percent
+from rowmill.reports.flows import LAST_CLASSES, BranchKind, Flow, FlowBranch, FlowLevel, shorten_branches
+
+WIDTH = 440
+STREAM = 150
+"""Width of the largest level of a unit."""
+LEFT, LABELS, BRANCH_END = 2, 186, 178
+LINE = 19
+"""Height of a line of text."""
+BAR = 5
+TURN = 7
+"""Radius of a branch's inner turn."""
+MAX_LABEL_CHARS = 42
+
+COLOURS: dict[BranchKind, str] = {
+    "rejected": "var(--flow-rejected, #d1495b)",
+    "left_out": "var(--flow-left-out, #d99a2b)",
+    "evaluation": "var(--flow-evaluation, #4a9aa8)",
+    "added": "var(--flow-added, #8a96a3)",
+    "trained": "var(--flow-trained, #4c9a52)",
+    "context": "var(--flow-context, #8b9dc3)",
+    "padding": "var(--flow-padding, #b8c1ca)",
+    "unaccounted": "var(--bad, #b3261e)",
+}
+KEPT_COLOUR = "var(--flow-kept, #4c78a8)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Pixels of a unit's counts."""
+
+    largest: int
+
+    def measure(self, count: int) -> float:
+        return max(STREAM * count / self.largest, 1.0) if count and self.largest else 0.0
+
+
+def draw_flow_svg(flow: Flow, title: str) -> str:
+    """Draw a flow; an empty one is an empty text."""
+    if not flow:
+        return ""
+    drawn: list[str] = []
+    y = 6.0
+    for number, (_, own) in enumerate(groupby(shorten_branches(flow), key=_get_unit)):
+        levels = list(own)
+        if number:
+            drawn.append(_draw_unit_change(y))
+            y += LINE + 4
+        y = _draw_levels(levels, y, drawn)
+    height = round(y + 4)
+    return (
+        f'<svg class="flow" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="system-ui, sans-serif" font-size="13" '
+        f'fill="currentColor"><title>{escape(title)}</title>{"".join(drawn)}</svg>'
+    )
+
+
+def _get_unit(level: FlowLevel) -> str:
+    return level.unit
+
+
+def _draw_unit_change(y: float) -> str:
+    middle = LEFT + STREAM / 2
+    return (
+        f'<path fill="none" stroke="{KEPT_COLOUR}" stroke-width="2" d="M{middle - 7} {y + 3:.1f}l7 7l7 -7"/>'
+        f'<text x="{LABELS}" y="{y + 11:.1f}" opacity=".7">made into</text>'
+    )
+
+
+def _draw_levels(levels: Sequence[FlowLevel], y: float, drawn: list[str]) -> float:
+    """Draw the levels of one unit from a height on; return the height at their end."""
+    joined = [level.count + sum(one.count for one in level.branches if one.joins) for level in levels]
+    scale = _Scale(max(joined))
+    for at, level in enumerate(levels):
+        drawn.append(_draw_level(level, y, scale))
+        top, y = y + BAR, y + LINE
+        y = _draw_branches(level, top, y, scale, drawn, goes_on=at + 1 < len(levels))
+    return y
+
+
+def _draw_level(level: FlowLevel, y: float, scale: _Scale) -> str:
+    width = scale.measure(level.count)
+    return (
+        f'<g class="level" data-unit="{escape(level.unit)}" data-count="{level.count}">'
+        f'<rect fill="{KEPT_COLOUR}" x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="{BAR}"/>'
+        f'<text x="{LABELS}" y="{y + 9:.1f}" font-weight="600">{level.count:,} {escape(level.label)}</text></g>'
+    )
+
+
+def _draw_branches(level: FlowLevel, top: float, y: float, scale: _Scale, drawn: list[str], *, goes_on: bool) -> float:
+    """Draw what leaves and joins below a level, and the stream to the next one; return the next level's height."""
+    right = LEFT + scale.measure(level.count)
+    kept = LEFT + (scale.measure(level.remaining) if goes_on else 0)
+    ribbons: list[str] = []
+    lines: list[tuple[float, float, FlowBranch]] = []
+    for one in level.branches:
+        if not one.joins:
+            width = scale.measure(one.count)
+            lines.append((right - width, width, one))
+            right -= width
+    right = max(right, LEFT)
+    for one in level.branches:
+        if one.joins:
+            width = scale.measure(one.count)
+            lines.append((right, width, one))
+            right += width
+    middles: list[float] = []
+    for _, width, _ in lines:
+        tall = max(LINE, width + 4)
+        middles.append(y + tall / 2)
+        y += tall
+    bottom = y + 6 if lines else y
+    for (x, width, one), middle in zip(lines, middles, strict=True):
+        ribbons.append(_draw_branch(one, level, max(x, LEFT), width, middle, top=top, bottom=bottom))
+    if goes_on:
+        stays = min(kept, LEFT + scale.measure(level.count))
+        drawn.append(
+            f'<rect fill="{KEPT_COLOUR}" opacity=".35" x="{LEFT}" y="{top:.1f}" width="{stays - LEFT:.1f}" '
+            f'height="{bottom - top:.1f}"/>'
+        )
+    drawn += ribbons
+    return bottom
+
+
+def _draw_branch(
+    one: FlowBranch, level: FlowLevel, x: float, width: float, middle: float, *, top: float, bottom: float
+) -> str:
+    sign, edge = ("+ ", bottom) if one.joins else ("" if one.kind in LAST_CLASSES else "− ", top)
+    label = f"{sign}{one.count:,} {escape_control_characters(one.name)}"
+    share = f" · {_format_share(one.count, level.count)}" if level.count else ""
+    shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
+    return (
+        f'<g class="branch" data-kind="{one.kind}" data-count="{one.count if one.joins else -one.count}">'
+        f"<title>{escape(label + share)}</title>"
+        f'<path fill="{COLOURS[one.kind]}" opacity=".8" d="{_trace_ribbon(x, width, middle, edge)}"/>'
+        f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
+        f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
+    )
+
+
+def _format_share(count: int, whole: int) -> str:
+    return format_percent(count, whole) if 2000 * count >= whole else "< 0.1 %"
+
+
+def _trace_ribbon(x: float, width: float, middle: float, edge: float) -> str:
+    """Return the outline of a ribbon that runs along x from an edge, and turns to the right at a height.
+
+    A branch that leaves begins at the edge above; one that joins ends at the edge below.
+    """
+    down = 1 if edge < middle else -1
+    inner, outer = middle - down * width / 2, middle + down * width / 2
+    right = x + width
+    turn = min(TURN, abs(inner - edge), max(BRANCH_END - right, 0))
+    wide = turn + width
+    return (
+        f"M{x:.1f} {edge:.1f}V{outer - down * wide:.1f}Q{x:.1f} {outer:.1f} {x + wide:.1f} {outer:.1f}H{BRANCH_END}"
+        f"V{inner:.1f}H{right + turn:.1f}Q{right:.1f} {inner:.1f} {right:.1f} {inner - down * turn:.1f}V{edge:.1f}z"
+    )

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from rowmill.stages.packed_shards.group_tasks import identify_packed_shards
+from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.end_to_end.test_row_vectors import road as vector_road
-from tests.support.recipes import CHATML, Road, sentence
+from tests.support.recipes import CHAT, CHATML, Road, sentence
 
 PROMPTS: dict[str, Any] = {"kind": "prompts"}
 
@@ -65,15 +67,32 @@ def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_p
     packed = made.manifest("rows", "packed_shards").facts
     assert (packed["sequences"], packed["segments"], packed["trained_tokens"]) == (40, 40, 0)
     examples = made.manifest("rows", "tokenized_examples")
-    assert [name for name, _ in examples.schema][-3:] == ["ground_truth", "data_source", "extra"]
+    own = ["messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra"]
+    assert [name for name, _ in examples.schema][-6:] == own
     shards = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
     rows = [row for file in shards for row in made.project.store.table(file).to_pylist()]
     assert {tuple(row["ground_truth"]) for row in rows} == {(json.dumps(str(i)),) for i in range(40)}
+    asked = [json.loads(text) for row in rows for text in row["messages"]]
+    assert sorted(one["content"] for [one] in asked) == sorted(record["question"] for record in _records(40))
     assert {(str(row["data_source"]), str(row["extra"])) for row in rows} == {
         (str([["rows"]]), str([json.dumps({"level": level}, separators=(",", ":"))])) for level in range(3)
     }
     order = made.manifest("training_splits").facts
     assert order["rank_balance"] < 0.2
+
+
+def test_columns_of_prompts_are_part_of_the_identity_of_their_stages(tmp_path: Path) -> None:
+    source = {"train_urls": ["data/a.jsonl"]}
+    forms = {"asked": PROMPTS, "chats": CHAT}
+    recipes = {
+        name: Road(tmp_path).recipe({name: {"source": source, "format": form}}).project.recipe
+        for name, form in forms.items()
+    }
+
+    for decides in (lambda of: identify_tokenized_examples(recipes[of], of)["examples"],
+                    lambda of: identify_packed_shards(recipes[of], of)):  # fmt: skip
+        assert "messages string" in decides("asked")["columns"]
+        assert "columns" not in decides("chats")
 
 
 def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:

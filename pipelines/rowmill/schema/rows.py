@@ -51,8 +51,14 @@ tokens: `loss_mask` is true where a token is a target, never at the first.
 preference: `chosen` and `rejected` are the messages after the prompt as JSON text; with a `label` there is one of them.
 """
 
+_PROMPT_COLUMNS: tuple[pa.Field, ...] = (
+    *(pa.field(name, pa.string()) for name in ("messages", "tools", "template_kwargs")),
+    *ROW_KIND_COLUMNS["prompt"],
+)
+"""All that a trainer needs to ask a prompt again: its ids are those of one template."""
+
 EXAMPLE_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    "prompt": ROW_KIND_COLUMNS["prompt"],
+    "prompt": _PROMPT_COLUMNS,
     "preference": (
         pa.field("sides", pa.list_(pa.int8()), nullable=False),
         pa.field("side_lengths", pa.list_(pa.int32()), nullable=False),
@@ -62,12 +68,13 @@ EXAMPLE_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
 }
 """The columns that examples of rows of one kind have beside those of all examples.
 
-prompt: those of the row. preference: `sides` are 1 for a chosen or good answer, 0 for a rejected or bad one;
-`side_lengths` are their tokens, and each begins with the same `prompt_length` tokens.
+prompt: the row's messages, tools and template arguments as JSON text, and its own columns. preference: `sides` are 1
+for a chosen or good answer, 0 for a rejected or bad one; `side_lengths` are their tokens, and each begins with the same
+`prompt_length` tokens.
 """
 
 SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    "prompt": ROW_KIND_COLUMNS["prompt"],
+    "prompt": _PROMPT_COLUMNS,
     "preference": (
         pa.field("sides", pa.int8()),
         pa.field("prompt_lengths", pa.int32()),
@@ -78,6 +85,12 @@ SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
 
 A segment is a side of a preference: those of a pair follow each other. Fillers have nulls.
 """
+
+
+def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> dict[str, list[str]]:
+    """Return the columns of one kind for a stage's identity; empty for a kind without any."""
+    return {"columns": [f"{one.name} {one.type}" for one in columns[kind]]} if kind in columns else {}
+
 
 CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
     "tokens": ("input_ids", "loss_mask"),

@@ -22,6 +22,7 @@ from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Part
+from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
 from rowmill.stages.base import PartTask, StageContext
@@ -44,6 +45,7 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
         "seq_len": recipe.seq_len,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.weights, recipe.has_loss_weights],
+        **describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
     }
 
 

@@ -28,7 +28,7 @@ from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.schema.rows import EXAMPLE_COLUMNS
+from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -136,6 +136,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "keeps_overlong": dataset.keeps_overlong,
             "limit": recipe.limit_of(name),
             "vocab_size": recipe.vocab_size,
+            **describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
         }
     return {"tokenizer": _identify_tokenizer_files(recipe, name), "examples": own}
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports import open_export
-from rowmill.stages.exports.stage import format_trainer_pointer, locate_export
+from rowmill.stages.exports.stage import format_trainer_pointer
+from tests.support.built_exports import load_rows, open_built_export
 from tests.support.recipes import CHAT, Built, Road, chat, sentence
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
@@ -39,15 +39,7 @@ def _with_exports(
 
 
 def _load(built: Built, name: str) -> Any:
-    import datasets
-
-    folder = built.project.store.local(locate_export(built.manifest("exports", name)))
-    exported = open_export(folder, verify=True)
-    assert built.manifest("exports", name).facts["conservation"] == 0
-    assert exported.count("trained_tokens") == exported.card["counts"]["trained_tokens"]
-    files = sorted(map(str, exported.data.glob("*.parquet")))
-    cache = str(built.project.store.local("cache"))
-    return datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache), exported
+    return load_rows(built, name), open_built_export(built, name)
 
 
 def _sides(example: dict[str, Any]) -> list[tuple[Ids, Ids]]:

@@ -24,6 +24,7 @@ from rowmill.exports.mds import MDS
 from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
+from rowmill.exports.rl_prompts import RLPrompts
 from rowmill.exports.tinker import Tinker, read_datums
 from rowmill.exports.trl_preference import TRLPreference
 
@@ -40,6 +41,7 @@ AnyExport: TypeAlias = Annotated[
     | MDS  # mosaicml-streaming
     | LLMFoundry  # the same shards with turns
     | OLMoCore  # raw arrays, cut at EOS
-    | TRLPreference,  # pairs and marked answers
+    | TRLPreference  # pairs and marked answers
+    | RLPrompts,  # messages and ground truths
     Field(discriminator="kind"),
 ]

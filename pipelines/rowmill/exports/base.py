@@ -99,6 +99,8 @@ class ExportJob:
     sequence_offsets: Ints
     tokens: int = 0
     """The number of tokens, for formats that write it before the first token."""
+    first_sequence: int = 0
+    """The number of the first sequence in the order of the export, for formats that number their rows."""
 
     def chunks(self, rows: int) -> Iterator[tuple[Ints, Ints]]:
         """Cut the job into runs of `rows` sequences: segment numbers, and their offsets from 0."""
@@ -290,7 +292,8 @@ class Sharded(Export):
             tokens, most=self.shard_sequences, most_tokens=self.shard_bytes // TOKEN_BYTES
         ):
             offsets = sequence_offsets[first : last + 1]
-            jobs.append(ExportJob(f"part-{len(jobs):05d}", segments[offsets[0] : offsets[-1]], offsets - offsets[0]))
+            chosen = segments[offsets[0] : offsets[-1]]
+            jobs.append(ExportJob(f"part-{len(jobs):05d}", chosen, offsets - offsets[0], first_sequence=first))
         return jobs
 
 

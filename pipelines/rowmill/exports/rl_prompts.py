@@ -1,0 +1,306 @@
+"""Prompts for reinforcement learning: messages and ground truths, in the columns of several trainers.
+
+What belongs here: the columns of each layout, and which prompts a layout cannot hold. What does not: reading a record
+as a prompt (`formats/prompts.py`), the prompt's ids, which the trainer makes again with its chat template.
+
+    messages [user "48 + 24?"]   ground_truth "72"   data_source gsm8k
+
+    verl            prompt [{role, content}]   reward_model {rule, 72}   data_source gsm8k   ability   extra_info
+    skyrl           prompt [{role, content}]   reward_spec {rule, 72}    data_source gsm8k   env_class   extra_info
+    trl             prompt [{role, content}]   solution 72               data_source gsm8k
+    openrlhf        input [{role, content}]    label 72                  datasource gsm8k
+    open_instruct   messages [{role, content}] ground_truth [72]         dataset [gsm8k]
+    nemo_rl         input "48 + 24?"           output 72
+
+A message of an Arrow list has the same fields in every row, null where a message lacks one, and templates print those
+nulls. So messages have a role and a text, and a prompt with anything else stops the export.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, from_json, to_json
+from rowmill.exports.base import (
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    RecipeSummary,
+    Sharded,
+    WrittenFile,
+    write_parquet,
+)
+from rowmill.exports.native import PARQUET_LOAD
+from rowmill.schema.examples import Objective
+from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.native import ROW_GROUP
+from rowmill.shards.sequences import SequenceBatch
+
+PromptLayout: TypeAlias = Literal["verl", "skyrl", "trl", "openrlhf", "open_instruct", "nemo_rl"]
+
+_TEXT = pa.string()
+_TEXTS = pa.list_(_TEXT)
+_MESSAGES = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
+_EXTRA_INFO = pa.struct([("split", _TEXT), ("index", pa.int64()), ("row_id", _TEXT), ("extra", _TEXT)])
+_COLUMNS: Mapping[PromptLayout, Mapping[str, pa.DataType]] = {
+    "verl": {
+        "data_source": _TEXT,
+        "prompt": _MESSAGES,
+        "ability": _TEXT,
+        "reward_model": pa.struct([("style", _TEXT), ("ground_truth", _TEXT)]),
+        "extra_info": _EXTRA_INFO,
+    },
+    "skyrl": {
+        "data_source": _TEXT,
+        "prompt": _MESSAGES,
+        "env_class": _TEXT,
+        "reward_spec": pa.struct([("method", _TEXT), ("ground_truth", _TEXT)]),
+        "extra_info": _EXTRA_INFO,
+    },
+    "trl": {"prompt": _MESSAGES, "solution": _TEXT, "data_source": _TEXT, "extra": _TEXT},
+    "openrlhf": {"input": _MESSAGES, "label": _TEXT, "datasource": _TEXT, "extra": _TEXT},
+    "open_instruct": {"messages": _MESSAGES, "ground_truth": _TEXTS, "dataset": _TEXTS, "extra": _TEXT},
+    "nemo_rl": {"input": _TEXT, "output": _TEXT, "data_source": _TEXT, "extra": _TEXT},
+}
+
+
+class PromptProblem(StrEnum):
+    """Why a layout cannot hold a prompt, as part of a sentence."""
+
+    TOOLS = "have tools, which have no column"
+    TEMPLATE_KWARGS = "have template arguments of their own, which have no column"
+    FIELDS = "have messages with more than a role and text"
+    TURNS = "are not a single user message"
+    IMAGE = "contain <image>, for which OpenRLHF puts an image"
+    SOURCES = "have several data sources"
+    TRUTHS = "have several data sources and not a list of as many ground truths"
+    NOT_TEXT = "have a ground truth that is not text"
+
+
+_REMEDIES: Mapping[PromptProblem, str] = {
+    PromptProblem.TOOLS: "remove the rows with tools, or delete the export",
+    PromptProblem.TEMPLATE_KWARGS: "set template.chat_template_kwargs for all rows instead",
+    PromptProblem.FIELDS: "remove the other fields, or the rows",
+    PromptProblem.TURNS: "choose another layout",
+    PromptProblem.IMAGE: "remove the rows with <image>, or choose another layout",
+    PromptProblem.SOURCES: "choose layout: open_instruct, or another format.source_field",
+    PromptProblem.TRUTHS: "give each data source its ground truth",
+    PromptProblem.NOT_TEXT: "set ground_truth: json, or format.ground_truth_pattern",
+}
+
+
+class RLPrompts(Sharded):
+    """Prompts and their ground truths for verl, SkyRL, TRL, OpenRLHF, open-instruct and NeMo-RL."""
+
+    CONVENTION: ClassVar[LabelConvention] = "none"
+    OBJECTIVES: ClassVar[frozenset[Objective]] = frozenset({"prompts"})
+
+    kind: Literal["rl_prompts"] = "rl_prompts"
+    """Messages and ground truths for trainers of reinforcement learning, which render the messages themselves."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Prompts one by one."""
+    layout: PromptLayout = "verl"
+    """Which trainer's columns."""
+    ground_truth: Literal["text", "json"] = "text"
+    """`text`: ground truths are texts, and any other is an error; `json`: every ground truth as JSON text."""
+    env_class: str | None = None
+    """With `skyrl`, which needs it: the environment that judges the answers."""
+
+    def refuse(self, prospect: RecipeSummary) -> None:
+        """Refuse SkyRL's rows without an environment, and an environment for other trainers."""
+        super().refuse(prospect)
+        if (self.layout == "skyrl") != bool(self.env_class):
+            raise ConfigError(
+                f"env_class: {self.env_class or 'null'} with layout: {self.layout}; SkyRL needs the name of an "
+                "environment, such as gsm8k, and the others take none; "
+                + ("set env_class" if self.layout == "skyrl" else "delete env_class")
+            )
+
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+        """Cut the order into files."""
+        notes = {
+            "layout": self.layout,
+            "ground_truth": self.ground_truth,
+            "env_class": self.env_class,
+            "longest_prompt": int(shape.lengths.max()) if len(shape.lengths) else 0,
+        }
+        return ExportLayout(super().lay_out(shape).jobs, notes=notes)
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one file; its note counts the prompts that the layout cannot hold."""
+        tally, path = FileCounts(), f"data/{job.name}.parquet"
+        refused = RefusedPrompts()
+        schema = pa.schema(
+            [pa.field(name, one) for name, one in _COLUMNS[self.layout].items()], metadata={"rowmill": terms.card}
+        )
+
+        def tables() -> Iterator[pa.Table]:
+            for chunk in chunks:
+                rows = list(self._make_rows(chunk, job.first_sequence + tally.sequences, refused))
+                tally.add(chunk, trained=0)
+                yield pa.Table.from_pylist(rows, schema=schema)
+
+        write_parquet(folder / path, tables(), schema, rows=ROW_GROUP)
+        return [tally.written(path, refused)]
+
+    def _make_rows(self, chunk: SequenceBatch, first: int, refused: "RefusedPrompts") -> Iterator[dict[str, Any]]:
+        names = ("messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra")
+        values = zip(*(chunk.columns[name].to_pylist() for name in names), strict=True)
+        abilities = chunk.datasets.take(pa.array(np.repeat(np.arange(len(chunk)), np.diff(chunk.sequence_offsets))))
+        about = zip(chunk.example_ids.to_pylist(), abilities.to_pylist(), strict=True)
+        for index, (of_prompt, (example_id, ability)) in enumerate(zip(values, about, strict=True), first):
+            row_id = example_id.rpartition("#")[0]
+            prompt = self._read_prompt(*of_prompt)
+            if isinstance(prompt, PromptProblem):
+                refused.add(prompt, row_id)
+            else:
+                info = {"split": self.split, "index": index, "row_id": row_id, "extra": prompt.extra}
+                yield self._make_row(prompt, ability, info)
+
+    def _read_prompt(
+        self,
+        messages: str,
+        tools: str | None,
+        template_kwargs: str | None,
+        ground_truth: str | None,
+        sources: list[str],
+        extra: str | None,
+    ) -> "_Prompt | PromptProblem":
+        """Return a prompt, or why the layout cannot hold it."""
+        asked: list[dict[str, Json]] = from_json(messages)
+        if tools is not None:
+            return PromptProblem.TOOLS
+        if template_kwargs is not None and from_json(template_kwargs):
+            return PromptProblem.TEMPLATE_KWARGS
+        truths = self._read_truths(None if ground_truth is None else from_json(ground_truth), len(sources))
+        problem = self._find_problem(asked)
+        if problem is not None:
+            return problem
+        return truths if isinstance(truths, PromptProblem) else _Prompt(asked, truths, sources, extra)
+
+    def _find_problem(self, asked: Sequence[Mapping[str, Json]]) -> PromptProblem | None:
+        if any(set(one) != {"role", "content"} for one in asked):
+            return PromptProblem.FIELDS
+        if self.layout == "nemo_rl" and [one["role"] for one in asked] != ["user"]:
+            return PromptProblem.TURNS
+        if self.layout == "openrlhf" and any("<image>" in one["content"] for one in asked):
+            return PromptProblem.IMAGE
+        return None
+
+    def _read_truths(self, truth: Json, sources: int) -> list[str] | PromptProblem:
+        """Return a ground truth for each data source."""
+        if sources > 1 and self.layout != "open_instruct":
+            return PromptProblem.SOURCES
+        truths: Json = truth if sources > 1 else [truth]
+        if type(truths) is not list or len(truths) != sources:
+            return PromptProblem.TRUTHS
+        if self.ground_truth == "json":
+            return [to_json(one) for one in truths]
+        return truths if all(type(one) is str for one in truths) else PromptProblem.NOT_TEXT
+
+    def _make_row(self, prompt: "_Prompt", ability: str, info: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of the layout."""
+        [truth, *_], [source, *_] = prompt.truths, prompt.sources
+        extra = {"extra": prompt.extra}
+        match self.layout:
+            case "verl":
+                judged = {"style": "rule", "ground_truth": truth}
+                about = {"ability": ability, "reward_model": judged, "extra_info": info}
+                return {"data_source": source, "prompt": prompt.messages, **about}
+            case "skyrl":
+                judged = {"method": "rule", "ground_truth": truth}
+                about = {"env_class": self.env_class, "reward_spec": judged, "extra_info": info}
+                return {"data_source": source, "prompt": prompt.messages, **about}
+            case "trl":
+                return {"prompt": prompt.messages, "solution": truth, "data_source": source, **extra}
+            case "openrlhf":
+                return {"input": prompt.messages, "label": truth, "datasource": source, **extra}
+            case "open_instruct":
+                # With one verifier open-instruct makes such lists itself.
+                return {"messages": prompt.messages, "ground_truth": prompt.truths, "dataset": prompt.sources, **extra}
+            case "nemo_rl":
+                return {"input": prompt.messages[0]["content"], "output": truth, "data_source": source, **extra}
+
+    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
+        """Raise ConfigError if the layout cannot hold a prompt of any file."""
+        refused = RefusedPrompts()
+        for one in written:
+            refused.join(one.note)
+        if refused.counts:
+            found = ", ".join(
+                f"{count} {problem} ({refused.first[problem]} is the first)"
+                for problem, count in refused.counts.items()
+            )
+            raise ConfigError(
+                f"exports.{self.name}: layout {self.layout} cannot hold all prompts: {found}; messages have a role and "
+                "text, and a prompt one ground truth, text unless ground_truth: json; "
+                + "; ".join(_REMEDIES[problem] for problem in refused.counts)
+            )
+        return []
+
+    def pointer(self, data: str, terms: ExportContext) -> str:
+        """Return the options or lines that open it."""
+        files = f"{data}/*.parquet"
+        match self.layout:
+            case "verl":
+                return f"data.train_files='{files}' data.prompt_key=prompt data.max_prompt_length={terms.seq_len}"
+            case "skyrl":
+                return f"data.train_data=\"['{files}']\" trainer.max_prompt_length={terms.seq_len}"
+            case "trl":
+                return f"{PARQUET_LOAD.format(data=data)}\nGRPOTrainer(…, reward_funcs=…, train_dataset=rows)"
+            case "openrlhf":
+                return (
+                    f"--data.prompt_dataset '{files}' --data.input_key input --data.label_key label "
+                    "--data.apply_chat_template"
+                )
+            case "open_instruct":
+                # Its files are named one by one: it takes another path for a name on the hub.
+                return (
+                    f"--dataset_mixer_list $(for file in {files}; do echo $file 1.0; done) "
+                    f"--max_prompt_token_length {terms.seq_len}"
+                )
+            case "nemo_rl":
+                return (
+                    f"data:\n  max_input_seq_length: {terms.seq_len + 1}   # a prompt must be shorter\n  train:\n"
+                    f'    dataset_name: ResponseDataset\n    data_path: "{files}"\n    split: train\n'
+                    "    input_key: input\n    output_key: output"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt's messages, and a ground truth for each data source."""
+
+    messages: list[dict[str, str]]
+    truths: list[str]
+    sources: list[str]
+    extra: str | None
+
+
+class RefusedPrompts:
+    """Counts of prompts that a layout cannot hold, by problem, and the first row of each."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.counts: dict[PromptProblem, int] = {}
+        self.first: dict[PromptProblem, str] = {}
+
+    def add(self, problem: PromptProblem, row_id: str, count: int = 1) -> None:
+        """Count prompts, of which `row_id` is the first."""
+        self.counts[problem] = self.counts.get(problem, 0) + count
+        self.first.setdefault(problem, row_id)
+
+    def join(self, later: "RefusedPrompts") -> None:
+        """Add the counts of the following file."""
+        for problem, count in later.counts.items():
+            self.add(problem, later.first[problem], count)

@@ -50,7 +50,7 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:
-    shared = {"__init__", "base", "export_manifest", "astrai"}
+    shared = {"__init__", "base", "export_manifest", "astrai", "masked_rows"}
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")} - shared
 
     assert {model.__module__.rsplit(".", 1)[1] for model in members()} == modules
@@ -142,6 +142,7 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "mds", "size_limit_bytes": 1 << 32}, {}, "exports.0.size_limit_bytes"),
         ({"kind": "hf"}, {"text": OPEN}, "kind hf stores single segments, but attention of datasets.text crosses"),
         ({"kind": "tinker"}, {"text": OPEN}, "kind tinker stores single segments"),
+        ({"kind": "skyrl"}, {"text": OPEN}, "kind skyrl stores single segments"),
         ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core stores single segments"),
         ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which separates all segments, but attention of"),
         ({"kind": "megatron_bridge", "pad_segments_to": 4}, {"text": OPEN}, "plan segments again, but attention of"),
@@ -209,6 +210,7 @@ def test_printed_tinker_code_imports_a_function_that_exists() -> None:
         ({"kind": "megatron_bridge"}, False),
         ({"kind": "olmo_core"}, False),
         ({"kind": "llm_foundry"}, False),
+        ({"kind": "skyrl"}, False),
     ],
 )
 @pytest.mark.usefixtures("with_libraries")

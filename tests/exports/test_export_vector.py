@@ -75,6 +75,18 @@ def test_unpacked_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, k
     }
 
 
+@pytest.mark.parametrize("kind", ["skyrl"])
+def test_masked_rows_of_the_vector(vector: SequenceBatch, tmp_path: Path, kind: str) -> None:
+    data, _ = write(export(kind=kind), vector, tmp_path)
+
+    [path] = data.iterdir()
+    assert readers.rows(data) == [
+        {"input_ids": [10, 11, 2], "loss_mask": [0, 1, 1]},
+        {"input_ids": [20, 2], "loss_mask": [0, 1]},
+    ]
+    assert pl.read_parquet_schema(path) == {"input_ids": pl.List(pl.Int32), "loss_mask": pl.List(pl.Int8)}
+
+
 def test_axolotl_json_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="axolotl", ds_type="json"), vector, tmp_path)
 

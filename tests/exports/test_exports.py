@@ -60,6 +60,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "bridge": {"kind": "megatron_bridge", "shard_sequences": 11},
     "padded": {"kind": "megatron_bridge", "pad_segments_to": 8},
     "olmo": {"kind": "olmo_core", "shard_sequences": 9},
+    "skyrl": {"kind": "skyrl", "shard_sequences": 9},
 }
 """Exports that need nothing beside this project, by name."""
 WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -149,6 +150,7 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "bridge": lambda data: flat(readers.bridge(data)),
     "padded": lambda data: [unpadded(one) for one in flat(readers.bridge(data))],
     "olmo": lambda data: readers.olmo(data, "<u2"),
+    "skyrl": lambda data: readers.masked(readers.rows(data)),
     "river": lambda data: flat(readers.astrai_bin(data).values()),
     "h5": lambda data: flat(readers.astrai_h5(data).values()),
     "mds": lambda data: flat(readers.packed(readers.mds(data))),
@@ -200,7 +202,7 @@ def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> Non
     card = open_export(folder(built, name)).card
 
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
-                   "h5": "unshifted_mask", "olmo": "unshifted_mask"}  # fmt: skip
+                   "h5": "unshifted_mask", "olmo": "unshifted_mask", "skyrl": "unshifted_mask"}  # fmt: skip
     assert (card["format"], card["label_convention"]) == (OPTIONS[name]["kind"], conventions.get(name, "unshifted"))
     tokenizer = built.project.base / "tokenizer"
     assert card["tokenizer_files"] == {

@@ -123,6 +123,15 @@ def bridge(data: Path) -> list[list[Segment]]:
 # ── Letter D ──
 
 
+def masked(found: Sequence[dict[str, Any]]) -> list[Segment]:
+    """Return rows of ids and a mask of zeros and ones."""
+    for row in found:
+        assert set(row) == {"input_ids", "loss_mask"}
+        assert set(row["loss_mask"]) <= {0, 1}
+        assert len(row["loss_mask"]) == len(row["input_ids"])
+    return [(tuple(row["input_ids"]), tuple(map(bool, row["loss_mask"]))) for row in found]
+
+
 def astrai_bin(data: Path) -> dict[str, list[Segment]]:
     """Return the segments of each of AstrAI's folders, shards in the order of their names."""
     found: dict[str, list[Segment]] = {}

@@ -25,6 +25,7 @@ from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.rl_prompts import RLPrompts
+from rowmill.exports.skyrl import SkyRL
 from rowmill.exports.tinker import Tinker, read_datums
 from rowmill.exports.trl_preference import TRLPreference
 
@@ -42,6 +43,7 @@ AnyExport: TypeAlias = Annotated[
     | LLMFoundry  # the same shards with turns
     | OLMoCore  # raw arrays, cut at EOS
     | TRLPreference  # pairs and marked answers
-    | RLPrompts,  # messages and ground truths
+    | RLPrompts  # messages and ground truths
+    | SkyRL,  # ids and a mask
     Field(discriminator="kind"),
 ]

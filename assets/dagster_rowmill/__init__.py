@@ -2,6 +2,8 @@
 
     definitions.py   recipes → Definitions, when Dagster loads them
     factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
+    names.py         the engine's names as Dagster's
+    partitions.py    the partitioned asset that shows the ranks
     history.py       reads Dagster's event log
     event_log.py     storage of the event log: Dagster's own files, kept open
     checks.py        checks → asset checks

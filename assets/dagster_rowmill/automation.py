@@ -14,7 +14,7 @@ from typing import Any, Final
 import dagster as dg
 import orjson
 
-from dagster_rowmill.factory import dagster_name
+from dagster_rowmill.names import dagster_name
 from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build import steps
 from rowmill.build.steps import Project
@@ -24,17 +24,12 @@ from rowmill.sources import Files, find_files, urls
 
 RECIPE_TAG: Final = "rowmill/recipe"
 """Tag that limits the queue to one run per recipe (`dagster.yaml`)."""
-RANGE_START: Final = "dagster/asset_partition_range_start"
-RANGE_END: Final = "dagster/asset_partition_range_end"
 SENSOR_INTERVAL_S: Final = 60
 """Seconds between two checks of the source files; also how long they must have been unchanged."""
 
 
 def make_job(project: Project) -> Any:
-    """Return the job that runs all steps of a recipe.
-
-    There is one job per recipe, since a job over two numbers of ranks does not resolve.
-    """
+    """Return the job that runs all steps of a recipe, one per recipe, so that each has its own schedule and queue."""
     # On-demand stages are materialized by hand: a nightly run must not need a model server.
     keys = [list(step.key) for step in steps.plan_steps(project) if not step.on_demand]
     name = project.recipe.name
@@ -45,12 +40,6 @@ def make_job(project: Project) -> Any:
         tags={RECIPE_TAG: name},
         description=f"Every stage of {name} and all its checks; what is unchanged is reused.",
     )
-
-
-def tag_all_ranks(project: Project) -> dict[str, str]:
-    """Return the tags that make a run cover all ranks at once; without them it fails at the ranks."""
-    ranks = steps.list_rank_names(project)
-    return {RANGE_START: ranks[0], RANGE_END: ranks[-1]}
 
 
 def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
@@ -66,9 +55,7 @@ def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
         description="Rebuilds everything that the recipe or its source files have changed.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
-        return dg.RunRequest(
-            run_key=f"{name}:{context.scheduled_execution_time:%Y-%m-%dT%H:%M}", tags=tag_all_ranks(project)
-        )
+        return dg.RunRequest(run_key=f"{name}:{context.scheduled_execution_time:%Y-%m-%dT%H:%M}")
 
     return nightly
 
@@ -112,7 +99,7 @@ def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
         watch, run_key = update_watch(
             SourceWatchState(**orjson.loads(context.cursor)) if context.cursor else SourceWatchState(), now
         )
-        requests = [dg.RunRequest(run_key=run_key, tags=tag_all_ranks(project))] if run_key else []
+        requests = [dg.RunRequest(run_key=run_key)] if run_key else []
         return dg.SensorResult(run_requests=requests, cursor=orjson.dumps(asdict(watch)).decode())
 
     return raw_files

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata
+from dagster_rowmill import history, metadata, partitions
 from dagster_rowmill.checks import make_asset_check_result
-from dagster_rowmill.factory import find_asset_deps, make_data_version, make_rank_partitions
+from dagster_rowmill.factory import find_asset_deps
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
@@ -30,13 +30,12 @@ def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) 
         known = history.find_current_versions(instance, [step.key for step in plan_steps(project)])
         deps, reported = find_asset_deps(plan_steps(project)), 0
         for step, report, results in finished:
-            version = make_data_version(report, project, step).value
-            if known[step.key] == version:
+            if known[step.key] == report.version:
                 continue
-            tags = _make_version_tags(step, version, {key: known.get(key) for key in deps[step.key]})
+            tags = _make_version_tags(step, report.version, {key: known.get(key) for key in deps[step.key]})
             for event in _iterate_events(project, step, report, results, tags):
                 instance.report_runless_asset_event(event)
-            known[step.key] = version
+            known[step.key] = report.version
             reported += 1
         return reported
 
@@ -60,10 +59,8 @@ def _iterate_events(
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     asset, served = dg.AssetKey(list(step.key)), project.recipe.execution.reports_url or ""
     page = metadata.make_stage_page(report, project.store, served)
-    ranks = make_rank_partitions(project, step)
-    for rank in ranks.get_partition_keys() if ranks else [None]:
-        own = {} if rank is None else metadata.make_rank_page(report.manifest, rank)
-        yield dg.AssetMaterialization(asset, partition=rank, metadata={**page, **own}, tags=tags)
+    yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
+    yield from partitions.iterate_materializations(step, report.manifest)
     for result in results:
         found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served))
         yield dg.AssetCheckEvaluation(

@@ -18,7 +18,8 @@ import dagster as dg
 from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
 from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
-from dagster_rowmill.factory import dagster_name, make_assets
+from dagster_rowmill.factory import make_assets
+from dagster_rowmill.names import dagster_name
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
@@ -74,7 +75,7 @@ def build_definitions(
 
     """
     projects, broken = _try_open_projects(recipes, store)
-    # Backfill policies and automation conditions are beta in the pinned release.
+    # Automation conditions are beta in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         defined: list[_RecipeDefinitions] = []
@@ -118,7 +119,7 @@ def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
 class _RecipeDefinitions:
     """The definitions of one recipe."""
 
-    assets: list[dg.AssetsDefinition]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec]
     checks: list[dg.AssetChecksDefinition]
     job: Any
     schedule: dg.ScheduleDefinition

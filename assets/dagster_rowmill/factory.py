@@ -23,8 +23,9 @@ from typing import Any, Final
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, reporting
+from dagster_rowmill import history, metadata, partitions, reporting
 from dagster_rowmill.history import CheckHistory
+from dagster_rowmill.names import dagster_name
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import gate, runner
 from rowmill.build.held_versions import find_held_version, follow_held_versions
@@ -57,28 +58,27 @@ class StageRunConfig(dg.Config):
     """A kept version to use instead of building; verified and gated like a build."""
 
 
-def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
-    """Return one asset per step of the recipe; `condition` is their automation condition."""
+def make_assets(
+    project: Project, condition: dg.AutomationCondition[Any] | None
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """Return the assets of a recipe: one per step, and the partitions of those that have some.
+
+    `condition` is the automation condition of the steps.
+    """
     steps = plan_steps(project)
     thresholds = {step.key: step.thresholds for step in steps}
     before = find_asset_deps(steps)
-    return [
+    stages = [
         make_stage_asset(
             project,
             step,
             deps=before[step.key],
             needs={key: thresholds[key] for key in step.gates},
-            ranks=make_rank_partitions(project, step),
             condition=None if step.on_demand else condition,
         )
         for step in steps
     ]
-
-
-def make_rank_partitions(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
-    """Return the parts of a step's output that can be made independently; None if there is only one."""
-    names = step.stage.partitions
-    return None if names is None else dg.StaticPartitionsDefinition(list(names(project.recipe)))
+    return [*stages, *(partitions.make_partitions_spec(project, step) for step in steps if step.stage.partitions)]
 
 
 def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
@@ -106,7 +106,6 @@ def make_stage_asset(
     *,
     deps: Sequence[StageKey],
     needs: Mapping[StageKey, Sequence[Threshold]],
-    ranks: dg.StaticPartitionsDefinition | None,
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
     """Return a step's asset; `needs` are the thresholds of every stage that gates it."""
@@ -117,8 +116,6 @@ def make_stage_asset(
         group_name=dagster_name(step.recipe),
         code_version=step.code_version,
         pool=CORES_POOL if step.stage.uses_all_cores else None,
-        partitions_def=ranks,
-        backfill_policy=dg.BackfillPolicy.single_run() if ranks else None,
         retry_policy=RETRY_POLICY,
         automation_condition=condition,
         kinds=list_asset_kinds(step),
@@ -134,7 +131,6 @@ def make_stage_asset(
             only_infrastructure_errors(),
             reporting.write_report_after_stage(context, project, step, storage) as placed,
         ):
-            folders = tuple(context.partition_keys) if ranks else ()
             runner.publish_statistics(placed)
             held = None if config.version else find_held_version(placed.store, step.key)
             # A kept version is gated by its own inputs, whatever is current now.
@@ -149,16 +145,15 @@ def make_stage_asset(
                 placed,
                 step,
                 inputs,
-                ranks=folders,
                 version=config.version,
                 progress=LogProgress(context.log.info),
                 run_id=context.run.run_id,
             )
             context.log.info(summarize_step(step, report))
-            for folder in folders:
-                context.add_asset_metadata(metadata.make_rank_page(report.manifest, folder), partition_key=folder)
+            for event in partitions.iterate_materializations(step, report.manifest):
+                context.log_event(event)
             return dg.MaterializeResult(
-                data_version=make_data_version(report, project, step),
+                data_version=dg.DataVersion(report.version),
                 metadata=metadata.make_stage_page(
                     report, placed.store, storage.served(project.recipe.execution.reports_url)
                 ),
@@ -175,27 +170,12 @@ def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | 
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
 
 
-def make_data_version(report: StepReport, project: Project, step: Step) -> dg.DataVersion:
-    """Return the digest of the output, so that an equal rebuild leaves every later asset fresh.
-
-    All ranks share one: the digest of their order and their number. Each rank's content is shown in its own metadata.
-    """
-    find = step.stage.find_data_version
-    built = report.manifest
-    return dg.DataVersion(built.version if find is None else find(project.recipe, built))
-
-
 def list_asset_kinds(step: Step) -> set[str]:
     """Return the kinds of a graph node; one names the dataset, since the node shows only the last part of its key."""
     if step.stage.scope == "export":
         return {"export"}
     # A kind becomes the suffix of a tag key, which has at most 63 characters; a name may have 64.
     return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
-
-
-def dagster_name(recipe: str) -> str:
-    """Return a recipe's name in the form of Dagster's groups, jobs and schedules: without hyphens."""
-    return recipe.replace("-", "_")
 
 
 def summarize_step(step: Step, report: StepReport) -> str:

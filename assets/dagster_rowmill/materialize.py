@@ -15,9 +15,9 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_rowmill.automation import RECIPE_TAG, tag_all_ranks
+from dagster_rowmill.automation import RECIPE_TAG
 from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
-from dagster_rowmill.factory import dagster_name
+from dagster_rowmill.names import dagster_name
 from dagster_rowmill.pruning import delete_old_runs, read_days_kept
 from rowmill.cli.ui import QUIET_ENVIRONMENT, prepare_home
 from rowmill.core import errors
@@ -32,7 +32,7 @@ def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> 
     definitions = build_definitions([path], store, loggers={"console": stages_only})
     return definitions.resolve_job_def(f"rebuild_{dagster_name(project.recipe.name)}").execute_in_process(
         instance=instance,
-        tags={**tag_all_ranks(project), RECIPE_TAG: project.recipe.name},
+        tags={RECIPE_TAG: project.recipe.name},
         run_config={"loggers": {"console": {}}},
         raise_on_error=False,
     )

@@ -52,7 +52,7 @@ def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
         made = manifest.load_current(project.project.store, step.key)
         assert made is not None
         assert find_checked_version(instance, step.key) == made.version
-    ranks = instance.get_materialized_partitions(dg.AssetKey(["small", "gpu_partitions"]))
+    ranks = instance.get_materialized_partitions(dg.AssetKey(["small", "ranks"]))
     assert ranks == set(list_rank_names(project.project))
     # The gate before the ranks reads the same events as after a run of Dagster.
     last = next(step for step in steps if step.name == "gpu_partitions")

@@ -35,6 +35,7 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
         "chats/tokenized_examples <- chats/canonical_rows",
         "chats/truncation_stats <- chats/tokenized_examples",
         "gpu_partitions <- chats/packed_shards, tasks/packed_shards, training_splits",
+        "ranks <- gpu_partitions",
         "tasks/canonical_rows <- tasks/raw_dataset",
         "tasks/packed_shards <- tasks/tokenized_examples, tasks/truncation_stats",
         "tasks/raw_dataset <- -",
@@ -46,15 +47,16 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
 
 def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
     graph = tiny.definitions().resolve_asset_graph()
-    examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("gpu_partitions"))
+    examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("ranks"))
 
     assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {"tiny"}
     assert examples.kinds == {"parquet", "chats"}
     assert examples.pools == {"cores"}
-    assert examples.partitions_def is None
+    # A run that contains a partitioned asset begins with a choice of partitions: none of them can be in one.
+    assert {key for key in graph.materializable_asset_keys if graph.get(key).partitions_def} == set()
+    assert graph.materializable_asset_keys == set(tiny.step_keys())
     assert ranks.partitions_def is not None
     assert ranks.partitions_def.get_partition_keys() == ["rank-00000-of-00002", "rank-00001-of-00002"]
-    assert ranks.backfill_policy == dg.BackfillPolicy.single_run()
 
 
 def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
@@ -229,7 +231,7 @@ import os, sys
 os.environ["ROWMILL_CONFIGS"] = {str(tiny.folder / "nowhere")!r}
 import dagster_rowmill.definitions
 os.environ["ROWMILL_CONFIGS"] = {str(tiny.path.parent)!r}
-assert len(dagster_rowmill.definitions.defs().resolve_all_asset_keys()) == 12
+assert len(dagster_rowmill.definitions.defs().resolve_all_asset_keys()) == 13
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

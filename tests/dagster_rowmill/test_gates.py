@@ -93,7 +93,7 @@ def _alone(_: Tiny) -> None:
 
 
 def _without_checks(tiny: Tiny) -> None:
-    everything = dg.AssetSelection.assets(*tiny.definitions().resolve_all_asset_keys())
+    everything = dg.AssetSelection.assets(*tiny.step_keys())
     assert not tiny.run_only(everything.without_checks()).success
 
 
@@ -134,7 +134,7 @@ def _posted_pass(tiny: Tiny) -> None:
 
 
 def _posted_materializations(tiny: Tiny) -> None:
-    for key in tiny.definitions().resolve_all_asset_keys():
+    for key in tiny.step_keys():
         if key.path[-1] != "gpu_partitions":
             tiny.instance.report_runless_asset_event(dg.AssetMaterialization(key))
 
@@ -186,7 +186,7 @@ def test_downstream_is_refused_however_it_is_selected(broken: Tiny, what: str, w
 
 def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) -> None:
     tiny.write()
-    everything = dg.AssetSelection.assets(*tiny.definitions().resolve_all_asset_keys()).without_checks()
+    everything = dg.AssetSelection.assets(*tiny.step_keys()).without_checks()
 
     result = tiny.run_only(everything)
 

@@ -40,13 +40,13 @@ def test_first_run_builds_everything_and_the_second_reuses_it(tiny: Tiny) -> Non
 def test_run_materializes_every_rank_and_passes_every_blocking_check(tiny: Tiny) -> None:
     result = tiny.run()
 
-    ranks = tiny.instance.get_materialized_partitions(tiny.key("gpu_partitions"))
+    ranks = tiny.instance.get_materialized_partitions(tiny.key("ranks"))
     evaluations = result.get_asset_check_evaluations()
     assert ranks == set(RANKS)
     assert [
         one.description for one in evaluations if not one.passed and one.severity == dg.AssetCheckSeverity.ERROR
     ] == []
-    assert {one.asset_key for one in evaluations} == set(tiny.definitions().resolve_all_asset_keys())
+    assert {one.asset_key for one in evaluations} == set(tiny.step_keys())
 
 
 def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
@@ -92,19 +92,6 @@ def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) ->
 
 
 @pytest.mark.slow
-def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
-    tiny.run()
-    of_all = tiny.version("gpu_partitions")
-
-    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("gpu_partitions")), ranks=RANKS[1:])
-
-    assert refusals(result) == {}
-    assert [event.partition for event in result.get_asset_materialization_events()] == [RANKS[1]]
-    # The version depends on the order and the number of ranks; the content of each rank is in the metadata.
-    assert tiny.version("gpu_partitions") == of_all
-
-
-@pytest.mark.slow
 def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Tiny) -> None:
     tiny.run()
     tiny.write_recipe(partitions={"world_size": 4})
@@ -112,7 +99,7 @@ def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Ti
     result = tiny.run()
 
     made = {name for name, was_there in reused(result).items() if not was_there}
-    ranks = tiny.instance.get_materialized_partitions(tiny.key("gpu_partitions"))
+    ranks = tiny.instance.get_materialized_partitions(tiny.key("ranks"))
     assert result.success
     assert made <= {"training_splits", "gpu_partitions"}
     assert {f"rank-{rank:05d}-of-00004" for rank in range(4)} <= ranks
@@ -136,13 +123,13 @@ def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny)
     assert reused(following) == {"chats/tokenized_examples": True}
 
 
-@pytest.mark.slow
 def current(tiny: Tiny, stage: str) -> manifest.Manifest:
     found = manifest.load_current(tiny.project.store, ("tiny", stage))
     assert found is not None
     return found
 
 
+@pytest.mark.slow
 def test_version_that_rowmill_use_holds_survives_the_next_nights(tiny: Tiny) -> None:
     """A rollback of the ranks and of an order: what follows a held stage is made of what it was made of."""
     assert tiny.run().success

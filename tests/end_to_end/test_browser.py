@@ -63,16 +63,14 @@ class Visit:
         if self._pictures is not None:
             self.page.screenshot(path=self._pictures / f"{name}.png")
 
-    def materialize_all(self, path: str) -> str:
-        """Click through the dialog for all ranks; return how the backfill ended."""
-        before = set(self.server.backfills())
+    def materialize(self, path: str) -> str:
+        """Click on the page's one button, and on nothing else; return how the run ended."""
+        before = {run["runId"] for run in self.server.runs()}
         self.go(path)
         self.page.get_by_role("button", name="Materialize").first.click()
-        self.page.get_by_role("button", name="All", exact=True).click()
-        self.page.get_by_role("button", name="Launch backfill").click()
-        self.page.get_by_text("Created backfill").wait_for()
-        new = eventually(lambda: set(self.server.backfills()) - before, "the backfill is known")
-        return self.server.ended_backfill(new.pop())
+        self.page.get_by_text("Launched run").wait_for()
+        new = eventually(lambda: {run["runId"] for run in self.server.runs()} - before, "the run is known")
+        return self.server.ended_run(new.pop())
 
 
 @pytest.fixture
@@ -123,7 +121,8 @@ def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visi
 
 
 def _build_and_look(visit: Visit) -> None:
-    assert visit.materialize_all(GRAPH) == "COMPLETED_SUCCESS"
+    assert visit.materialize(GRAPH) == "SUCCESS"
+    assert set(visit.server.materialized("demo", "ranks")) == {"rank-00000-of-00002", "rank-00001-of-00002"}
     visit.go(GRAPH, "gpu_partitions")
     visit.picture("asset-graph")
 
@@ -160,7 +159,7 @@ def _break(chats: Path) -> None:
 
 def _see_it_refused(visit: Visit) -> None:
     ranks = visit.server.materialized("demo", "gpu_partitions")
-    assert visit.materialize_all(GRAPH) == "COMPLETED_FAILED"
+    assert visit.materialize(GRAPH) == "FAILURE"
     visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("unknown_roles", exact=True).first.click()
     visit.page.get_by_text("wanted at most 1 %").first.wait_for()
@@ -170,14 +169,14 @@ def _see_it_refused(visit: Visit) -> None:
     visit.go(str(link.get_attribute("href")), "expect_column_max_to_be_between")
 
     # Only the ranks, later: no check runs before them, and the gate is still closed.
-    assert visit.materialize_all("/assets/demo/gpu_partitions") in {"COMPLETED_FAILED", "FAILED"}
+    assert visit.materialize("/assets/demo/gpu_partitions") == "FAILURE"
     run = next(one["runId"] for one in visit.server.runs() if one["status"] == "FAILURE")
     visit.go(f"/runs/{run}", "Gate closed")
     assert visit.server.materialized("demo", "gpu_partitions") == ranks
 
 
 def _see_it_green_again(visit: Visit) -> None:
-    assert visit.materialize_all(GRAPH) == "COMPLETED_SUCCESS"
+    assert visit.materialize(GRAPH) == "SUCCESS"
     visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("Succeeded").first.wait_for()
     assert visit.page.get_by_text("Failed", exact=True).count() == 0

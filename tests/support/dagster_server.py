@@ -13,13 +13,11 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-from dagster_rowmill.automation import RANGE_END, RANGE_START
 
 ROOT = Path(__file__).resolve().parents[2]
 AnswerT = TypeVar("AnswerT")
@@ -38,19 +36,12 @@ RUNS = """
 MESSAGES = """
 query ($id: ID!) { runOrError(runId: $id) { ... on Run {
   eventConnection { events { ... on MessageEvent { message } } } } } }"""
-LAUNCH_BACKFILL = """
-mutation ($params: LaunchBackfillParams!) {
-  launchPartitionBackfill(backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId } }
-}"""
-BACKFILL = """
-query ($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"""
-BACKFILLS = "{ partitionBackfillsOrError(limit: 10) { ... on PartitionBackfills { results { id status } } } }"
 MATERIALIZATIONS = """
 query ($key: AssetKeyInput!) {
   assetOrError(assetKey: $key) { ... on Asset { assetMaterializations(limit: 10) { partition } } }
 }"""
 REPOSITORY = {"repositoryLocationName": "rowmill", "repositoryName": "__repository__"}
-ENDED = {"SUCCESS", "FAILURE", "CANCELED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED"}
+ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
 @dataclass(frozen=True)
@@ -78,24 +69,14 @@ class Server:
         asset = self.ask(MATERIALIZATIONS, key={"path": list(key)})["assetOrError"]
         return [one["partition"] for one in asset.get("assetMaterializations", ())]
 
-    def launch(self, job: str, ranks: Sequence[str]) -> str:
-        """Start a job over some ranks; return the run's id."""
-        tags = [{"key": RANGE_START, "value": ranks[0]}, {"key": RANGE_END, "value": ranks[-1]}]
-        params = {"selector": REPOSITORY | {"jobName": job}, "runConfigData": {}, "executionMetadata": {"tags": tags}}
+    def launch(self, job: str) -> str:
+        """Start a job; return the run's id."""
+        params = {"selector": REPOSITORY | {"jobName": job}, "runConfigData": {}}
         return str(self.ask(LAUNCH_RUN, params=params)["launchRun"]["run"]["runId"])
-
-    def backfill(self, keys: Sequence[Sequence[str]], ranks: Sequence[str]) -> str:
-        """Do what "Materialize all" does; return the backfill's id."""
-        params = {"assetSelection": [{"path": list(key)} for key in keys], "partitionNames": list(ranks)}
-        return str(self.ask(LAUNCH_BACKFILL, params=params)["launchPartitionBackfill"]["backfillId"])
 
     def runs(self) -> list[Mapping[str, Any]]:
         """Return the newest runs, newest first."""
         return self.ask(RUNS)["runsOrError"]["results"]
-
-    def backfills(self) -> dict[str, str]:
-        """Return the status of every backfill by its id, newest first."""
-        return {one["id"]: one["status"] for one in self.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]}
 
     def run_status(self, run_id: str) -> str:
         return str(self.ask(RUN, id=run_id)["runOrError"]["status"])
@@ -110,14 +91,6 @@ class Server:
     def ended_run(self, run_id: str) -> str:
         """Wait for a run; return how it ended."""
         return eventually(lambda: _if_ended(self.run_status(run_id)), "the run has ended")
-
-    def ended_backfill(self, backfill_id: str) -> str:
-        """Wait for a backfill; return how it ended."""
-
-        def status() -> str:
-            return _if_ended(self.ask(BACKFILL, id=backfill_id)["partitionBackfillOrError"]["status"])
-
-        return eventually(status, "the backfill has ended")
 
     def processes(self) -> list[int]:
         """Return the living processes of the server's session."""

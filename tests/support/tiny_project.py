@@ -5,7 +5,7 @@ assertions.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_rowmill.automation import tag_all_ranks
 from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
-from rowmill.build.steps import Project
+from rowmill.build.steps import Project, plan_steps
 from rowmill.schema.manifest import StageKey
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "configs" / "demo" / "tokenizer"
@@ -106,16 +105,13 @@ class Tiny:
         return materialize_recipe(self.path, self.store, self.instance)
 
     def run_only(
-        self, selection: dg.AssetSelection, *, ranks: Sequence[str] = (), config: Mapping[str, Any] | None = None
+        self, selection: dg.AssetSelection, *, config: Mapping[str, Any] | None = None
     ) -> dg.ExecuteInProcessResult:
         """Run a selection of assets and checks, as someone clicking in the user interface would."""
-        tags = tag_all_ranks(self.project)
-        if ranks:
-            tags = dict(zip(tags, (ranks[0], ranks[-1]), strict=True))
         job = dg.define_asset_job("picked", selection=selection, executor_def=dg.in_process_executor)
         merged = dg.Definitions.merge(self.definitions(), dg.Definitions(jobs=[job]))
         return merged.resolve_job_def("picked").execute_in_process(
-            instance=self.instance, tags=tags, run_config=config, raise_on_error=False
+            instance=self.instance, run_config=config, raise_on_error=False
         )
 
     def version(self, *steps: str) -> str:
@@ -124,6 +120,10 @@ class Tiny:
         assert event is not None
         assert event.asset_materialization is not None
         return (event.asset_materialization.tags or {})["dagster/data_version"]
+
+    def step_keys(self) -> list[dg.AssetKey]:
+        """Return the keys of all assets that a run can materialize."""
+        return [dg.AssetKey(list(step.key)) for step in plan_steps(self.project)]
 
     def key(self, *steps: str) -> dg.AssetKey:
         return dg.AssetKey([self.name, *steps])
@@ -142,17 +142,22 @@ def task(i: int) -> dict[str, Any]:
 
 
 def built(result: dg.ExecuteInProcessResult) -> set[StageKey]:
-    """Return the keys of the assets that a run materialized."""
-    return {tuple(event.asset_key.path) for event in result.get_asset_materialization_events() if event.asset_key}
+    """Return the keys of the stages that a run materialized."""
+    return {tuple(event.asset_key.path) for event in _list_stage_events(result) if event.asset_key}
 
 
 def reused(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
     """Return for each materialized asset whether the engine found it made."""
     return {
         "/".join(one.asset_key.path[1:]): bool(one.metadata["build_reused"].value)
-        for event in result.get_asset_materialization_events()
+        for event in _list_stage_events(result)
         if (one := event.step_materialization_data.materialization)
     }
+
+
+def _list_stage_events(result: dg.ExecuteInProcessResult) -> list[dg.DagsterEvent]:
+    """Return the materializations of a run without those of partitions, which only show what a stage made."""
+    return [event for event in result.get_asset_materialization_events() if event.partition is None]
 
 
 def refusals(result: dg.ExecuteInProcessResult) -> dict[str, str]:

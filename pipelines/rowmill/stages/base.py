@@ -245,8 +245,6 @@ class StageDeclaration:
     """Whether it uses all workers, so that two such stages at once would compete for cores."""
     partitions: Callable[[Recipe], tuple[str, ...]] | None = None
     """Names of the independent pieces of its output; None if there is only one."""
-    find_data_version: Callable[[Recipe, Manifest], str] | None = None
-    """Return the data version of an output that may be partial; None to use its content digest."""
     shows_overdue: bool = False
     """Whether `execution.overdue_hours` applies to this stage."""
 

@@ -448,11 +448,6 @@ def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) ->
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
 
 
-def _identify_rank_data(recipe: Recipe, made: Manifest) -> str:
-    """Return the digest that all ranks share: of their order and their number."""
-    return digest_json(made.inputs[f"{recipe.name}/{TRAINING_SPLITS}"], recipe.partitions.world_size)
-
-
 def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
     for part in made.parts:
         data = [file for name, file in part.files.items() if name.startswith("data/")]
@@ -471,7 +466,6 @@ STAGE = StageDeclaration(
     gates_on_every_dataset=True,
     publish=publish_gpu_partitions,
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
-    find_data_version=_identify_rank_data,
     # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
     stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),
     summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),

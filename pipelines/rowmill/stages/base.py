@@ -54,6 +54,7 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.stages.kept_parts import load_kept_part, save_kept_part
 from rowmill.stats import StatsInputs
 
 if TYPE_CHECKING:
@@ -268,24 +269,7 @@ class StageDeclaration:
         return digest_json(code_version, dict(inputs), list(waivers), list(outside))
 
 
-# ── Parts are stored under their fingerprints ────────────────────────────────────────────────────
-
-
-def part_folder(stage_folder: str, fingerprint: str) -> str:
-    """Return the folder of a part's files."""
-    return f"{stage_folder}/parts/{fingerprint}"
-
-
-def load_kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
-    """Return a part that an earlier build finished, even if that build was killed later."""
-    raw = store.read_sealed(f"{part_folder(stage_folder, fingerprint)}/part.json")
-    part = None if raw is None else parse_part(raw)
-    return part if part is not None and all(store.has(file) for file in part.files.values()) else None
-
-
-def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
-    """Record that a part is complete; written after its files."""
-    store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", part)
+# ── Parts ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_kept_parts(work: StageContext, fingerprints: Sequence[str], *, group: str) -> dict[str, Part]:

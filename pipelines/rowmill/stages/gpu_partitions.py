@@ -43,11 +43,9 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    load_kept_part,
     open_host_scratch,
-    part_folder,
-    save_kept_part,
 )
+from rowmill.stages.kept_parts import load_kept_part, part_folder, save_kept_part
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4

@@ -37,8 +37,9 @@ from rowmill.similarity.contamination import (
 from rowmill.similarity.words import HashedTexts, hash_words, make_offsets
 from rowmill.sources import FileScan, SourcePart
 from rowmill.sources.reading import read_records
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.inputs import load_scans
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
 VERSION = 1

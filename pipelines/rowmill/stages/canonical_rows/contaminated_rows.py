@@ -25,7 +25,7 @@ from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.contamination import Candidate, CoveredItems, Match
 from rowmill.similarity.words import hash_words, split_words
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.benchmark_items import BenchmarkItems, ScannedBenchmark, load_items, make_index
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
 from rowmill.stages.canonical_rows.row_texts import (
@@ -36,6 +36,7 @@ from rowmill.stages.canonical_rows.row_texts import (
     list_text_columns,
     shorten_text,
 )
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
 VERSION = 1

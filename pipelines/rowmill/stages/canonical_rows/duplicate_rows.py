@@ -26,8 +26,9 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import filters
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows, write_removed
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
 VERSION = 1

@@ -36,9 +36,10 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder, scratch_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts, scratch_folder
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, list_row_texts, list_text_columns, shorten_text
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
 VERSION = 1

@@ -28,11 +28,12 @@ from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, Part
-from rowmill.stages.base import PartTask, StageContext, load_kept_part, make_parts
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
 from rowmill.stages.canonical_rows.table_drift import describe_place, describe_roles
 from rowmill.stages.inputs import load_scans, load_source_parts
+from rowmill.stages.kept_parts import load_kept_part
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import table_contract
 from rowmill.tabular.row_index import RowIndex

@@ -33,16 +33,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.stages import inputs
-from rowmill.stages.base import (
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    load_kept_part,
-    open_host_scratch,
-    part_folder,
-    save_kept_part,
-)
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, open_host_scratch
 from rowmill.stages.exports.export_files import measure_shelf, open_shelf, publish_export_manifest, write_export_files
 from rowmill.stages.exports.export_source import (
     build_export_card,
@@ -50,6 +41,7 @@ from rowmill.stages.exports.export_source import (
     collect_export_source,
     describe_export_shape,
 )
+from rowmill.stages.kept_parts import load_kept_part, part_folder, save_kept_part
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 5

@@ -36,8 +36,8 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
     make_parts,
-    part_folder,
 )
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.packed_shards.group_tasks import (
     build_shard_card,
     get_packing_rules,

@@ -32,13 +32,12 @@ from rowmill.stages.base import (
     PartTask,
     StageContext,
     StageOutput,
-    load_kept_part,
     make_parts,
     open_host_scratch,
     require_all_shares,
-    save_kept_part,
     select_own_parts,
 )
+from rowmill.stages.kept_parts import load_kept_part, save_kept_part
 from rowmill.stages.table_inputs import (
     ObservedTable,
     get_table_options,

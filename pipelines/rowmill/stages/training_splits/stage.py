@@ -29,16 +29,9 @@ from rowmill.schema.facts import UNCOUNTED, TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.stages import part_files
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    compute_share,
-    part_folder,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
 from rowmill.stages.inputs import get_packed_shards
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.training_splits import leakage, table_leakage
 from rowmill.stages.training_splits.schedule import tabulate_schedule
 from rowmill.stats import StatsInputs, count_rows_by_fact

@@ -42,7 +42,6 @@ from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import (
-    KEPT_PARTS_FOLDER,
     DisplayTable,
     Histogram,
     Manifest,
@@ -50,11 +49,10 @@ from rowmill.schema.manifest import (
     StageKey,
     get_stage_folder,
     get_stage_name,
-    parse_part,
 )
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.kept_parts import load_kept_part, save_kept_part
+from rowmill.stages.kept_parts import PartLists, save_kept_part
 from rowmill.stats import StatsInputs
 
 if TYPE_CHECKING:
@@ -91,6 +89,7 @@ class StageContext:
     ranks: Sequence[str] = ()
     share: Share | None = None
     """The only parts to make; the stage ends where it needs parts of other shares."""
+    part_lists: PartLists = field(default_factory=PartLists)
 
     @property
     def stage(self) -> str:
@@ -269,35 +268,7 @@ class StageDeclaration:
         return digest_json(code_version, dict(inputs), list(waivers), list(outside))
 
 
-# ── Parts ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def load_kept_parts(work: StageContext, fingerprints: Sequence[str], *, group: str) -> dict[str, Part]:
-    """Return the finished parts among some, by fingerprint: on an object store from the list of the last build."""
-    if work.store.is_local:
-        loaded = [load_kept_part(work.store, work.folder, name) for name in fingerprints]
-        return {part.fingerprint: part for part in loaded if part is not None}
-    raw = work.store.read_sealed(_kept_parts_path(work, group)) or {}
-    listed = {str(name): parse_part(one) for name, one in raw.get("parts", {}).items()}
-    found = {
-        name: listed[name]
-        for name in fingerprints
-        if name in listed and all(work.store.has(file) for file in listed[name].files.values())
-    }
-    others = [name for name in dict.fromkeys(fingerprints) if name not in found]
-    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
-        loaded = list(threads.map(partial(load_kept_part, work.store, work.folder), others))
-    return found | {part.fingerprint: part for part in loaded if part is not None}
-
-
-def _save_kept_parts(work: StageContext, parts: Sequence[Part], *, group: str) -> None:
-    """List finished parts in one file, so that the next build need not read a record per part from an object store."""
-    if not work.store.is_local:
-        work.store.write_sealed(_kept_parts_path(work, group), {"parts": {one.fingerprint: one for one in parts}})
-
-
-def _kept_parts_path(work: StageContext, group: str) -> str:
-    return f"{work.folder}/{KEPT_PARTS_FOLDER}/{group}.json"
+# ── Parts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +322,8 @@ def make_parts(
         If a share is made, and parts of others are not finished.
 
     """
-    group = function.__name__
-    kept = load_kept_parts(work, [p.fingerprint for p in planned], group=group)
+    names = [p.fingerprint for p in planned]
+    kept = work.part_lists.find_parts(work.store, work.folder, function.__name__, names)
     missing = [p for p in planned if p.fingerprint not in kept]
     own = select_own_parts(work, missing)
     make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
@@ -361,8 +332,9 @@ def make_parts(
         kept[plan.fingerprint] = part
     require_all_shares(own, missing)
     # Shares run at once, and each would overwrite the others' list.
-    if missing and work.share is None:
-        _save_kept_parts(work, [part for part in kept.values() if is_reusable(part)], group=group)
+    if work.share is None:
+        reusable = [part for part in kept.values() if is_reusable(part)]
+        work.part_lists.add_parts(work.store, work.folder, function.__name__, reusable)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 

@@ -367,6 +367,15 @@ def test_first_records_are_read_without_the_rest_of_the_file(tmp_path: Path) -> 
     assert preflight.require_no_mistakes(project.project) == []
 
 
+def test_first_records_are_tried_on_this_machine_whatever_the_executor(tmp_path: Path) -> None:
+    """No cluster answers at the address, and none could read the trial's store."""
+    project = CliProject(tmp_path).write()
+    executor = {"kind": "ray", "address": "127.0.0.1:1"}
+    project.write_recipe(execution={"workers": 1, "executor": executor})
+
+    assert preflight.require_no_mistakes(project.project) == []
+
+
 # ── What stops a build, and what is only remarked ──────────────────────────────────────────────────
 
 

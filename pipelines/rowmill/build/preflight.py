@@ -122,7 +122,8 @@ def _open_trial(project: Project) -> Generator[Project]:
 def _fit_to_few_records(recipe: Recipe) -> Recipe:
     """Return a recipe without numbers of held-out rows and sequences, which few records cannot have."""
     mixture = recipe.mixture.model_copy(update={"num_validation_sequences": None})
-    execution = recipe.execution.model_copy(update={"workers": 1})
+    # The trial's store is this process's memory.
+    execution = recipe.execution.limit_to_this_machine(workers=1)
     datasets = {name: _hold_out_no_number(dataset) for name, dataset in recipe.datasets.items()}
     return recipe.model_copy(update={"mixture": mixture, "execution": execution, "datasets": datasets})
 

@@ -29,7 +29,7 @@ from rowmill.build.prepare import (
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import explain_disk_full
-from rowmill.executors import LocalExecutor, OtherSharesMissingError, Share
+from rowmill.executors import OtherSharesMissingError, Share
 from rowmill.schema import manifest
 from rowmill.schema.manifest import StageKey
 from rowmill.stages.base import ProgressCallback
@@ -79,7 +79,7 @@ def make_share(
     """
     _require_divided_stages(project, only)
     # The batch service has chosen this machine: a share runs here, whatever executor the recipe names for builds.
-    execution = project.recipe.execution.model_copy(update={"executor": LocalExecutor()})
+    execution = project.recipe.execution.limit_to_this_machine()
     project = replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
     chosen = list_divided_steps(project, only)
     tokenizer_source.forget_commits()

@@ -34,3 +34,8 @@ class Execution(Config):
     """Owners shown in Dagster: e-mail addresses or `team:name`."""
     reports_url: str | None = None
     """Where reports are served, for links from Dagster's pages."""
+
+    def limit_to_this_machine(self, workers: int | None = None) -> "Execution":
+        """Return the same with processes of this machine, for work that must not leave it."""
+        chosen = self.workers if workers is None else workers
+        return self.model_copy(update={"executor": LocalExecutor(), "workers": chosen})

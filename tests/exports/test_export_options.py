@@ -50,7 +50,7 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:
-    shared = {"__init__", "base", "export_manifest", "astrai", "masked_rows"}
+    shared = {"__init__", "base", "export_manifest", "astrai", "dataset_dict", "masked_rows"}
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")} - shared
 
     assert {model.__module__.rsplit(".", 1)[1] for model in members()} == modules

@@ -9,7 +9,6 @@ packed columns (`native.py`).
 """
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -18,8 +17,7 @@ import pyarrow as pa
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.list_columns import make_list_array
-from rowmill.core.storage import digest_bytes
-from rowmill.exports import native
+from rowmill.exports import dataset_dict, native
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -67,10 +65,7 @@ class HuggingFaceExport(Sharded):
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""
         parts = super().lay_out(shape)
-        if not self.arrow:
-            return parts
-        every = ExportJob(f"{self.split}-in-{len(parts.jobs)}", np.arange(len(shape.lengths)), shape.sequence_offsets)
-        return ExportLayout([every] if parts.jobs else [])
+        return ExportLayout(dataset_dict.join_jobs([*parts.jobs], self.split)) if self.arrow else parts
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
@@ -86,30 +81,10 @@ class HuggingFaceExport(Sharded):
     def _save_to_disk(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
-        import datasets
-
-        tally, staged = FileCounts(), folder / f"{job.name}.arrow"
-        tables = native.make_packed_table if self.unit == "packed" else make_unpacked_table
-        made = (_count_table(_decode_dictionaries(tables(chunk)), chunk, tally) for chunk in chunks)
-        first = next(made)
-        with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
-            for table in chain([first], made):
-                writer.write_table(table)
-        # Without a given fingerprint, the library makes one from the clock.
-        rows = datasets.Dataset(
-            datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=_make_fingerprint(terms.card)
-        )
-        shards = int(job.name.rsplit("-", 1)[1])
-        had_progress_bars = not datasets.are_progress_bars_disabled()
-        datasets.disable_progress_bars()
-        datasets.DatasetDict({self.split: rows}).save_to_disk(folder / "data", num_shards={self.split: shards})
-        if had_progress_bars:
-            datasets.enable_progress_bars()
-        del rows
-        staged.unlink()
-        files = sorted(one.relative_to(folder).as_posix() for one in (folder / "data").rglob("*") if one.is_file())
-        main = next(one for one in files if one.endswith(".arrow"))
-        return [tally.written(one) if one == main else WrittenFile(one) for one in files]
+        tally = FileCounts()
+        make = native.make_packed_table if self.unit == "packed" else make_unpacked_table
+        tables = (_count_table(_decode_dictionaries(make(chunk)), chunk, tally) for chunk in chunks)
+        return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=terms.card)
 
     def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
@@ -131,10 +106,6 @@ class HuggingFaceExport(Sharded):
                 "shard_sequences with arrow: true; save_to_disk cuts rows evenly, into as many files as shard_bytes "
                 "makes; delete shard_sequences"
             )
-
-
-def _make_fingerprint(card: str) -> str:
-    return digest_bytes(card.encode())[:16]
 
 
 def _count_table(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:

@@ -50,7 +50,7 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:
-    shared = {"__init__", "base", "export_manifest", "astrai", "dataset_dict", "masked_rows"}
+    shared = {"__init__", "base", "export_manifest", "astrai", "dataset_dict", "masked_rows", "preference_blocks"}
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")} - shared
 
     assert {model.__module__.rsplit(".", 1)[1] for model in members()} == modules
@@ -142,6 +142,9 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "mds", "size_limit_bytes": 1 << 32}, {}, "exports.0.size_limit_bytes"),
         ({"kind": "hf"}, {"text": OPEN}, "kind hf stores single segments, but attention of datasets.text crosses"),
         ({"kind": "tinker"}, {"text": OPEN}, "kind tinker stores single segments"),
+        ({"kind": "llama_factory", "split": "test"}, {}, "split: test; LLaMA-Factory reads train and validation"),
+        ({"kind": "llama_factory", "unit": "packed"}, {"pairs": PAIRS}, "unit: packed with datasets.pairs, whose"),
+        ({"kind": "llama_factory"}, {"asked": PROMPTS}, "kind llama_factory cannot hold datasets.asked"),
         ({"kind": "skyrl"}, {"text": OPEN}, "kind skyrl stores single segments"),
         ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core stores single segments"),
         ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which separates all segments, but attention of"),
@@ -211,6 +214,7 @@ def test_printed_tinker_code_imports_a_function_that_exists() -> None:
         ({"kind": "olmo_core"}, False),
         ({"kind": "llm_foundry"}, False),
         ({"kind": "skyrl"}, False),
+        ({"kind": "llama_factory"}, False),
     ],
 )
 @pytest.mark.usefixtures("with_libraries")

@@ -61,6 +61,8 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "padded": {"kind": "megatron_bridge", "pad_segments_to": 8},
     "olmo": {"kind": "olmo_core", "shard_sequences": 9},
     "skyrl": {"kind": "skyrl", "shard_sequences": 9},
+    "llama": {"kind": "llama_factory", "shard_sequences": 9},
+    "neat": {"kind": "llama_factory", "unit": "packed"},
 }
 """Exports that need nothing beside this project, by name."""
 WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -151,6 +153,8 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "padded": lambda data: [unpadded(one) for one in flat(readers.bridge(data))],
     "olmo": lambda data: readers.olmo(data, "<u2"),
     "skyrl": lambda data: readers.masked(readers.rows(data)),
+    "llama": lambda data: readers.llama_factory(readers.saved(data, "train")),
+    "neat": lambda data: flat(readers.llama_factory_packed(readers.saved(data, "train"))),
     "river": lambda data: flat(readers.astrai_bin(data).values()),
     "h5": lambda data: flat(readers.astrai_h5(data).values()),
     "mds": lambda data: flat(readers.packed(readers.mds(data))),

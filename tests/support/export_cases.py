@@ -84,10 +84,12 @@ def terms(**changes: Any) -> ExportContext:
     return ExportContext(**{**values, **changes})
 
 
-def write(one: Export, chunk: SequenceBatch, folder: Path, **changes: Any) -> tuple[Path, list[WrittenFile]]:
+def write(
+    one: Export, chunk: SequenceBatch, folder: Path, *, name: str | None = None, **changes: Any
+) -> tuple[Path, list[WrittenFile]]:
     """Write one chunk as one job; return the data folder and what was written."""
     (folder / "data").mkdir(parents=True)
-    name = {"astrai_bin": "__default__", "astrai_h5": "__default__/data_0000.h5", "hf": "train-in-1"}.get(
+    name = name or {"astrai_bin": "__default__", "astrai_h5": "__default__/data_0000.h5", "hf": "train-in-1"}.get(
         one.kind_name, "part-00000"
     )
     job = ExportJob(name, np.arange(len(chunk.offsets) - 1), chunk.sequence_offsets, len(chunk.ids))

@@ -83,6 +83,36 @@ def saved(data: Path, split: str) -> list[dict[str, Any]]:
     return [row for one in names for row in pl.read_ipc_stream(data / split / one["filename"]).to_dicts()]
 
 
+def llama_factory(found: Sequence[dict[str, Any]], prefix: str = "") -> list[Segment]:
+    """Return the rows of LLaMA-Factory's three columns, which are not padded; there are no media."""
+    assert all(row[name] is None for row in found for name in ("images", "videos", "audios"))
+    for row in found:
+        assert row[f"{prefix}attention_mask"] == [1] * len(row[f"{prefix}input_ids"])
+    return [by_labels(row[f"{prefix}input_ids"], row[f"{prefix}labels"]) for row in found]
+
+
+def llama_factory_packed(found: Sequence[dict[str, Any]]) -> list[list[Segment]]:
+    """Return the segments of LLaMA-Factory's packed rows, which are numbered from 1 and padded to one width."""
+    assert len({len(row["input_ids"]) for row in found}) == 1
+    segments: list[list[Segment]] = []
+    for row in found:
+        width, params = len(row["input_ids"]), row["packing_params"]
+        borders = params["sequence_boundaries"]
+        assert (borders[0], borders[-1]) == (0, width)
+        assert borders[-1] - borders[-2] == params["right_padding_length"] > 0
+        assert all(params[f"{name}_subseq_ids"] == [2**32] for name in ("image", "video", "audio"))
+        sizes = [end - first for first, end in pairwise(borders)]
+        numbers = [i for i, size in enumerate(sizes[:-1], 1) for _ in range(size)]
+        padding = [0] * sizes[-1]
+        assert row["attention_mask"] == numbers + padding
+        assert row["position_ids"] == [i for size in sizes[:-1] for i in range(size)] + padding
+        *ids, _ = cut(row["input_ids"], sizes)
+        *labels, last = cut(row["labels"], sizes)
+        assert set(last) == {-100}
+        segments.append([by_labels(*one) for one in zip(ids, labels, strict=True)])
+    return segments
+
+
 # ── Letter B ──
 
 

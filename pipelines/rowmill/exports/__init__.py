@@ -19,6 +19,7 @@ from rowmill.exports.axolotl import Axolotl
 from rowmill.exports.base import DatasetSummary, Export, RecipeSummary
 from rowmill.exports.export_manifest import Exported, open_export
 from rowmill.exports.hf import HuggingFaceExport
+from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.llm_foundry import LLMFoundry
 from rowmill.exports.mds import MDS
 from rowmill.exports.megatron_bridge import MegatronBridge
@@ -44,6 +45,7 @@ AnyExport: TypeAlias = Annotated[
     | OLMoCore  # raw arrays, cut at EOS
     | TRLPreference  # pairs and marked answers
     | RLPrompts  # messages and ground truths
-    | SkyRL,  # ids and a mask
+    | SkyRL  # ids and a mask
+    | LLaMAFactory,  # a DatasetDict of any objective but prompts
     Field(discriminator="kind"),
 ]

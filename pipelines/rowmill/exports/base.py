@@ -82,6 +82,7 @@ class ExportIndex:
     domain_values: tuple[str | None, ...]
     name_of: Callable[[int], str]
     best_fit: Callable[[Ints, int], tuple[Ints, Ints]]
+    objective: Objective = "next_token"
 
     @property
     def tokens(self) -> Ints:
@@ -160,7 +161,7 @@ class ExportLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExportContext:
-    """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds of datasets, the card."""
+    """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds and objective, the card."""
 
     seq_len: int
     vocab_size: int
@@ -168,6 +169,8 @@ class ExportContext:
     eos_id: int | None
     kinds: frozenset[str]
     card: str = "{}"
+    pad_id: int | None = None
+    objective: Objective = "next_token"
 
 
 # ── The kinds' base ────────────────────────────────────────────────────────────────────────────────
@@ -247,9 +250,9 @@ class Export(Config):
         """The kind's name."""
         return str(getattr(self, "kind", ""))
 
-    def rows_at_once(self, seq_len: int) -> int:
+    def rows_at_once(self, terms: ExportContext) -> int:
         """Return the number of sequences per chunk."""
-        return max(1, CHUNK_TOKENS // seq_len)
+        return max(1, CHUNK_TOKENS // terms.seq_len)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Assign segments to files."""

@@ -58,9 +58,9 @@ class HuggingFaceExport(Sharded):
     arrow: bool = False
     """Whether to write a `DatasetDict` with `save_to_disk` instead of Parquet."""
 
-    def rows_at_once(self, seq_len: int) -> int:
+    def rows_at_once(self, terms: ExportContext) -> int:
         """Return the rows of a row group if packed, else the default."""
-        return native.count_group_rows(seq_len) if self.unit == "packed" else super().rows_at_once(seq_len)
+        return native.count_group_rows(terms.seq_len) if self.unit == "packed" else super().rows_at_once(terms)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""

@@ -80,7 +80,7 @@ class MegatronBridge(Sharded):
         """Return whether the sequences differ from those of the build."""
         return self.pad_segments_to is not None or self.pack_size not in (None, seq_len)
 
-    def rows_at_once(self, seq_len: int) -> int:
+    def rows_at_once(self, terms: ExportContext) -> int:
         """Return the rows of a group."""
         return ROW_GROUP
 

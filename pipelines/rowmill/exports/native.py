@@ -36,9 +36,9 @@ class Native(Sharded):
     unit: Literal["packed"] = "packed"
     """Sequences of several segments."""
 
-    def rows_at_once(self, seq_len: int) -> int:
+    def rows_at_once(self, terms: ExportContext) -> int:
         """Return the rows of a group: 1,024, fewer if sequences are long."""
-        return count_group_rows(seq_len)
+        return count_group_rows(terms.seq_len)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext

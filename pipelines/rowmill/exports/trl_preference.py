@@ -21,11 +21,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
-from rowmill.core.list_columns import make_list_array
 from rowmill.exports.base import (
-    CHUNK_TOKENS,
     ExportContext,
     ExportIndex,
     ExportJob,
@@ -37,6 +35,13 @@ from rowmill.exports.base import (
     write_parquet,
 )
 from rowmill.exports.native import PARQUET_LOAD
+from rowmill.exports.preference_blocks import (
+    count_blocks_at_once,
+    cut_blocks,
+    locate_answers,
+    rotate_blocks,
+    take_ranges,
+)
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
@@ -90,21 +95,18 @@ class TRLPreference(Sharded):
         """Segments that stay together: both sides of a pair, or the rows that exchange their answers."""
         return 2 if self.trainer != "kto" else self.kl_block or 1
 
-    def rows_at_once(self, seq_len: int) -> int:
+    def rows_at_once(self, terms: ExportContext) -> int:
         """Return the blocks of a chunk."""
-        return max(1, CHUNK_TOKENS // (seq_len * self._block))
+        return count_blocks_at_once(terms.seq_len, self._block)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole pairs or blocks."""
-        count = len(shape.lengths)
-        offsets = np.append(np.arange(0, count, self._block), count)
-        tokens = np.add.reduceat(shape.lengths, offsets[:-1]) if count else np.empty(0, np.int64)
         notes = {
             "trainer": self.trainer,
             "kl_block": self.kl_block,
             "accept_untrained_as_trained": self.accept_untrained_as_trained,
         }
-        return ExportLayout(self.cut(tokens, offsets, np.arange(count)), notes=notes)
+        return ExportLayout(cut_blocks(self, shape, self._block), notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
@@ -129,32 +131,32 @@ class TRLPreference(Sharded):
     def _make_columns(self, chunk: SequenceBatch, seq_len: int) -> tuple[dict[str, pa.Array], int]:
         """Return the columns of a chunk, and how many tokens they hold beside those of the KL term."""
         first = chunk.offsets[:-1]
-        answer = first + chunk.columns["prompt_lengths"].to_numpy().astype(np.int64)
+        answer = locate_answers(chunk)
         end = self._find_ends(chunk, answer)
         if self.trainer == "kto":
             columns = {
-                "prompt_ids": _take_ranges(chunk, first, answer),
-                "completion_ids": _take_ranges(chunk, answer, end),
+                "prompt_ids": take_ranges(chunk, first, answer),
+                "completion_ids": take_ranges(chunk, answer, end),
                 "label": chunk.columns["sides"].cast(pa.bool_()),
             }
             if self.kl_block is not None:
-                other = _rotate_blocks(chunk.sequence_offsets)
+                other = rotate_blocks(chunk.sequence_offsets)
                 longest = seq_len - (answer - first)
-                columns[_KL_COLUMN] = _take_ranges(
+                columns[_KL_COLUMN] = take_ranges(
                     chunk, answer[other], answer[other] + np.minimum((end - answer)[other], longest)
                 )
             return columns, int((end - first).sum())
         begin = first if self.trainer == "reward" else answer
         sides = {
-            "chosen_ids": _take_ranges(chunk, begin[::2], end[::2]),
-            "rejected_ids": _take_ranges(chunk, begin[1::2], end[1::2]),
+            "chosen_ids": take_ranges(chunk, begin[::2], end[::2]),
+            "rejected_ids": take_ranges(chunk, begin[1::2], end[1::2]),
         }
         if self.trainer == "reward":
             # A margin of 0 is none: TRL subtracts it from the difference of the rewards.
             return sides | {"margin": chunk.columns["margins"].fill_null(0.0).take(_every_second(chunk))}, int(
                 (end - first).sum()
             )
-        prompts = _take_ranges(chunk, first[::2], answer[::2])
+        prompts = take_ranges(chunk, first[::2], answer[::2])
         return {"prompt_ids": prompts, **sides}, int((end - first).sum() - (answer - first)[1::2].sum())
 
     def _find_ends(self, chunk: SequenceBatch, answer: Ints) -> Ints:
@@ -188,16 +190,3 @@ class TRLPreference(Sharded):
 
 def _every_second(chunk: SequenceBatch) -> pa.Array:
     return pa.array(np.arange(0, len(chunk.offsets) - 1, 2))
-
-
-def _take_ranges(chunk: SequenceBatch, begins: Ints, ends: Ints) -> pa.Array:
-    """Return the ids of ranges of tokens, a list for each."""
-    counts = ends - begins
-    return make_list_array(compute_offsets(counts), chunk.ids[expand_ranges(begins, counts)])
-
-
-def _rotate_blocks(offsets: Ints) -> Ints:
-    """Return for each row the one before it in its block, and for a block's first row its last."""
-    before = np.arange(-1, int(offsets[-1]) - 1)
-    before[offsets[:-1]] = offsets[1:] - 1
-    return before

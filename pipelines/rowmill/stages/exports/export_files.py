@@ -85,7 +85,7 @@ def write_export_job(task: _ExportTask, shelf: ExportShelf) -> tuple[list[FileDi
 
     def chunks() -> Iterator[SequenceBatch]:
         nonlocal found
-        for segments, offsets in task.job.chunks(task.export.rows_at_once(task.terms.seq_len)):
+        for segments, offsets in task.job.chunks(task.export.rows_at_once(task.terms)):
             chunk = take_segments(source, segments, offsets)
             require_valid_tokens(chunk, vocab_size=task.terms.vocab_size, where=f"exports.{task.export.name}")
             found += sum(native.hash_segments(make_segments(chunk), chunk.trained))

@@ -19,10 +19,14 @@ from rowmill.exports import astrai, export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportLayout
 from rowmill.packing.plan import plan_best_fit
 from rowmill.schema import manifest
+from rowmill.schema.examples import Objective
 from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.manifest import File, Manifest, StageKey
 from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
+
+DEFAULT_OBJECTIVE: Objective = "next_token"
+"""The objective of a card that names none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +108,7 @@ def describe_export_shape(
         domain_values=values,
         name_of=lambda number: _name_segment(work, source, int(segments[number])),
         best_fit=_plan_best_fit,
+        objective=work.recipe.objective,
     )
 
 
@@ -169,6 +174,7 @@ def build_export_card(
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
         "seq_len": work.recipe.seq_len,
         "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
+        **({} if work.recipe.objective == DEFAULT_OBJECTIVE else {"objective": work.recipe.objective}),
         "recipe": work.recipe.name,
         "order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"],
         "datasets": {name: _build_dataset_card(work, one) for name, one in packed.items()},
@@ -201,4 +207,6 @@ def build_export_terms(card: Mapping[str, Any], *, text: str = "{}") -> ExportCo
         eos_id=card["eos_id"],
         kinds=frozenset(card["kinds"]),
         card=text,
+        pad_id=card["pad_id"],
+        objective=card.get("objective", DEFAULT_OBJECTIVE),
     )

@@ -1,0 +1,208 @@
+"""LLaMA-Factory: a `DatasetDict` for its option `tokenized_path`, with the columns that its collators read.
+
+What belongs here: the columns of each objective. What does not: writing the folder (`dataset_dict.py`), which rows
+exchange their answers (`preference_blocks.py`).
+
+    next_token   input_ids, attention_mask, labels
+      packed     position_ids and packing_params too; padded to seq_len + 1, attention_mask 1 1 1 2 2 0
+    paired       the three as chosen_… and rejected_…
+    unpaired     the three, the three as kl_…, kto_tags
+
+Every row has `images`, `videos` and `audios`, which are null.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from rowmill.core.arrays import Ints, Tokens, compute_offsets, expand_ranges
+from rowmill.core.errors import ConfigError
+from rowmill.core.list_columns import make_list_array
+from rowmill.exports import dataset_dict
+from rowmill.exports.base import (
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    RecipeSummary,
+    Sharded,
+    Unit,
+    WrittenFile,
+)
+from rowmill.exports.preference_blocks import count_blocks_at_once, cut_blocks, locate_answers, rotate_blocks
+from rowmill.schema.examples import IGNORED_LABEL, Objective
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.sequences import SequenceBatch
+
+NO_MEDIA = 1 << 32
+"""The segment number that LLaMA-Factory gives to media of a row that has none."""
+
+_MEDIA = ("images", "videos", "audios")
+_STAGES: dict[Objective, str] = {"next_token": "sft", "paired": "dpo", "unpaired": "kto"}
+
+
+class LLaMAFactory(Sharded):
+    """Tokenized rows for LLaMA-Factory: fine-tuning, rewards and DPO, KTO."""
+
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
+    OBJECTIVES: ClassVar[frozenset[Objective]] = frozenset({"next_token", "paired", "unpaired"})
+
+    kind: Literal["llama_factory"] = "llama_factory"
+    """A folder for LLaMA-Factory's `tokenized_path`."""
+    unit: Unit = "unpacked"
+    """`unpacked`: a row is a segment; `packed`, for fine-tuning alone: the sequences of the build, for its
+    `neat_packing`."""
+    kl_block: Annotated[int, Field(ge=2)] = 1000
+    """With `objective: unpaired`: in blocks of so many rows, each gets another one's answer for the KL term. The
+    number is LLaMA-Factory's `preprocessing_batch_size`."""
+
+    def refuse(self, prospect: RecipeSummary) -> None:
+        """Refuse packed preferences, and a split that LLaMA-Factory does not read."""
+        super().refuse(prospect)
+        for name, one in prospect.datasets.items():
+            if self.unit == "packed" and one.objective != "next_token":
+                raise ConfigError(
+                    f"unit: packed with datasets.{name}, whose objective is {one.objective}; LLaMA-Factory packs only "
+                    "for fine-tuning; delete unit"
+                )
+        if self.split == "test":
+            raise ConfigError("split: test; LLaMA-Factory reads train and validation; choose one of them")
+
+    def _count_block(self, objective: Objective) -> int:
+        """Return the number of segments that stay together."""
+        return {"paired": 2, "unpaired": self.kl_block}.get(objective, 1)
+
+    def rows_at_once(self, terms: ExportContext) -> int:
+        """Return the sequences or blocks of a chunk."""
+        return count_blocks_at_once(terms.seq_len, self._count_block(terms.objective))
+
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+        """Return one job of all rows; pairs and blocks of exchanged answers stay together."""
+        if shape.objective == "next_token":
+            jobs = super().lay_out(shape).jobs
+        else:
+            jobs = cut_blocks(self, shape, self._count_block(shape.objective))
+        notes = {"kl_block": self.kl_block} if shape.objective == "unpaired" else {}
+        return ExportLayout(dataset_dict.join_jobs([*jobs], self.split), notes=notes)
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
+        """Write the whole `DatasetDict`."""
+        tally = FileCounts()
+
+        def tables() -> Iterator[pa.Table]:
+            for chunk in chunks:
+                tally.add(chunk, trained=int(chunk.trained.sum()))
+                yield self._make_table(chunk, terms)
+
+        return dataset_dict.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=terms.card)
+
+    def _make_table(self, chunk: SequenceBatch, terms: ExportContext) -> pa.Table:
+        segments = _FlatRows(
+            chunk.ids, label_conventions.make_unshifted_labels(chunk.ids, chunk.trained), chunk.offsets
+        )
+        match terms.objective:
+            case "paired":
+                count = len(chunk.offsets) - 1
+                chosen, rejected = (_take_rows(segments, np.arange(side, count, 2)) for side in (0, 1))
+                columns = chosen.make_columns("chosen_") | rejected.make_columns("rejected_")
+            case "unpaired":
+                exchanged = _exchange_answers(chunk, segments, terms.seq_len).make_columns("kl_")
+                tags = {"kto_tags": chunk.columns["sides"].cast(pa.bool_())}
+                columns = segments.make_columns("") | exchanged | tags
+            case _:
+                is_packed = self.unit == "packed"
+                columns = _make_packed_columns(chunk, segments, terms) if is_packed else segments.make_columns("")
+        rows = len(next(iter(columns.values())))
+        return pa.table(columns | {name: pa.nulls(rows) for name in _MEDIA})
+
+    def pointer(self, data: str, terms: ExportContext) -> str:
+        """Return the lines of LLaMA-Factory's YAML."""
+        lines = f"stage: {_STAGES[terms.objective]}\ntokenized_path: {data}"
+        # It subtracts one of the option, and pads rows to one more than the rest.
+        return f"{lines}\ncutoff_len: {terms.seq_len + 1}\nneat_packing: true" if self.unit == "packed" else lines
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FlatRows:
+    """Rows of ids and labels, flat: row i is `[offsets[i], offsets[i + 1])`."""
+
+    ids: Tokens
+    labels: Tokens
+    offsets: Ints
+
+    def make_columns(self, prefix: str) -> dict[str, pa.Array]:
+        """Return the three columns of rows that the trainer pads."""
+        values = {"input_ids": self.ids, "attention_mask": np.ones(len(self.ids), np.int8), "labels": self.labels}
+        return {f"{prefix}{name}": make_list_array(self.offsets, one) for name, one in values.items()}
+
+
+def _take_rows(rows: _FlatRows, wanted: Ints) -> _FlatRows:
+    return _take_ranges(rows, rows.offsets[wanted], rows.offsets[wanted + 1] - rows.offsets[wanted])
+
+
+def _take_ranges(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
+    places = expand_ranges(begins, counts)
+    return _FlatRows(rows.ids[places], rows.labels[places], compute_offsets(counts))
+
+
+def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> _FlatRows:
+    """Return each row's prompt with the answer of another row of its block, cut to the limit."""
+    first, answer, other = chunk.offsets[:-1], locate_answers(chunk), rotate_blocks(chunk.sequence_offsets)
+    prompts = answer - first
+    answers = np.minimum((chunk.offsets[1:] - answer)[other], limit - prompts)
+    # Prompt, answer, prompt, answer …
+    begins = np.stack((first, answer[other]), axis=1).ravel()
+    parts = _take_ranges(segments, begins, np.stack((prompts, answers), axis=1).ravel())
+    return _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
+
+
+def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, terms: ExportContext) -> dict[str, pa.Array]:
+    """Return sequences padded to `seq_len` + 1, with the number of its attention span for each token."""
+    borders, in_sequences = chunk.spans()
+    count, width = len(chunk), terms.seq_len + 1
+    lengths, spans = np.diff(chunk.token_offsets), np.diff(in_sequences)
+    places = np.arange(len(chunk.ids)) + np.repeat(np.arange(count) * width - chunk.token_offsets[:-1], lengths)
+    numbers = np.arange(len(borders) - 1) - np.repeat(in_sequences[:-1], spans) + 1
+    padding = next((one for one in (terms.pad_id, terms.eos_id) if one is not None), 0)
+    values = {
+        "input_ids": (segments.ids, padding),
+        "attention_mask": (np.repeat(numbers, np.diff(borders)).astype(np.int32), 0),
+        "position_ids": (chunk.position_ids, 0),
+        "labels": (segments.labels, IGNORED_LABEL),
+    }
+    rows = np.arange(count + 1) * width
+    columns = {name: make_list_array(rows, _pad(one, places, count * width, by)) for name, (one, by) in values.items()}
+    ends = borders[1:] - np.repeat(chunk.token_offsets[:-1], spans)
+    return columns | {"packing_params": _make_packing_params(ends, in_sequences, width - lengths, width)}
+
+
+def _pad(values: Tokens, places: Ints, size: int, by: int) -> Tokens:
+    padded = np.full(size, by, np.int32)
+    padded[places] = values
+    return padded
+
+
+def _make_packing_params(ends: Ints, in_sequences: Ints, padding: Ints, width: int) -> pa.StructArray:
+    """Return the borders of each row's spans, from 0 on; the padding is the last span."""
+    count = len(in_sequences) - 1
+    offsets = in_sequences + 2 * np.arange(count + 1)
+    borders = np.zeros(int(offsets[-1]), np.int64)
+    borders[np.arange(len(ends)) + np.repeat(2 * np.arange(count) + 1, np.diff(in_sequences))] = ends
+    borders[offsets[1:] - 1] = width
+    none = make_list_array(np.arange(count + 1), np.full(count, NO_MEDIA, np.int64))
+    named = {name.removesuffix("s"): none for name in _MEDIA}
+    fields = {
+        "sequence_boundaries": make_list_array(offsets, borders),
+        **{f"{name}_subseq_ids": values for name, values in named.items()},
+        "right_padding_length": pa.array(padding),
+    }
+    return pa.StructArray.from_arrays(list(fields.values()), list(fields))

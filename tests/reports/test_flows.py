@@ -25,6 +25,7 @@ def build_every_kind(folder: Path) -> Built:
     road = Road(folder)
     chats = [chat(i, turns=1 + i % 9, words=14) for i in range(60)]
     bad: list[dict[str, Any]] = [{"messages": []}, {"messages": "x"}, chats[0], {"text": "</script>"}]
+    bad.append(chat(99, words=300))
     # One of ten groups is too large for an example.
     shops = [f"s{i % 9}" for i in range(36)] + ["large"] * 12
     sales = [{"shop": shop, "day": f"2024-01-{1 + i // 9:02d}", "units": i} for i, shop in enumerate(shops)]
@@ -35,7 +36,11 @@ def build_every_kind(folder: Path) -> Built:
         "sales": road.write("sales.jsonl", sales),
     }
     options: dict[str, dict[str, Any]] = {
-        "chats": {"format": {"kind": "chat"}, "truncation": {"overlong": "truncate"}, "splits": {"validation": 0.2}},
+        "chats": {
+            "format": {"kind": "chat"},
+            "truncation": {"overlong": "truncate", "token_cut": "reject"},
+            "splits": {"validation": 0.2},
+        },
         "documents": {"format": TEXT, "packing": {"pack_strategy": "concat", "tail": "drop"}},
         "pairs": {"format": PAIR, "filters": {"max_items": 45}, "splits": {"group_key": "prompt"}},
         "sales": {"format": GROUPED},
@@ -111,8 +116,8 @@ def test_flow_of_all_datasets_is_what_the_stages_counted(built: Built, traced: d
         "trained": ranks["trained"], "not trained": ranks["context"],
     }  # fmt: skip
     names = {branch.name for flow in (rows, tokens) for level in flow for branch in level.branches}
-    assert {"duplicate", "bad_messages", "not taken", "validation split", "truncated", "dropped by packing",
-            "not scheduled", "repeated in later passes", "padding"} <= names  # fmt: skip
+    assert {"duplicate", "bad_messages", "not taken", "validation split", "truncated", "of rows too long to cut",
+            "dropped by packing", "not scheduled", "in later passes", "padding"} <= names  # fmt: skip
 
 
 def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(

@@ -151,9 +151,10 @@ def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: 
     classes: dict[str, int] = {}
     for _, name, count in examples.token_ledger:
         classes[name] = classes.get(name, 0) + count
-    cut = classes.get("truncated", 0)
-    truncated = (FlowBranch("truncated", cut, "rejected"),) if cut else ()
-    yield FlowLevel("tokens of kept rows", "tokens", sum(classes.values()), truncated)
+    lost = tuple(
+        FlowBranch(shown, classes[name], "rejected") for name, shown in _LOST_CLASSES.items() if classes.get(name)
+    )
+    yield FlowLevel("tokens rendered", "tokens", sum(classes.values()), lost)
     made = read_facts(TokenizedExamplesFacts, examples.facts).tokens
     if packed is None:
         yield FlowLevel("tokens in examples", "tokens", made)
@@ -167,6 +168,10 @@ def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: 
     )
     yield from _iterate_order_levels(chain, dataset, "tokens")
     yield from _iterate_position_levels(chain, dataset, seq_len)
+
+
+_LOST_CLASSES = {"truncated": "truncated", "dropped": "of rows too long to cut"}
+"""Classes of tokens that are in no example, and how they are named."""
 
 
 def _iterate_position_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: int) -> Iterator[FlowLevel]:
@@ -186,7 +191,7 @@ def _iterate_position_levels(chain: Mapping[str, Manifest], dataset: str, seq_le
     joined = (FlowBranch("padding", padding, "padding", joins=True),) if padding else ()
     yield FlowLevel("tokens in all passes", "tokens", tokens, joined)
     yield FlowLevel(
-        "positions read by the trainer",
+        "positions read",
         "tokens",
         sequences * seq_len,
         tuple(FlowBranch(name, count, kind) for name, count, kind in classes if count),
@@ -220,7 +225,7 @@ def _iterate_order_levels(
     )
     yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0), left)
     again = schedule[REPEATED][unit]
-    joined = (FlowBranch("repeated in later passes", again, "added", joins=True),) if again else ()
+    joined = (FlowBranch("in later passes", again, "added", joins=True),) if again else ()
     yield FlowLevel(f"{unit} scheduled", unit, schedule[KEPT][unit], joined)
     if unit == "sequences":
         yield FlowLevel("sequences in all passes", unit, schedule[KEPT][unit] + again)

@@ -21,16 +21,16 @@ from rowmill.core.console import escape_control_characters
 from rowmill.core.number_text import format_percent
 from rowmill.reports.flows import LAST_CLASSES, BranchKind, Flow, FlowBranch, FlowLevel, shorten_branches
 
-WIDTH = 440
-STREAM = 150
+WIDTH = 420
+STREAM = 120
 """Width of the largest level of a unit."""
-LEFT, LABELS, BRANCH_END = 2, 186, 178
+LEFT, LABELS, BRANCH_END = 2, 152, 145
 LINE = 19
 """Height of a line of text."""
 BAR = 5
 TURN = 7
 """Radius of a branch's inner turn."""
-MAX_LABEL_CHARS = 42
+MAX_LABEL_CHARS = 32
 
 COLOURS: dict[BranchKind, str] = {
     "rejected": "var(--flow-rejected, #d1495b)",
@@ -147,7 +147,7 @@ def _draw_branch(
 ) -> str:
     sign, edge = ("+ ", bottom) if one.joins else ("" if one.kind in LAST_CLASSES else "− ", top)
     label = f"{sign}{one.count:,} {escape_control_characters(one.name)}"
-    share = f" · {_format_share(one.count, level.count)}" if level.count else ""
+    share = f" · {_format_branch_share(one.count, level.count)}" if level.count else ""
     shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
     return (
         f'<g class="branch" data-kind="{one.kind}" data-count="{one.count if one.joins else -one.count}">'
@@ -158,7 +158,7 @@ def _draw_branch(
     )
 
 
-def _format_share(count: int, whole: int) -> str:
+def _format_branch_share(count: int, whole: int) -> str:
     return format_percent(count, whole) if 2000 * count >= whole else "< 0.1 %"
 
 

@@ -1,0 +1,75 @@
+"""A packed sequence by token: text, class and message of each, as its example has them."""
+
+from pathlib import Path
+
+import pytest
+
+from rowmill.inspection import packed_sequence
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.support.recipes import Built, Road, chat, text_of
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    rows = [chat(i, turns=1 + i % 2, words=6) for i in range(12)]
+    rows[0]["messages"][0]["content"] = "👩‍🚀 naïve Ωmega"
+    return Road(tmp_path_factory.mktemp("packed")).one("rows.jsonl", rows).build()
+
+
+@pytest.fixture(scope="module")
+def encoder(built: Built) -> Encoder:
+    return Encoder(open_tokenizer("tokenizer", built.project.base))
+
+
+def test_every_token_has_the_text_class_and_message_of_its_example(built: Built, encoder: Encoder) -> None:
+    examples = {one["example_id"]: one for one in built.examples()}
+
+    one = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+
+    assert one is not None
+    assert len(one.segments) > 1
+    assert one.tokens == len(one.ids) == len(one.texts) == len(one.kinds) == len(one.messages)
+    for place in one.segments:
+        own, example = slice(place.offset, place.offset + place.length), examples[place.example_id]
+        assert "".join(one.texts[own]) == text_of(example)
+        assert list(one.trained[own]) == example["loss_mask"]
+        roles = {kind for kind, trained in zip(one.kinds[own], one.trained[own], strict=True) if trained}
+        assert roles == {"assistant", "template"}
+        assert all((message < 0) == (kind == "template") or message >= 0 for kind, message in
+                   zip(one.kinds[own], one.messages[own], strict=True))  # fmt: skip
+
+
+def test_long_sequence_is_cut_after_the_wanted_tokens(built: Built, encoder: Encoder) -> None:
+    whole = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+    cut = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=7)
+
+    assert whole is not None
+    assert cut is not None
+    assert (cut.tokens, len(cut.segments)) == (whole.tokens, 1)
+    for column in ("ids", "labels", "positions", "texts", "kinds", "messages"):
+        assert list(getattr(cut, column)) == list(getattr(whole, column)[:7])
+
+
+def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encoder) -> None:
+    text = "a 👩 b Ω c"
+    ids = encoder.encode([text]).ids.tolist()
+
+    texts = packed_sequence.decode_each(encoder, ids)
+
+    assert "".join(texts) == text
+    assert "" in texts
+    assert "👩" in [one.strip() for one in texts]
+
+
+def test_sequence_with_several_whole_segments_is_chosen_before_one_of_cut_or_tiny_ones() -> None:
+    starts = [[0], [331, 0, 0], [0] * 40, [0, 0, 0], [0, 0, 0]]
+
+    assert packed_sequence.choose_sequence(starts) == 3
+
+
+def test_dataset_that_is_not_packed_has_no_sequence(tmp_path: Path, encoder: Encoder) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(4)])
+    built = road.build(only={("road", "rows", "raw_dataset")})
+
+    assert packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=9) is None

@@ -1,12 +1,10 @@
 """The report and the pages of expectations: complete, harmless, small, and leading somewhere."""
 
 import http.client
-import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urldefrag
 
@@ -19,56 +17,11 @@ from rowmill.build import runner, steps
 from rowmill.checks import expectations_page
 from rowmill.core import html
 from rowmill.core.errors import GateError
-from rowmill.reports import report_page
+from rowmill.reports import report_page, report_rows
 from rowmill.schema import manifest
-from tests.support.recipes import PAIR, Built, Road, chat, pair
-
-HOSTILE = '<script>alert(1)</script><img src="http://evil.invalid/x.png">"\'&'
-
-
-class Page(HTMLParser):
-    """What a browser would make of a page: its links, its anchors, the elements it has, the words it shows."""
-
-    def __init__(self, markup: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.words = ""
-        self.feed(markup)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-    def values(self, name: str, tag: str | None = None) -> list[str]:
-        return [value for of, key, value in self.attributes if key == name and tag in (None, of)]
-
-
-def rows() -> list[dict[str, object]]:
-    good = [chat(i, turns=1 + i % 3) for i in range(40)]
-    good[3]["messages"][0]["content"] = HOSTILE
-    return [*good, {"messages": HOSTILE}, {"messages": []}, {"messages": [{"role": 7, "content": "x"}]}]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    road = Road(tmp_path_factory.mktemp("report"))
-    chats = {"source": {"train_urls": [road.write("chats.jsonl", rows())]}, "format": {"kind": "chat"}}
-    pairs = {"source": {"train_urls": [road.write("pairs.jsonl", [pair(i) for i in range(30)])]}, "format": PAIR}
-    return road.recipe({"chats": chats, "pairs": pairs}).build()
-
-
-@pytest.fixture(scope="module")
-def folder(built: Built) -> Path:
-    return Path(report_page.write_report(built.project)).parent
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path) -> Page:
-    return Page((folder / "report.html").read_text(encoding="utf-8"))
+from tests.reports.conftest import make_hostile_rows
+from tests.support.markup import Page
+from tests.support.recipes import Built, Road, chat
 
 
 def pages(folder: Path) -> Iterator[Path]:
@@ -87,8 +40,11 @@ def test_no_page_can_ask_for_anything_outside_itself(folder: Path) -> None:
 
 
 def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == page.markup.count("<script") == 1
+    assert page.tags.count("style") == page.markup.count("<style") == 1
+    assert page.markup.count("</script>") == page.markup.count("</style>") == 1
     assert "alert(1)" in page.words
+    assert "{{ 7 * 7 }}" in page.words
     assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
 
 
@@ -122,49 +78,27 @@ def test_every_link_leads_to_a_page_and_an_anchor_of_it(folder: Path) -> None:
 # ── Complete ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_report_shows_every_stage_and_each_picture(built: Built, page: Page) -> None:
+def test_report_shows_every_stage_and_each_picture(reported: Built, page: Page) -> None:
     ids = page.values("id")
     drawn = sum(
         sum(1 for one in report.manifest.histograms.values() if sum(one.counts)) + bool(report.manifest.token_ledger)
-        for report, _ in built.steps.values()
+        for report, _ in reported.steps.values()
     )
+    cards, flows = 2, 2 * 3
 
-    assert {"/".join(step.key[1:]) for step in steps.plan_steps(built.project)} <= set(ids)
-    assert page.tags.count("svg") == drawn
-
-
-def test_samples_colour_every_token_and_underline_those_that_train(built: Built, page: Page) -> None:
-    examples = {one["example_id"]: one for name in ("chats", "pairs") for one in built.examples(name)}
-    titles = [title for title in page.values("title", "span") if " tokens, " in title]
-    shown = re.findall(r"(\S+#\d+) · (?:train|validation)", page.words)
-
-    assert len(shown) == 2 * report_page.SAMPLES_PER_DATASET
-    assert len(set(shown)) == len(shown)
-    assert sum(int(title.split()[0]) for title in titles) == sum(examples[name]["tokens"] for name in shown)
-    trained = sum(int(title.split()[0]) for title in titles if title.endswith(", trained"))
-    assert trained == sum(examples[name]["trained_tokens"] for name in shown)
+    assert {"/".join(step.key[1:]) for step in steps.plan_steps(reported.project)} <= set(ids)
+    assert page.tags.count("svg") == drawn + cards + flows
 
 
-def test_kinds_of_an_example_are_those_of_its_spans() -> None:
-    example = {
-        "input_ids": [1, 2, 3, 4], "loss_mask": [False, False, True, False],
-        "span_starts": [0, 1, 3], "span_kinds": [6, 2, 6],
-    }  # fmt: skip
+def test_contents_name_every_section_and_stay_in_view(page: Page) -> None:
+    links = [target for target in page.values("href", "a") if target.startswith("#")]
 
-    assert report_page.list_token_kinds(example) == [
-        ("template", False), ("assistant", False), ("assistant", True), ("template", False),
-    ]  # fmt: skip
-
-
-def test_rejects_can_be_chosen_by_each_reason(built: Built, page: Page) -> None:
-    reasons = {reason for reason in page.values("value", "option") if reason}
-
-    assert reasons == {reason for _, reason in built.rejects("chats")}
-    assert sorted(page.values("data-reason", "tr")) == sorted(reason for _, reason in built.rejects("chats"))
+    assert links[:6] == ["#summary", "#flow", "#chats", "#pairs", "#order-and-ranks", "#rows"]
+    assert "nav { position: sticky" in page.markup
 
 
 def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", rows(), gates={})
+    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows(), gates={})
     road.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}},
@@ -181,7 +115,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
 
 def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     reason = "three bad rows are what this test is about"
-    road = Road(tmp_path).one("chats.jsonl", rows())
+    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
     road.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}, "waivers": [{"check": "rejects", "at_most": 0.2, "reason": reason}],
@@ -209,19 +143,19 @@ def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
 
     size = Path(report_page.write_report(built.project)).stat().st_size
 
-    assert report_page.MAX_REJECT_BYTES + report_page.MAX_SAMPLE_BYTES <= report_page.MAX_PAGE_BYTES // 2
+    assert sum((report_rows.MAX_REJECT_BYTES, report_rows.MAX_SAMPLE_BYTES, report_page.MAX_SEQUENCE_BYTES)) < 1_200_000
     assert size < report_page.MAX_PAGE_BYTES
 
 
 def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", rows())
+    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
     path = Path(report_page.write_report(road.build().project))
     first = path.read_text(encoding="utf-8")
     path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
 
     report_page.write_report(road.build().project)
     unchanged = path.read_text(encoding="utf-8")
-    road.write("chats.jsonl", rows()[:-1])
+    road.write("chats.jsonl", make_hostile_rows()[:-1])
     report_page.write_report(road.build().project)
 
     assert "<h1>the same " in unchanged
@@ -231,9 +165,9 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
 # ── Expectations ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(built: Built, folder: Path) -> None:
-    step = steps.find_step(built.project, ("road", "chats", "canonical_rows"))
-    made = built.manifest("chats", "canonical_rows")
+def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(reported: Built, folder: Path) -> None:
+    step = steps.find_step(reported.project, ("road", "chats", "canonical_rows"))
+    made = reported.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
     assert page.values("id") == [one.check for one in step.thresholds]
@@ -242,7 +176,7 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(b
 
 
 def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", rows())
+    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
     project = road.build().project
     step = steps.find_step(project, ("road", "rows", "canonical_rows"))
     made = manifest.load_current(project.store, step.key)

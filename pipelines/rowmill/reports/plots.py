@@ -63,11 +63,11 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     where its bin has it. A tooltip on every bar gives its range and count.
     """
     highest = max(histogram.counts, default=0) or 1
-    levels = [at for at in choose_round_ticks(0, highest, 3)[1:] if at == round(at)]
+    levels = [at for at in choose_round_ticks(0, highest, 4)[1:] if at == round(at)]
     left, top, bottom = 8 + 7 * max((len(_format_number(at)) for at in levels), default=0), 34, height - 26
     step = (width - left - 8) / max(len(histogram.counts), 1)
     scale = (bottom - top) / highest
-    grid = [_draw_level(left, bottom - scale * at, width - 8, _format_number(at)) for at in levels]
+    grid = [_draw_grid_line(left, bottom - scale * at, width - 8, _format_number(at)) for at in levels]
     drawn = [
         _draw_bar(histogram, i, left + i * step, step, bottom, scale * count)
         for i, count in enumerate(histogram.counts)
@@ -75,7 +75,7 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>'
     labels = [
         _draw_tick(left + _locate_value(histogram.edges, at) * step, bottom, _format_number(at))
-        for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 70))
+        for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 48))
     ]
     heading = f"{histogram.title} ({histogram.unit}): {sum(histogram.counts):,} total"
     title = _draw_text(8, 16, heading, "start")
@@ -83,7 +83,7 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     return _wrap_svg(width, height, histogram.title, [title, *grid, *drawn, axis, *labels, *mark])
 
 
-def _draw_level(left: float, y: float, right: float, label: str) -> str:
+def _draw_grid_line(left: float, y: float, right: float, label: str) -> str:
     return f'<path stroke="{GRID}" d="M{left} {y:.1f}H{right}"/>' + _draw_text(left - 5, y + 4, label, "end")
 
 
@@ -98,7 +98,9 @@ def _choose_axis_ticks(histogram: Histogram, *, most: int) -> list[float]:
         return []
     usual = edges[1] - edges[0]
     has_tail = len(edges) > 2 and edges[-1] - edges[-2] > 1.5 * usual
-    return choose_round_ticks(edges[0], edges[-2] if has_tail else edges[-1], most)
+    ticks = choose_round_ticks(edges[0], edges[-2] if has_tail else edges[-1], most)
+    is_counted = all(edge == round(edge) for edge in edges)
+    return [at for at in ticks if not is_counted or at == round(at)]
 
 
 def choose_round_ticks(lowest: float, highest: float, most: int) -> list[float]:

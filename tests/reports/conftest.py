@@ -1,0 +1,50 @@
+"""One built recipe whose report the tests of this package read, with rows that try to be markup.
+
+What belongs here: the build and its page. What does not: builds that are closed by a gate, or changed by a test.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.reports import report_page
+from tests.support.markup import Page
+from tests.support.recipes import PAIR, Built, Road, chat, pair
+
+HOSTILE = (
+    '<script>alert(1)</script></script><!--</style><img src="http://evil.invalid/x.png" onerror="alert(2)">'
+    "{{ 7 * 7 }}{% raw %}${alert(3)}\"'`&amp;]]>"
+)
+"""Markup, templates and quotes, as rows of real data have them."""
+
+
+def make_hostile_rows() -> list[dict[str, Any]]:
+    good = [chat(i, turns=1 + i % 3) for i in range(40)]
+    good[3]["messages"][0]["content"] = HOSTILE
+    good[3]["messages"][1]["content"] = HOSTILE
+    return [*good, {"messages": HOSTILE}, {"messages": []}, {"messages": [{"role": 7, "content": "x"}]}]
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Return a build of chats, three of them rejected, and of pairs; no test changes it."""
+    road = Road(tmp_path_factory.mktemp("reported"))
+    files = {"chats": road.write("chats.jsonl", make_hostile_rows()),
+             "pairs": road.write("pairs.jsonl", [pair(i) for i in range(30)])}  # fmt: skip
+    formats = {"chats": {"kind": "chat"}, "pairs": PAIR}
+    return road.recipe(
+        {name: {"source": {"train_urls": [url]}, "format": formats[name]} for name, url in files.items()}
+    ).build()
+
+
+@pytest.fixture(scope="session")
+def folder(reported: Built) -> Path:
+    """Return the folder of the report."""
+    return Path(report_page.write_report(reported.project)).parent
+
+
+@pytest.fixture(scope="session")
+def page(folder: Path) -> Page:
+    """Return the report's page."""
+    return Page((folder / "report.html").read_text(encoding="utf-8"))

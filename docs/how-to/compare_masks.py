@@ -1,6 +1,6 @@
-"""Print which tokens of a conversation TRL trains, and which tokens rowmill trains.
+"""Print which tokens of two conversations TRL trains, and which tokens rowmill trains.
 
-What belongs here: one conversation, tokenized by both. What does not: training (`train.py`).
+What belongs here: conversations, tokenized by both. What does not: training (`train.py`).
 
     pip install 'rowmill[train]'
     python docs/how-to/compare_masks.py Qwen/Qwen3-0.6B
@@ -12,12 +12,22 @@ from typing import Any
 
 from rowmill import Rejected, sft_tokenize
 
-ROW: Mapping[str, Any] = {
-    "messages": [
-        {"role": "user", "content": "How does ChatML end a turn?"},
-        {"role": "assistant", "content": "With <|im_end|>, which the server takes as a stop."},
-    ]
-}
+ROWS: Sequence[Mapping[str, Any]] = (
+    {
+        "messages": [
+            {"role": "user", "content": "Capital of France?"},
+            {"role": "assistant", "content": "Paris."},
+            {"role": "user", "content": "And of Italy?"},
+            {"role": "assistant", "content": "Rome."},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "How does ChatML end a turn?"},
+            {"role": "assistant", "content": "With <|im_end|>, which the server takes as a stop."},
+        ]
+    },
+)
 
 
 def mark_trained_tokens(tokenizer: Any, ids: Iterable[int], trained: Iterable[bool]) -> str:
@@ -50,7 +60,7 @@ def tokenize_as_rowmill_does(tokenizer: Any, row: Mapping[str, Any], name: str) 
 
 
 def main() -> None:
-    """Print the conversation as both train it."""
+    """Print the conversations as both train them."""
     from transformers import AutoTokenizer
     from trl.chat_template_utils import get_training_chat_template  # pyright: ignore[reportMissingImports]
 
@@ -59,8 +69,9 @@ def main() -> None:
     name = parser.parse_args().tokenizer
     tokenizer = AutoTokenizer.from_pretrained(name)
     template = get_training_chat_template(tokenizer) or tokenizer.chat_template
-    print("TRL:", tokenize_as_trl_does(tokenizer, ROW["messages"], template), sep="\n")
-    print("rowmill:", tokenize_as_rowmill_does(tokenizer, ROW, name), sep="\n")
+    for row in ROWS:
+        print("TRL:", tokenize_as_trl_does(tokenizer, row["messages"], template), sep="\n")
+        print("rowmill:", tokenize_as_rowmill_does(tokenizer, row, name), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the README claims on its first screen is what the programs print.
 
-What belongs here: the comparison with TRL, and what `rowmill plan` says of too short a context. What does not: links,
-commands and generated tables, which are checked on every page (`test_docs.py`).
+What belongs here: our side of the comparisons, TRL's where it is one call of transformers, and what `rowmill plan` says
+of too short a context. What does not: links, commands and generated tables, which are checked on every page
+(`test_docs.py`).
 """
 
 import importlib.util
@@ -51,36 +52,51 @@ def training_template(real_data: Path) -> str:
     return (real_data / "templates/trl__qwen3_training.jinja").read_text(encoding="utf-8")
 
 
-def shown_masks() -> list[str]:
-    """Return the blocks that show a mask: TRL's, then ours."""
-    return [text.removesuffix("\n") for text in blocks(README, "") if "⟦" in text and "[151644]" in text]
+def read_columns() -> tuple[str, str]:
+    """Return the two masks that the README shows side by side: axolotl's, then ours."""
+    [shown] = [text for text in blocks(README, "") if text.startswith("axolotl")]
+    head, *lines = shown.splitlines()
+    at = head.index("rowmill")
+    return "\n".join(line[:at].rstrip() for line in lines), "\n".join(line[at:] for line in lines)
 
 
-def test_row_of_the_readme_is_the_one_that_is_compared() -> None:
-    [shown] = blocks(README, "json")
+def read_answers() -> dict[str, str]:
+    """Return the answer that mentions a control token, as the README shows it for each program."""
+    [shown] = [text for text in blocks(README, "") if text.startswith("TRL ")]
+    return dict(line.split(maxsplit=1) for line in shown.splitlines())
 
-    assert json.loads(shown) == load_program().ROW
+
+def test_mask_beside_axolotls_is_the_one_of_a_build(tokenizer: Any, real_data: Path) -> None:
+    program = load_program()
+
+    made = program.tokenize_as_rowmill_does(tokenizer, program.ROWS[0], str(real_data / "tokenizers/qwen3"))
+
+    theirs, ours = read_columns()
+    assert made.replace("[151644]", "<|im_start|>").replace("[151645]", "<|im_end|>").strip() == ours.strip()
+    # The same text, so that only the marks differ.
+    assert theirs.replace("⟦", "").replace("⟧", "") == ours.replace("⟦", "").replace("⟧", "")
 
 
-def test_masks_of_the_readme_are_those_of_trl_and_of_a_build(
+def test_answers_with_a_control_token_are_those_of_trl_and_of_a_build(
     tokenizer: Any, training_template: str, real_data: Path
 ) -> None:
     program = load_program()
-    trl = program.tokenize_as_trl_does(tokenizer, program.ROW["messages"], training_template)
-    ours = program.tokenize_as_rowmill_does(tokenizer, program.ROW, str(real_data / "tokenizers/qwen3"))
 
-    for shown, made in zip(shown_masks(), (trl, ours), strict=True):
-        assert made.rstrip("\n").endswith(shown)
-        assert shown.startswith("[151644]assistant")
+    trl = program.tokenize_as_trl_does(tokenizer, program.ROWS[1]["messages"], training_template)
+    ours = program.tokenize_as_rowmill_does(tokenizer, program.ROWS[1], str(real_data / "tokenizers/qwen3"))
+
+    shown = read_answers()
+    for made, answer in ((trl, shown["TRL"]), (ours, shown["rowmill"])):
+        trained = made[made.index("⟦") : made.index("⟧")]
+        assert trained.strip().endswith(f"</think>\n\n{answer}")
 
 
-def test_program_prints_the_masks_of_the_readme_with_trl_installed(real_data: Path) -> None:
+def test_program_prints_what_the_readme_shows_with_trl_installed(real_data: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
     command = [sys.executable, str(PROGRAM), str(real_data / "tokenizers/qwen3")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    for shown in shown_masks():
-        assert f"{shown}\n" in printed
+    assert set(read_answers().values()) <= {line.rstrip("⟧") for line in printed.splitlines()}
 
 
 def test_context_of_trls_default_leaves_no_trained_token_of_the_conversations_with_tools(

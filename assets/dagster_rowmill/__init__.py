@@ -3,6 +3,7 @@
     definitions.py   recipes → Definitions, when Dagster loads them
     factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
     names.py         the engine's names as Dagster's
+    moved_keys.py    moves the history of assets that had other keys
     partitions.py    the partitioned asset that shows the ranks
     history.py       reads Dagster's event log
     event_log.py     storage of the event log: Dagster's own files, kept open
@@ -13,8 +14,8 @@
     reporting.py     which step of a run writes the report
     materialize.py   a whole recipe in one process, for `make demo`
 
-Only public names of `dagster` are used, except in `history.py` and `event_log.py`, which say so. Never
-`from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
+Only public names of `dagster` are used, except in `history.py`, `event_log.py` and `moved_keys.py`, which say so.
+Never `from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ from typing import Any, Final
 import dagster as dg
 import orjson
 
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build import steps
 from rowmill.build.steps import Project
@@ -31,7 +31,7 @@ SENSOR_INTERVAL_S: Final = 60
 def make_job(project: Project) -> Any:
     """Return the job that runs all steps of a recipe, one per recipe, so that each has its own schedule and queue."""
     # On-demand stages are materialized by hand: a nightly run must not need a model server.
-    keys = [list(step.key) for step in steps.plan_steps(project) if not step.on_demand]
+    keys = [make_asset_key(step.key) for step in steps.plan_steps(project) if not step.on_demand]
     name = project.recipe.name
     return dg.define_asset_job(
         f"rebuild_{dagster_name(name)}",

@@ -14,6 +14,7 @@ import dagster as dg
 
 from dagster_rowmill import metadata, reporting
 from dagster_rowmill.factory import only_infrastructure_errors
+from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project, Step
@@ -30,7 +31,7 @@ def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
 
 def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     """Return the checks of one stage: one step in a run, each check selectable by itself."""
-    asset = dg.AssetKey(list(step.key))
+    asset = make_asset_key(step.key)
 
     @dg.multi_asset_check(
         name=reporting.name_check_step(asset),
@@ -73,7 +74,7 @@ def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | N
     It is read from the metadata, not from the data version: in a run with partitions, a check cannot know which
     materialization it belongs to.
     """
-    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
+    event = instance.get_latest_materialization_event(make_asset_key(key))
     entry = (
         event.asset_materialization.metadata.get(metadata.VERSION_KEY)
         if event and event.asset_materialization

@@ -16,6 +16,8 @@ import dagster as dg
 from dagster_rowmill import history, metadata, partitions
 from dagster_rowmill.checks import make_asset_check_result
 from dagster_rowmill.factory import find_asset_deps
+from dagster_rowmill.moved_keys import move_history_once
+from dagster_rowmill.names import make_asset_key
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
@@ -27,6 +29,7 @@ FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
 def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) -> int:
     """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
     with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
+        move_history_once(instance)
         known = history.find_current_versions(instance, [step.key for step in plan_steps(project)])
         deps, reported = find_asset_deps(plan_steps(project)), 0
         for step, report, results in finished:
@@ -57,7 +60,7 @@ def _name_home(home: str) -> Generator[None]:
 def _iterate_events(
     project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    asset, served = dg.AssetKey(list(step.key)), project.recipe.execution.reports_url or ""
+    asset, served = make_asset_key(step.key), project.recipe.execution.reports_url or ""
     page = metadata.make_stage_page(report, project.store, served)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from partitions.iterate_materializations(step, report.manifest)
@@ -76,7 +79,7 @@ def _iterate_events(
 def _make_version_tags(step: Step, version: str, inputs: Mapping[StageKey, str | None]) -> dict[str, str]:
     """Return the tags by which Dagster tells whether an asset is up to date."""
     of_inputs = {
-        f"dagster/input_data_version/{dg.AssetKey(list(key)).to_user_string()}": found
+        f"dagster/input_data_version/{make_asset_key(key).to_user_string()}": found
         for key, found in inputs.items()
         if found is not None
     }

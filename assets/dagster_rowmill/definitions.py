@@ -19,7 +19,7 @@ from dagster_rowmill.automation import choose_condition, make_job, make_nightly_
 from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
@@ -172,7 +172,7 @@ def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> 
     ]
     if clashes:
         return clashes
-    keys = [dg.AssetKey(list(step.key)) for project in projects for step in plan_steps(project)]
+    keys = [make_asset_key(step.key) for project in projects for step in plan_steps(project)]
     steps = Counter(key.to_python_identifier() for key in keys)
     return [
         RecipeLoadError(

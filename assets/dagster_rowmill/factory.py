@@ -25,7 +25,7 @@ import dagster as dg
 
 from dagster_rowmill import history, metadata, partitions, reporting
 from dagster_rowmill.history import CheckHistory
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import gate, runner
 from rowmill.build.held_versions import find_held_version, follow_held_versions
@@ -111,8 +111,8 @@ def make_stage_asset(
     """Return a step's asset; `needs` are the thresholds of every stage that gates it."""
 
     @dg.asset(
-        key=list(step.key),
-        deps=[dg.AssetKey(list(key)) for key in deps],
+        key=make_asset_key(step.key),
+        deps=[make_asset_key(key) for key in deps],
         group_name=dagster_name(step.recipe),
         code_version=step.code_version,
         pool=CORES_POOL if step.stage.uses_all_cores else None,
@@ -120,7 +120,7 @@ def make_stage_asset(
         automation_condition=condition,
         kinds=list_asset_kinds(step),
         owners=list(project.recipe.execution.owners),
-        tags={"rowmill/stage": step.name},
+        tags=make_asset_tags(step),
         freshness_policy=make_freshness_policy(project, step),
         description=step.description,
     )
@@ -171,11 +171,14 @@ def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | 
 
 
 def list_asset_kinds(step: Step) -> set[str]:
-    """Return the kinds of a graph node; one names the dataset, since the node shows only the last part of its key."""
-    if step.stage.scope == "export":
-        return {"export"}
-    # A kind becomes the suffix of a tag key, which has at most 63 characters; a name may have 64.
-    return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
+    """Return the kinds of a graph node: the technology of the output."""
+    return {"export" if step.stage.scope == "export" else "parquet"}
+
+
+def make_asset_tags(step: Step) -> dict[str, str]:
+    """Return the tags by which assets can be selected: `tag:"rowmill/dataset"="chats"`."""
+    # A tag's value has at most 63 characters; a name may have 64.
+    return {"rowmill/stage": step.name} | ({"rowmill/dataset": step.dataset[:63]} if step.dataset else {})
 
 
 def summarize_step(step: Step, report: StepReport) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from dagster_rowmill import metadata
+from dagster_rowmill.names import make_asset_key
 from rowmill.checks.gates import Threshold
 from rowmill.schema.manifest import StageKey
 
@@ -25,7 +26,7 @@ MAX_SEARCHED_RESULTS = 50
 
 def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]) -> dict[StageKey, str | None]:
     """Return the data version of each asset's newest materialization; None for one that has none."""
-    assets = {dg.AssetKey(list(key)): key for key in keys}
+    assets = {make_asset_key(key): key for key in keys}
     events = instance.event_log_storage.get_latest_materialization_events(list(assets))
     return {key: _read_data_version(events.get(asset)) for asset, key in assets.items()}
 
@@ -61,7 +62,7 @@ class CheckHistory:
 
 
 def _make_check_key(key: StageKey, check: str) -> dg.AssetCheckKey:
-    return dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=check)
+    return dg.AssetCheckKey(asset_key=make_asset_key(key), name=check)
 
 
 def _find_matching_evaluation(

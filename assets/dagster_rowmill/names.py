@@ -1,8 +1,24 @@
-"""Names in Dagster: of groups, jobs, schedules and sensors.
+"""Names in Dagster: of assets, groups, jobs, schedules and sensors.
 
-What belongs here: turning the engine's names into names that Dagster allows. What does not: choosing the engine's names
-(`rowmill.core.storage.check_name`).
+What belongs here: turning the engine's names into Dagster's, which exists nowhere else. What does not: choosing the
+engine's names (`rowmill.core.storage.check_name`), moving the history of assets that had other keys (`moved_keys.py`).
+
+    ("demo", "chats", "canonical_rows")   demo / chats.canonical_rows
+    ("demo", "gpu_partitions")            demo / gpu_partitions
+    ("demo", "exports", "hf")             demo / exports.hf
+
+A node of Dagster's graph shows only the last part of its asset's key, so that part names the dataset. No name of a
+dataset, a stage or an export contains a dot.
 """
+
+import dagster as dg
+
+from rowmill.schema.manifest import StageKey
+
+
+def make_asset_key(key: StageKey) -> dg.AssetKey:
+    """Return the key of a stage's asset: the recipe, then everything that a graph must show."""
+    return dg.AssetKey([key[0], ".".join(key[1:])])
 
 
 def dagster_name(recipe: str) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 import dagster as dg
 
 from dagster_rowmill import metadata
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import dagster_name, make_asset_key
 from rowmill.build.steps import Project, Step
 from rowmill.schema.manifest import Manifest
 
@@ -26,7 +26,7 @@ PARTITIONED_ASSET: Final = "ranks"
 
 def make_partitions_key(step: Step) -> dg.AssetKey:
     """Return the key of the asset that shows a step's partitions."""
-    return dg.AssetKey([*step.key[:-1], PARTITIONED_ASSET])
+    return make_asset_key((*step.key[:-1], PARTITIONED_ASSET))
 
 
 def make_partitions_spec(project: Project, step: Step) -> dg.AssetSpec:
@@ -34,7 +34,7 @@ def make_partitions_spec(project: Project, step: Step) -> dg.AssetSpec:
     assert step.stage.partitions is not None
     return dg.AssetSpec(
         make_partitions_key(step),
-        deps=[dg.AssetKey(list(step.key))],
+        deps=[make_asset_key(step.key)],
         group_name=dagster_name(step.recipe),
         partitions_def=dg.StaticPartitionsDefinition(list(step.stage.partitions(project.recipe))),
         kinds={"parquet"},

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import dagster as dg
 
+from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import steps
 from rowmill.build.steps import Project, Step
@@ -49,7 +50,7 @@ def write_report_after_stage(
             report_page.write_report(placed)
         raise
     running = list_run_steps(context)
-    if name_check_step(dg.AssetKey(list(step.key))) not in running and _is_report_due(context, placed, step, running):
+    if name_check_step(make_asset_key(step.key)) not in running and _is_report_due(context, placed, step, running):
         context.log.info("report: %s", report_page.write_report(placed))
 
 
@@ -90,5 +91,5 @@ def _iterate_later_steps(project: Project, step: Step) -> Iterator[Step]:
 
 
 def _list_step_names(step: Step) -> tuple[str, str]:
-    asset = dg.AssetKey(list(step.key))
+    asset = make_asset_key(step.key)
     return asset.to_python_identifier(), name_check_step(asset)

@@ -63,7 +63,7 @@ def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
 
 def test_build_in_which_nothing_changed_adds_no_events(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     project = CliProject(tmp_path).write()
-    rows, notes = (dg.AssetKey(["small", name, "canonical_rows"]) for name in ("chats", "notes"))
+    rows, notes = (dg.AssetKey(["small", f"{name}.canonical_rows"]) for name in ("chats", "notes"))
     assert project.rowmill("build") == ExitStatus.SUCCESS
 
     assert project.rowmill("build") == ExitStatus.SUCCESS
@@ -78,7 +78,7 @@ def test_steps_before_a_closed_gate_stand_in_dagster_too(tmp_path: Path, instanc
 
     assert project.rowmill("build", "--skip-preflight") == ExitStatus.GATE_CLOSED
 
-    check = dg.AssetCheckKey(dg.AssetKey(["small", "chats", "canonical_rows"]), "rejects")
+    check = dg.AssetCheckKey(dg.AssetKey(["small", "chats.canonical_rows"]), "rejects")
     [record] = instance.event_log_storage.get_asset_check_execution_history(check, limit=5)
     assert record.event is not None
     evaluation = record.event.dagster_event

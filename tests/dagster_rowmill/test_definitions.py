@@ -29,19 +29,19 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
         for key, node in sorted((key, graph.get(key)) for key in graph.get_all_asset_keys())
     ]
     assert described == [
-        "chats/canonical_rows <- chats/raw_dataset",
-        "chats/packed_shards <- chats/tokenized_examples, chats/truncation_stats",
-        "chats/raw_dataset <- -",
-        "chats/tokenized_examples <- chats/canonical_rows",
-        "chats/truncation_stats <- chats/tokenized_examples",
-        "gpu_partitions <- chats/packed_shards, tasks/packed_shards, training_splits",
+        "chats.canonical_rows <- chats.raw_dataset",
+        "chats.packed_shards <- chats.tokenized_examples, chats.truncation_stats",
+        "chats.raw_dataset <- -",
+        "chats.tokenized_examples <- chats.canonical_rows",
+        "chats.truncation_stats <- chats.tokenized_examples",
+        "gpu_partitions <- chats.packed_shards, tasks.packed_shards, training_splits",
         "ranks <- gpu_partitions",
-        "tasks/canonical_rows <- tasks/raw_dataset",
-        "tasks/packed_shards <- tasks/tokenized_examples, tasks/truncation_stats",
-        "tasks/raw_dataset <- -",
-        "tasks/tokenized_examples <- tasks/canonical_rows",
-        "tasks/truncation_stats <- tasks/tokenized_examples",
-        "training_splits <- chats/packed_shards, tasks/packed_shards",
+        "tasks.canonical_rows <- tasks.raw_dataset",
+        "tasks.packed_shards <- tasks.tokenized_examples, tasks.truncation_stats",
+        "tasks.raw_dataset <- -",
+        "tasks.tokenized_examples <- tasks.canonical_rows",
+        "tasks.truncation_stats <- tasks.tokenized_examples",
+        "training_splits <- chats.packed_shards, tasks.packed_shards",
     ]
 
 
@@ -50,7 +50,8 @@ def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
     examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("ranks"))
 
     assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {"tiny"}
-    assert examples.kinds == {"parquet", "chats"}
+    assert examples.kinds == {"parquet"}
+    assert examples.tags["rowmill/dataset"] == "chats"
     assert examples.pools == {"cores"}
     # A run that contains a partitioned asset begins with a choice of partitions: none of them can be in one.
     assert {key for key in graph.materializable_asset_keys if graph.get(key).partitions_def} == set()
@@ -92,6 +93,7 @@ def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
     definitions = tiny.definitions()
 
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_tiny", "prune_history"]
+    assert set(definitions.resolve_job_def("rebuild_tiny").asset_layer.executable_asset_keys) == set(tiny.step_keys())
     assert [schedule.name for schedule in definitions.schedules or ()] == ["nightly_tiny", "daily_prune_history"]
     assert [sensor.name for sensor in definitions.sensors or ()] == ["raw_files_tiny"]
     assert definitions.resolve_schedule_def("nightly_tiny").default_status == dg.DefaultScheduleStatus.STOPPED

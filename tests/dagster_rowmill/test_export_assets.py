@@ -30,7 +30,7 @@ def test_exports_are_assets_behind_the_order_and_the_shards(tiny: Tiny) -> None:
 
     for name in (ROWS, HELD):
         parents = {"/".join(key.path[1:]) for key in graph.get(tiny.key(*name)).parent_keys}
-        assert parents == {"chats/packed_shards", "tasks/packed_shards", "training_splits"}
+        assert parents == {"chats.packed_shards", "tasks.packed_shards", "training_splits"}
     checks = {check.name for check in graph.asset_check_keys if check.asset_key == tiny.key(*ROWS)}
     assert checks == {"conservation"}
 
@@ -53,7 +53,7 @@ def test_code_version_moves_with_the_options_of_its_own_export_alone(tiny: Tiny)
     before = versions(tiny.write(exports=EXPORTS))
     after = versions(tiny.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]]))
 
-    assert {key for key in before if before[key] != after[key]} == {"tiny/exports/rows"}
+    assert {key for key in before if before[key] != after[key]} == {"tiny/exports.rows"}
 
 
 def versions(tiny: Tiny) -> dict[str, str | None]:

@@ -192,7 +192,7 @@ def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) 
 
     # No check ran, so there is neither a failure nor a pass.
     assert built(result) == {("tiny", "chats", "raw_dataset"), ("tiny", "tasks", "raw_dataset")}
-    assert "never judged" in refusals(result)["tiny__chats__canonical_rows"]
+    assert "never judged" in refusals(result)["tiny__chats_canonical_rows"]
 
 
 def test_rebuild_without_checks_closes_the_gate_for_the_new_version(tiny: Tiny) -> None:
@@ -204,13 +204,13 @@ def test_rebuild_without_checks_closes_the_gate_for_the_new_version(tiny: Tiny) 
     tiny.run_only(dg.AssetSelection.assets(rows).without_checks())
     result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
 
-    assert "unknown_roles was never judged" in refusals(result)["tiny__chats__tokenized_examples"]
+    assert "unknown_roles was never judged" in refusals(result)["tiny__chats_tokenized_examples"]
 
 
 def test_never_built_input_is_refused(tiny: Tiny) -> None:
     result = tiny.write().run_only(dg.AssetSelection.assets(tiny.key(*ROWS)))
 
-    assert "tiny/chats/raw_dataset: it was never built" in refusals(result)["tiny__chats__canonical_rows"]
+    assert "tiny/chats/raw_dataset: it was never built" in refusals(result)["tiny__chats_canonical_rows"]
 
 
 def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
@@ -227,10 +227,10 @@ def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
     tightened = tiny.run_only(examples)
 
     # The check applied the new bound to the version that was there, without building anything.
-    assert "unknown_roles was never judged" in refusals(before)["tiny__chats__tokenized_examples"]
+    assert "unknown_roles was never judged" in refusals(before)["tiny__chats_tokenized_examples"]
     assert built(checked) == set()
     assert refusals(after) == {}
-    assert "wanted at most 0.1 %" in refusals(tightened)["tiny__chats__tokenized_examples"]
+    assert "wanted at most 0.1 %" in refusals(tightened)["tiny__chats_tokenized_examples"]
 
 
 def test_waiver_within_its_bound_opens_and_shows_as_a_warning(broken: Tiny) -> None:
@@ -286,7 +286,7 @@ def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
     believed = _result(broken, threshold, version)
     assert believed is not None
     assert believed.passed
-    assert "unknown_roles: 20 %" in refusals(result)["tiny__chats__tokenized_examples"]
+    assert "unknown_roles: 20 %" in refusals(result)["tiny__chats_tokenized_examples"]
 
 
 def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
@@ -295,7 +295,7 @@ def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
 
     result = broken.run_only(dg.AssetSelection.assets(broken.key("chats", "tokenized_examples")))
 
-    assert "is not kept" in refusals(result)["tiny__chats__tokenized_examples"]
+    assert "is not kept" in refusals(result)["tiny__chats_tokenized_examples"]
 
 
 def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
@@ -307,7 +307,7 @@ def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
         refused = wiped.run_only(examples)
         again = wiped.run()
 
-    assert "never built" in refusals(refused)["tiny__chats__tokenized_examples"]
+    assert "never built" in refusals(refused)["tiny__chats_tokenized_examples"]
     assert refusals(again) == {}
     assert set(reused(again).values()) == {True}
 
@@ -379,9 +379,9 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
     now = outdated.version("chats", "packed_shards")
 
     packed = dg.AssetSelection.assets(outdated.key("chats", "packed_shards"))
-    result = outdated.run_only(packed, config=_version("tiny__chats__packed_shards", old))
+    result = outdated.run_only(packed, config=_version("tiny__chats_packed_shards", old))
 
-    assert "an ancestor of this input: unknown_roles: 20 %" in refusals(result)["tiny__chats__packed_shards"]
+    assert "an ancestor of this input: unknown_roles: 20 %" in refusals(result)["tiny__chats_packed_shards"]
     current = manifest.load_current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
     assert current is not None
     assert current.version == now != old

@@ -177,7 +177,7 @@ def test_missing_source_fails_once_with_the_engine_s_sentence(tiny: Tiny) -> Non
 
     said = materialize.list_failures(result)
     assert not result.success
-    assert [line for line in said if "tasks__raw_dataset" in line and "found no data at data/tasks.jsonl" in line]
+    assert [line for line in said if "tasks_raw_dataset" in line and "found no data at data/tasks.jsonl" in line]
     assert ("tiny", "chats", "packed_shards") in built(result)
     assert ("tiny", "training_splits") not in built(result)
 

@@ -126,7 +126,7 @@ def _build_and_look(visit: Visit) -> None:
     visit.go(GRAPH, "gpu_partitions")
     visit.picture("asset-graph")
 
-    visit.go("/assets/demo/chats/truncation_stats", "plot lengths")
+    visit.go("/assets/demo/chats.truncation_stats", "plot lengths")
     plots = "() => [...document.images].filter(one => one.src.startsWith('data:')).map(one => one.naturalWidth)"
     widths = eventually(lambda: visit.page.evaluate(plots), "the plots are drawn")
     assert min(widths) > 0
@@ -157,7 +157,7 @@ def _break(chats: Path) -> None:
 def _see_it_refused(visit: Visit) -> None:
     ranks = visit.server.materialized("demo", "gpu_partitions")
     assert visit.materialize(GRAPH) == "FAILURE"
-    visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
+    visit.go("/assets/demo/chats.canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("unknown_roles", exact=True).first.click()
     visit.page.get_by_text("wanted at most 1 %").first.wait_for()
     visit.page.get_by_text("Failed", exact=True).first.wait_for()
@@ -174,7 +174,7 @@ def _see_it_refused(visit: Visit) -> None:
 
 def _see_it_green_again(visit: Visit) -> None:
     assert visit.materialize(GRAPH) == "SUCCESS"
-    visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
+    visit.go("/assets/demo/chats.canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("Succeeded").first.wait_for()
     assert visit.page.get_by_text("Failed", exact=True).count() == 0
 

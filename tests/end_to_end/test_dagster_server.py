@@ -50,8 +50,8 @@ def test_run_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None
     status = server.ended_run(server.launch("rebuild_tiny"))
 
     assert status == "FAILURE"
-    assert server.materialized("tiny", "chats", "canonical_rows") == [None]
-    assert server.materialized("tiny", "chats", "tokenized_examples") == []
+    assert server.materialized("tiny", "chats.canonical_rows") == [None]
+    assert server.materialized("tiny", "chats.tokenized_examples") == []
     assert server.materialized("tiny", "gpu_partitions") == []
 
 
@@ -66,7 +66,7 @@ def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readab
     tiny.write(rows=4_000)
     with serving(tiny.path.parent, Path(tiny.store), home) as server:
         run = server.launch("rebuild_tiny")
-        eventually(lambda: server.materialized("tiny", "chats", "raw_dataset"), "the run has begun")
+        eventually(lambda: server.materialized("tiny", "chats.raw_dataset"), "the run has begun")
         os.kill(server.process_of(run), signal.SIGKILL)
 
         after_kill = _sequences(tiny)

@@ -65,7 +65,7 @@ def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_who
     good = tiny.run()
 
     assert not bad.success
-    assert re.search(r"tiny__chats__raw_dataset: .*chats-2\.jsonl\.gz", said(bad))
+    assert re.search(r"tiny__chats_raw_dataset: .*chats-2\.jsonl\.gz", said(bad))
     assert "Traceback" not in said(bad)
     assert after_bad == yesterday
     assert good.success

@@ -16,6 +16,7 @@ import yaml
 
 from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
+from dagster_rowmill.names import make_asset_key
 from rowmill.build.steps import Project, plan_steps
 from rowmill.schema.manifest import StageKey
 
@@ -123,10 +124,10 @@ class Tiny:
 
     def step_keys(self) -> list[dg.AssetKey]:
         """Return the keys of all assets that a run can materialize."""
-        return [dg.AssetKey(list(step.key)) for step in plan_steps(self.project)]
+        return [make_asset_key(step.key) for step in plan_steps(self.project)]
 
     def key(self, *steps: str) -> dg.AssetKey:
-        return dg.AssetKey([self.name, *steps])
+        return make_asset_key((self.name, *steps))
 
 
 def chat(i: int, *, role: str = "user") -> dict[str, Any]:
@@ -143,13 +144,19 @@ def task(i: int) -> dict[str, Any]:
 
 def built(result: dg.ExecuteInProcessResult) -> set[StageKey]:
     """Return the keys of the stages that a run materialized."""
-    return {tuple(event.asset_key.path) for event in _list_stage_events(result) if event.asset_key}
+    return {read_stage_key(event.asset_key) for event in _list_stage_events(result) if event.asset_key}
+
+
+def read_stage_key(key: dg.AssetKey) -> StageKey:
+    """Return the stage's key of an asset's."""
+    recipe, rest = key.path
+    return (recipe, *rest.split("."))
 
 
 def reused(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
     """Return for each materialized asset whether the engine found it made."""
     return {
-        "/".join(one.asset_key.path[1:]): bool(one.metadata["build_reused"].value)
+        "/".join(read_stage_key(one.asset_key)[1:]): bool(one.metadata["build_reused"].value)
         for event in _list_stage_events(result)
         if (one := event.step_materialization_data.materialization)
     }

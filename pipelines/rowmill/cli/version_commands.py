@@ -128,7 +128,8 @@ def _match_version(prefix: str, known: Sequence[str], where: str) -> str:
 def _find_step(project: "Project", key: str) -> "Step":
     from rowmill.build import steps
 
-    names = [name for name in key.split("/") if name]
+    # Dagster's asset keys have a dot where the command line has a slash.
+    names = [name for name in key.replace(".", "/").split("/") if name]
     recipe = project.recipe.name
     return steps.find_step(project, tuple(names) if names[:1] == [recipe] else (recipe, *names))
 

@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rowmill.build import prepare
 from rowmill.core.errors import ConfigError, DamagedFileError, UnreachableError
 from rowmill.executors import RayExecutor
 from rowmill.executors.ray_cluster import RayTasks
 from rowmill.executors.ray_worker import is_transient_error
 from tests.executors import test_ray_cluster
-from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair
+from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
+from tests.support.recipes import Built
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTS = 3
-SMALL_STORE = {"object_store_memory": 80 << 20}
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,41 +38,10 @@ pytestmark = [
 ]
 
 
-def start_node(cluster: Any, **options: Any) -> Any:
-    """Add a node that takes one task at a time, and wait until it has run one.
-
-    Another is started where Ray gives the node up meanwhile, as it does on a machine that is too busy to answer it.
-    """
-    for _ in range(STARTS):
-        node = cluster.add_node(num_cpus=1, **SMALL_STORE, **options)
-        executor = RayExecutor(kind="ray", address=cluster.address).open(workers=1)
-        ready = any(f"({node.node_id[:8]})" in name for name in executor.run_on_hosts(os.getpid))
-        executor.close()
-        if ready:
-            return node
-        cluster.remove_node(node, allow_graceful=False)
-    raise RuntimeError(f"no node of {STARTS} stayed")
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Start a head that takes no tasks, and two nodes that take one at a time."""
-    pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
-    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines")))
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        # A node of a busy machine answers late; Ray would take it for dead, and a killed one is noticed at once anyway.
-        patch.setenv("RAY_health_check_timeout_ms", "60000")
-        patch.setenv("RAY_agent_register_timeout_ms", "300000")
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE})
-        for _ in range(2):
-            start_node(found)
+    with starting_cluster() as found:
         yield found
-        prepare.close_workers()
-        found.shutdown()
 
 
 @pytest.fixture
@@ -233,27 +200,13 @@ def test_an_address_where_no_cluster_is_is_refused_within_ten_seconds() -> None:
 # ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def with_data(folder: Path, executor: dict[str, Any]) -> Road:
-    road = Road(folder)
-    road.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
-    road.write("tasks.jsonl", [pair(i) for i in range(50)])
-    return road.recipe(
-        {
-            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
-            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
-        },
-        execution={"workers": 1, "executor": executor},
-        exports=[{"kind": "axolotl", "name": "ax"}],
-    )
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return with_data(tmp_path_factory.mktemp("local"), {"kind": "local"}).build()
+    return write_two_datasets(tmp_path_factory.mktemp("local"), {"kind": "local"}).build()
 
 
 def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path, undisturbed: Built) -> None:
-    built = with_data(tmp_path, {"kind": "ray", "address": cluster.address}).build()
+    built = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}).build()
 
     assert built.versions() == undisturbed.versions()
     assert built.digests() == undisturbed.digests()
@@ -264,7 +217,7 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
     stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:
     """The node dies when the first of the stage's fifteen parts is there."""
-    road, killed = with_data(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
+    road, killed = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
     victim = start_node(cluster)
 
     def kill(where: str, *, done: int, **_: Any) -> None:
@@ -285,7 +238,7 @@ def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: A
         code.write("# another version\n")
     path = os.pathsep.join(map(str, (tmp_path / "other", ROOT, ROOT / "assets")))
     other = start_node(cluster, env_vars={"PYTHONPATH": path})
-    road = with_data(tmp_path / "road", {"kind": "ray", "address": cluster.address})
+    road = write_two_datasets(tmp_path / "road", {"kind": "ray", "address": cluster.address})
 
     try:
         with pytest.raises(ConfigError, match=r"1 of 3 hosts .* the code of rowmill \w+ instead of \w+; every host"):

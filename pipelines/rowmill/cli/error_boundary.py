@@ -47,9 +47,9 @@ class ExitStatus(IntEnum):
     INTERRUPTED = 130
 
 
-_STORAGE_LIBRARIES = frozenset(
-    "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko requests s3fs "
-    "urllib3".split()
+_OUTSIDE_LIBRARIES = frozenset(
+    "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko ray requests "
+    "s3fs urllib3".split()
 )
 """Libraries that reach the outside world; their error classes count as outside failures, whatever their bases."""
 
@@ -91,7 +91,7 @@ def _is_caused_outside(cause: BaseException | None) -> bool:
 def _is_outside(error: BaseException) -> bool:
     if isinstance(error, OSError | MemoryError | BrokenExecutor):
         return True
-    return any(one.__module__.partition(".")[0] in _STORAGE_LIBRARIES for one in type(error).__mro__)
+    return any(one.__module__.partition(".")[0] in _OUTSIDE_LIBRARIES for one in type(error).__mro__)
 
 
 def explain_error(error: BaseException, arguments: Sequence[str]) -> str:

@@ -1,0 +1,71 @@
+"""Ray clusters on this machine, and a project to build on them.
+
+What belongs here: starting clusters and nodes, a recipe whose stages all have tasks. What does not: assertions.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import prepare
+from rowmill.executors import RayExecutor
+from tests.support.recipes import CHAT, PAIR, Road, chat, pair
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTS = 3
+SMALL_STORE = {"object_store_memory": 80 << 20}
+
+
+def start_node(cluster: Any, **options: Any) -> Any:
+    """Add a node that takes one task at a time, and wait until it has run one.
+
+    Another is started where Ray gives the node up meanwhile, as it does on a machine that is too busy to answer it.
+    """
+    for _ in range(STARTS):
+        node = cluster.add_node(num_cpus=1, **SMALL_STORE, **options)
+        executor = RayExecutor(kind="ray", address=cluster.address).open(workers=1)
+        ready = any(f"({node.node_id[:8]})" in name for name in executor.run_on_hosts(os.getpid))
+        executor.close()
+        if ready:
+            return node
+        cluster.remove_node(node, allow_graceful=False)
+    raise RuntimeError(f"no node of {STARTS} stayed")
+
+
+@contextmanager
+def starting_cluster() -> Generator[Any]:
+    """Start a head that takes no tasks, and two nodes that take one at a time; skip the test where Ray is absent."""
+    pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines")))
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        # A node of a busy machine answers late; Ray would take it for dead, and a killed one is noticed at once anyway.
+        patch.setenv("RAY_health_check_timeout_ms", "60000")
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE})
+        for _ in range(2):
+            start_node(found)
+        yield found
+        prepare.close_workers()
+        found.shutdown()
+
+
+def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Road:
+    road = Road(folder)
+    road.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
+    road.write("tasks.jsonl", [pair(i) for i in range(50)])
+    return road.recipe(
+        {
+            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
+            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
+        },
+        execution={"workers": 1, "executor": executor},
+        exports=[{"kind": "axolotl", "name": "ax"}],
+    )

@@ -16,6 +16,7 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.packing.mixture import (
     SampleOrder,
+    SampleSchedule,
     compute_wanted_shares,
     find_step_start,
     measure_share_error,
@@ -31,8 +32,17 @@ def mixture(**values: Any) -> Mixture:
     return validate_options(Mixture, values, "mixture")
 
 
-def mixed(sizes: dict[str, int], *, seed: int = 0, **values: Any) -> SampleOrder:
+def scheduled(sizes: dict[str, int], *, seed: int = 0, **values: Any) -> SampleSchedule:
     return schedule_sequences(mixture(**values), sizes, seed)
+
+
+def mixed(sizes: dict[str, int], *, seed: int = 0, **values: Any) -> SampleOrder:
+    schedule = scheduled(sizes, seed=seed, **values)
+    return schedule.take(0, schedule.length)
+
+
+def measure(schedule: SampleSchedule, order: SampleOrder) -> float:
+    return measure_share_error(schedule, schedule.count_datasets(0, order.datasets)[1])
 
 
 def letters(order: SampleOrder) -> str:
@@ -239,17 +249,18 @@ def test_adding_a_dataset_reshuffles_no_other_one() -> None:
 def test_without_weights_each_epoch_shows_every_sequence_once(sizes: list[int], epochs: int, block: int) -> None:
     named = {"abcd"[d]: size for d, size in enumerate(sizes)}
     order = mixed(named, epochs=epochs, mixture_block_size=block)
+    epoch_offsets = scheduled(named, epochs=epochs, mixture_block_size=block).epoch_offsets
     everything = sorted((d, i) for d, size in enumerate(sizes) for i in range(size))
 
-    assert order.epoch_offsets.tolist() == [e * sum(sizes) for e in range(epochs + 1)]
-    for e, (start, end) in enumerate(pairwise(order.epoch_offsets.tolist())):
+    assert epoch_offsets.tolist() == [e * sum(sizes) for e in range(epochs + 1)]
+    for e, (start, end) in enumerate(pairwise(epoch_offsets.tolist())):
         shown = zip(order.datasets[start:end].tolist(), order.items[start:end].tolist(), strict=True)
         assert sorted(shown) == everything
         assert set(order.passes[start:end].tolist()) <= {e}
 
 
 def test_without_weights_only_the_epochs_that_steps_need_are_laid_out() -> None:
-    order = mixed({"a": 25}, epochs=1000, batch_size=10, steps=5)
+    order = scheduled({"a": 25}, epochs=1000, batch_size=10, steps=5)
 
     assert order.epoch_offsets.tolist() == [0, 25, 50, 75]
 
@@ -449,19 +460,20 @@ def test_a_hundred_thousand_blocks_of_staged_weights_are_apportioned_exactly() -
 
 def test_share_is_measured_from_the_order_that_was_made() -> None:
     weights = {"a": 0.5, "b": 0.5}
-    options = {"train_weights": weights, "mixture_block_size": 10, "batch_size": 10, "steps": 4}
+    options: dict[str, Any] = {"train_weights": weights, "mixture_block_size": 10, "batch_size": 10, "steps": 4}
     sizes = {"a": 100, "b": 100}
-    made = schedule_sequences(mixture(**options), sizes, 0)
+    schedule = scheduled(sizes, **options)
+    made = schedule.take(0, schedule.length)
     spoiled = made.datasets.copy()
     spoiled[3:8] = 0
 
-    assert measure_share_error(mixture(**options), sizes, made) == 0
-    assert measure_share_error(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+    assert measure(schedule, made) == 0
+    assert measure(schedule, replace(made, datasets=spoiled)) > 1
 
 
 @pytest.mark.parametrize("rounding", ["carry", "fixed"])
 def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str) -> None:
-    options = {
+    options: dict[str, Any] = {
         "train_weights": [[0, {"a": 1, "b": 1, "c": 1}], [7, {"a": 1, "c": 5}]],
         "mixture_block_size": 10,
         "batch_size": 10,
@@ -469,26 +481,69 @@ def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str
         "block_rounding": rounding,
     }
     sizes = {"a": 1000, "b": 1000, "c": 1000}
-    made = schedule_sequences(mixture(**options), sizes, 0)
+    schedule = scheduled(sizes, **options)
+    made = schedule.take(0, schedule.length)
     spoiled = made.datasets.copy()
     spoiled[200:210] = 1
 
-    assert 0 < measure_share_error(mixture(**options), sizes, made) < 1
-    assert measure_share_error(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+    assert 0 < measure(schedule, made) < 1
+    assert measure(schedule, replace(made, datasets=spoiled)) > 1
 
 
 def test_block_that_the_orders_end_cuts_short_promises_nothing() -> None:
-    options = {"train_weights": {"a": 0.5, "b": 0.5}, "mixture_block_size": 100, "stop_strategy": "first_exhausted"}
+    options: dict[str, Any] = {
+        "train_weights": {"a": 0.5, "b": 0.5},
+        "mixture_block_size": 100,
+        "stop_strategy": "first_exhausted",
+    }
     sizes = {"a": 3, "b": 50}
 
-    assert measure_share_error(mixture(**options), sizes, schedule_sequences(mixture(**options), sizes, 0)) == 0
+    assert measure(scheduled(sizes, **options), mixed(sizes, **options)) == 0
 
 
 def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
-    options = {"train_weights": [[0, {"a": 1}], [1, {"b": 1}]], "batch_size": 10, "steps": 4}
+    options: dict[str, Any] = {"train_weights": [[0, {"a": 1}], [1, {"b": 1}]], "batch_size": 10, "steps": 4}
     sizes = {"a": 5, "b": 5}
 
-    assert compute_wanted_shares(mixture(**options), sizes, schedule_sequences(mixture(**options), sizes, 0)) == [
-        0.25,
-        0.75,
-    ]
+    assert compute_wanted_shares(scheduled(sizes, **options)) == [0.25, 0.75]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    shuffle=st.sampled_from((True, False, 7, {"io_block_size": 3, "window_blocks": 2})),
+    reshuffle=st.booleans(),
+    budget=st.none() | st.integers(5, 9),
+    epochs=st.integers(1, 4),
+    block=st.integers(1, 30),
+    weighted=st.booleans(),
+    cuts=st.lists(st.floats(0, 1), max_size=4),
+)
+def test_stretches_of_an_order_join_to_the_whole(
+    sizes: list[int],
+    shuffle: Any,
+    reshuffle: bool,
+    budget: int | None,
+    epochs: int,
+    block: int,
+    weighted: bool,
+    cuts: list[float],
+) -> None:
+    """Whatever the blocks of the mixture, the passes and the shuffle are that a stretch begins or ends in."""
+    named = {"abc"[d]: size for d, size in enumerate(sizes)}
+    options: dict[str, Any] = {"epochs": epochs, "shuffle": shuffle, "reshuffle_each_epoch": reshuffle}
+    options |= {"mixture_block_size": block}
+    if budget is not None and min(sizes) > 1:
+        options |= {"target_budget": 10, "experiment_budget": budget}
+    if weighted:
+        options |= {"train_weights": dict.fromkeys(named, 1), "stop_strategy": "all_exhausted"}
+    schedule = scheduled(named, **options)
+    whole = schedule.take(0, schedule.length)
+    places = sorted([0, schedule.length, *(int(cut * schedule.length) for cut in cuts)])
+
+    stretches = [schedule.take(begin, end) for begin, end in pairwise(places)]
+
+    for name in ("datasets", "items", "passes"):
+        joined = np.concatenate([getattr(one, name) for one in stretches])
+        assert np.array_equal(joined, getattr(whole, name))
+    with pytest.raises(IndexError, match="are not all inside"):
+        schedule.take(0, schedule.length + 1)

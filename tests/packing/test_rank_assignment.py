@@ -1,5 +1,6 @@
 """Partitions: the specification's vector; ranks together give the order; steps are whole, and even."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,31 +14,36 @@ from rowmill.packing.rank_assignment import (
     FILLER,
     Partitions,
     RankOrder,
-    assign_ranks,
+    StepPlan,
+    assign_places,
     check_world_size,
     compute_flops,
-    find_rank_positions,
+    plan_steps,
     summarize_steps,
 )
 
 EIGHT = [9, 1, 5, 7, 3, 8, 2, 6]
 
 
-def dealt(
-    trained: list[int],
+def planned(
+    count: int,
     *,
     batch_sizes: list[tuple[int, int]] | None = None,
     epochs: list[int] | None = None,
     steps: int | None = None,
     **values: Any,
-) -> RankOrder:
-    return assign_ranks(
-        validate_options(Partitions, values, "partitions"),
-        np.array(epochs or [0, len(trained)]),
-        np.array(trained, dtype=np.int64),
-        batch_sizes=batch_sizes or [],
-        steps=steps,
-    )
+) -> StepPlan:
+    options = validate_options(Partitions, values, "partitions")
+    return plan_steps(options, np.array(epochs or [0, count]), batch_sizes=batch_sizes or [], steps=steps)
+
+
+def dealt(trained: list[int], **options: Any) -> RankOrder:
+    plan = planned(len(trained), **options)
+    return assign_places(plan, 0, len(plan.step_offsets) - 1, np.array(trained, dtype=np.int64).take)
+
+
+def listed(ranges: Sequence[range]) -> list[int]:
+    return [position for one in ranges for position in one]
 
 
 def loads_of(found: RankOrder, trained: list[int]) -> list[int]:
@@ -56,8 +62,8 @@ def test_one_step_of_eight_is_dealt_as_specified() -> None:
     loads = np.array(loads_of(found, EIGHT))
 
     assert loads.tolist() == [9, 8, 6, 7, 1, 2, 5, 3]
-    assert [int(loads[find_rank_positions(found, r, 2)].sum()) for r in range(2)] == [21, 20]
-    assert [int(loads[find_rank_positions(found, r, 4)].sum()) for r in range(4)] == [10, 10, 11, 10]
+    assert [int(loads[r::2].sum()) for r in range(2)] == [21, 20]
+    assert [int(loads[r::4].sum()) for r in range(4)] == [10, 10, 11, 10]
 
 
 def test_second_step_is_rotated_right_by_one() -> None:
@@ -84,7 +90,6 @@ def test_windows_of_balance_ranks_serve_where_there_is_no_batch() -> None:
     found = dealt(EIGHT * 2, balance_ranks=8)
 
     assert found.step_offsets.tolist() == [0, 8, 16]
-    assert not found.has_steps
     assert loads_of(found, EIGHT * 2) == [9, 8, 6, 7, 1, 2, 5, 3, 3, 9, 8, 6, 7, 1, 2, 5]
 
 
@@ -108,10 +113,10 @@ def test_pad_fills_each_epochs_last_step() -> None:
 
 
 def test_drop_leaves_each_epochs_remainder_out() -> None:
-    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", remainder="drop")
+    options: dict[str, Any] = {"batch_sizes": [(0, 4)], "epochs": [0, 5, 10], "balance": "none", "remainder": "drop"}
 
-    assert steps_of(found) == [[0, 1, 2, 3], [5, 6, 7, 8]]
-    assert found.dropped.tolist() == [4, 9]
+    assert steps_of(dealt([1] * 10, **options)) == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert listed(planned(10, **options).dropped) == [4, 9]
 
 
 def test_carry_takes_a_remainder_into_the_next_epoch() -> None:
@@ -121,11 +126,12 @@ def test_carry_takes_a_remainder_into_the_next_epoch() -> None:
 
 
 def test_steps_end_the_order_and_name_what_is_left() -> None:
-    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", steps=3)
+    options: dict[str, Any] = {"batch_sizes": [(0, 4)], "epochs": [0, 5, 10], "balance": "none", "steps": 3}
+    plan = planned(10, **options)
 
-    assert steps_of(found) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8]]
-    assert found.not_scheduled.tolist() == [9]
-    assert found.dropped.tolist() == []
+    assert steps_of(dealt([1] * 10, **options)) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8]]
+    assert listed(plan.not_scheduled) == [9]
+    assert listed(plan.dropped) == []
 
 
 def test_batch_schedule_sets_the_length_of_each_step() -> None:
@@ -144,7 +150,6 @@ def test_deal_of_nothing_is_nothing() -> None:
 
     assert found.order.tolist() == []
     assert found.step_offsets.tolist() == [0]
-    assert find_rank_positions(found, 1, 2).tolist() == []
 
 
 @given(
@@ -171,11 +176,14 @@ def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
     found = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
     laid = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance="none", **values)
     shown = found.order[found.order != FILLER].tolist()
-    ranks = [found.order[find_rank_positions(found, r, world_size)] for r in range(world_size)]
+    plan = planned(len(trained), batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
+    count = len(plan.step_offsets) - 1
+    loads = np.array(trained, dtype=np.int64)
+    halves = [assign_places(plan, *steps, loads.take) for steps in ((0, count // 2), (count // 2, count))]
 
-    assert sorted([*shown, *found.dropped.tolist(), *found.not_scheduled.tolist()]) == list(range(len(trained)))
+    assert sorted([*shown, *listed(plan.dropped), *listed(plan.not_scheduled)]) == list(range(len(trained)))
+    assert np.array_equal(np.concatenate([half.order for half in halves]), found.order)
     assert [sorted(step) for step in steps_of(found)] == [sorted(step) for step in steps_of(laid)]
-    assert np.array_equal(np.stack(ranks, axis=1).ravel(), found.order)
     assert steps is None or len(found.step_offsets) - 1 <= steps
     assert remainder != "drop" or FILLER not in found.order
 
@@ -199,15 +207,6 @@ def test_world_size_must_divide_every_batch_size() -> None:
         dealt([1], batch_sizes=[(0, 4)], world_size=100)
 
 
-def test_rank_positions_for_a_world_size_that_splits_a_step_are_refused() -> None:
-    found = dealt([1] * 12, batch_sizes=[(0, 6)])
-
-    with pytest.raises(ConfigError, match="choose 2 or 3"):
-        find_rank_positions(found, 0, 4)
-    with pytest.raises(ConfigError, match="rank 2 of 2"):
-        find_rank_positions(found, 2, 2)
-
-
 @given(
     trained=st.lists(st.integers(0, 50), max_size=60),
     world_size=st.sampled_from((1, 2, 3)),
@@ -217,18 +216,19 @@ def test_step_facts_of_all_ranks_add_up(
     trained: list[int], world_size: int, batch_sizes: list[tuple[int, int]]
 ) -> None:
     found = dealt(trained, batch_sizes=batch_sizes, world_size=world_size, balance_ranks=4)
-    tokens = np.array(trained, dtype=np.int64) + 5
-    count = len(trained)
+    # Of fillers, which must not count, these are the values of some sequence.
+    of_places = np.append(trained, 99).astype(np.int64)[found.order]
+    tokens, count = np.array(trained, dtype=np.int64) + 5, len(trained)
     facts = [
         summarize_steps(
             found,
             rank,
             world_size,
-            tokens=tokens,
-            trained_tokens=np.array(trained, dtype=np.int64),
-            segments=np.full(count, 3),
-            flops=tokens * tokens,
-            longest_segments=tokens,
+            tokens=of_places + 5,
+            trained_tokens=of_places,
+            segments=np.full(len(of_places), 3),
+            flops=(of_places + 5) ** 2,
+            longest_segments=of_places + 5,
         )
         for rank in range(world_size)
     ]
@@ -246,7 +246,7 @@ def test_step_facts_of_all_ranks_add_up(
 
 def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
     found = dealt([7], batch_sizes=[(0, 2)])
-    ones = np.array([1])
+    ones = np.array([1, 1])
     facts = summarize_steps(
         found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, flops=ones * 5, longest_segments=ones * 9
     )

@@ -221,7 +221,7 @@ def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
         return None, "the order of training is not built yet"
     if splits.inputs.get("/".join(packed.key)) != packed.version:
         return None, "the order of training was built from other shards: run rowmill build"
-    table = project.store.table(splits.parts[0].files["order"])
+    table = inputs.load_order(project.store, splits)
     number = list(splits.card["datasets"]).index(lineage.dataset)
     own = table.column("dataset").to_numpy() == number
     ranks = manifest.load_current(project.store, (name, gpu_partitions.STAGE.name))

@@ -1,43 +1,109 @@
 """Order the sequences of several datasets for training, by weights, block by block.
 
-What belongs here: the order that follows from the options of mixing and shuffling. What does not: these options
-(`mixture_options.py`), reading a sequence, or assigning the order to ranks (`rank_assignment.py`).
+What belongs here: how many sequences of each dataset a block has, and any stretch of the order. What does not: the
+options (`mixture_options.py`), the order of one dataset (`sample_streams.py`), assigning the order to ranks
+(`rank_assignment.py`).
 
     weights a .5  b .3  c .2, blocks of 10     a b a a b a c c a b │ b a a c b a a b a c │ …
                                                                    └ after each block every dataset is less
                                                                      than one sequence from its share
 
-A dataset's stream is its sequences, pass after pass, each pass shuffled with a separate key; at each position of the
-order, the next item of the stream of that position's dataset is taken. Sizes, weights and a seed determine everything.
+A dataset's stream is its sequences, pass after pass; at each position of the order, the next item of the stream of
+that position's dataset is taken. Sizes, weights and a seed determine everything, and the counts of all earlier blocks
+are known, so a stretch of the order needs nothing of the others and many processes can write an order that none holds.
 Rejected: drawing the next dataset at random, which leaves a rare dataset's share to chance; rounding weights to whole
 counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.permutation import hash_labels, make_permutation, permute_rows
-from rowmill.packing.mixture_options import BlockShuffle, Mixture, StopStrategy
+from rowmill.core.permutation import hash_labels, permute_rows
+from rowmill.packing.mixture_options import Mixture, StopStrategy
+from rowmill.packing.sample_streams import SampleStream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleOrder:
-    """The order of all sequences: position p has sequence `items[p]` of the plan of dataset `datasets[p]`.
+    """A stretch of the order: its position p has sequence `items[p]` of the plan of dataset `datasets[p]`.
 
-    datasets int32[N] (number in recipe order) · items int64[N] · passes int32[N] (from 0) ·
-    epoch_offsets int64[E + 1] (where epochs begin; a single epoch if weights are given)
+    datasets int32[N] (number in recipe order) · items int64[N] · passes int32[N] (from 0)
     """
 
     datasets: NDArray[np.int32]
     items: NDArray[np.int64]
     passes: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleSchedule:
+    """What the order follows from: how many sequences of each dataset every block has, and the datasets' streams.
+
+    Any stretch is computed from this alone. Block b has the positions `[block_offsets[b], block_offsets[b + 1])`, and
+    the blocks before it hold `given[b, d]` sequences of dataset d; the order ends at `length`, maybe within the last
+    block. `epoch_offsets` int64[E + 1] is where epochs begin; a single epoch if weights are given.
+    """
+
+    streams: Sequence[SampleStream]
+    stages: "Sequence[_WeightStage]"
+    block_offsets: NDArray[np.int64]
+    given: NDArray[np.int64]
+    length: int
     epoch_offsets: NDArray[np.int64]
+    block_rounding: str
+    block_seed: int | None
+    """The seed that permutes the datasets of each block; None if they stand one after the other."""
+
+    def take(self, begin: int, end: int) -> SampleOrder:
+        """Return the positions `[begin, end)` of the order."""
+        if not 0 <= begin <= end <= self.length:
+            raise IndexError(f"positions {begin} to {end} are not all inside [0, {self.length})")
+        first, labels = self._assign_blocks(begin, end)
+        skipped = begin - int(self.block_offsets[first])
+        counts = len(self.streams)
+        starts = self.given[first] + np.bincount(labels[:skipped], minlength=counts)
+        labels = labels[skipped : skipped + end - begin]
+        # Sixteen bits sort by radix; no recipe has more datasets.
+        places = np.argsort(labels.astype(np.uint16), kind="stable")
+        of_dataset = np.split(places, np.cumsum(np.bincount(labels, minlength=counts))[:-1])
+        items = np.empty(len(labels), dtype=np.int64)
+        passes = np.empty(len(labels), dtype=np.int32)
+        for stream, start, shown in zip(self.streams, starts.tolist(), of_dataset, strict=True):
+            if len(shown):
+                items[shown] = stream.take(start, start + len(shown))
+                passes[shown] = np.arange(start, start + len(shown)) // stream.kept
+        return SampleOrder(labels, items, passes)
+
+    def _assign_blocks(self, begin: int, end: int) -> tuple[int, NDArray[np.int32]]:
+        """Return the first block that has one of the positions, and the datasets of all blocks that have some."""
+        first = max(0, int(np.searchsorted(self.block_offsets, begin, "right")) - 1)
+        last = max(first, int(np.searchsorted(self.block_offsets, end)))
+        counts, lengths = np.diff(self.given[first : last + 1], axis=0), np.diff(self.block_offsets[first : last + 1])
+        return first, _assign_datasets(counts, lengths, first, self.block_seed)
+
+    def count_datasets(self, begin: int, datasets: NDArray[np.int32]) -> tuple[int, NDArray[np.int64]]:
+        """Return the first block of a stretch, and for each of its blocks how many positions each dataset has in it."""
+        positions = np.arange(begin, begin + len(datasets))
+        blocks = np.searchsorted(self.block_offsets, positions, "right") - 1
+        first = int(blocks[0]) if len(blocks) else 0
+        width = len(self.streams)
+        counts = np.bincount((blocks - first) * width + datasets)
+        rows = int(blocks[-1]) - first + 1 if len(blocks) else 0
+        return first, np.pad(counts, (0, rows * width - len(counts))).reshape(rows, width)
+
+    def find_item(self, dataset: int, number: int) -> int:
+        """Return the position of an item of a dataset's stream."""
+        block = int(np.searchsorted(self.given[:, dataset], number, "right")) - 1
+        begin, end = self.block_offsets[block : block + 2].tolist()
+        _, labels = self._assign_blocks(begin, end)
+        return begin + int(np.flatnonzero(labels == dataset)[number - int(self.given[block, dataset])])
 
 
 def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
@@ -47,7 +113,7 @@ def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
     return sum(size * max(0, min(end, step) - at) for (at, size), end in zip(batch_sizes, following, strict=False))
 
 
-def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> SampleOrder:
+def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> SampleSchedule:
     """Order the sequences of all datasets; `sizes` are their numbers of sequences, in recipe order.
 
     Without weights the order has `epochs` whole epochs, or as many of them as `steps` may need: `rank_assignment.py`
@@ -65,56 +131,53 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
     stop = mixture.resolved_stop if mixture.stages is not None else "restart"
     ends = None if stop == "restart" else [size * mixture.epochs for size in kept.values()]
     blocks = list(_cut_blocks(mixture, stages, list(kept), ends, stop))
-    labels = _assign_datasets(blocks, len(kept), seed if mixture.randomize_blocks else None)
-    # Sixteen bits sort by radix; no recipe has more datasets.
-    places = np.argsort(labels.astype(np.uint16), kind="stable")
-    of_dataset = np.split(places, np.cumsum(np.bincount(labels, minlength=len(kept)))[:-1])
-    length = len(labels) if ends is None else _find_order_end(of_dataset, ends, stop, len(labels))
-    items = np.empty(len(labels), dtype=np.int64)
-    passes = np.empty(len(labels), dtype=np.int32)
-    for (name, size), shown in zip(kept.items(), of_dataset, strict=True):
-        if len(shown):
-            items[shown] = _SampleStream(mixture, name, sizes[name], size, seed).items(len(shown))
-            passes[shown] = np.arange(len(shown)) // size
-    epochs = [0, length] if mixture.stages is not None else [0, *(stage.end for stage in stages)]
-    return SampleOrder(labels[:length], items[:length], passes[:length], np.array(epochs, dtype=np.int64))
+    counts = np.array([block.counts for block in blocks], np.int64).reshape(-1, len(kept))
+    offsets = compute_offsets([block.length for block in blocks])
+    whole = SampleSchedule(
+        streams=[SampleStream.of(mixture, name, sizes[name], size, seed) for name, size in kept.items()],
+        stages=stages,
+        block_offsets=offsets,
+        given=np.concatenate((np.zeros((1, len(kept)), np.int64), np.cumsum(counts, axis=0))),
+        length=int(offsets[-1]),
+        epoch_offsets=np.array([0, *(stage.end or 0 for stage in stages)], np.int64),
+        block_rounding=mixture.block_rounding,
+        block_seed=seed if mixture.randomize_blocks else None,
+    )
+    if mixture.stages is None:
+        return whole
+    length = whole.length if ends is None else _find_order_end(whole, ends, stop)
+    return replace(whole, length=length, epoch_offsets=np.array([0, length], np.int64))
 
 
-def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> float:
+def measure_share_error(schedule: SampleSchedule, counts: NDArray[np.int64]) -> float:
     """Return the largest distance, in sequences, of a dataset from its share at the end of a block.
 
-    With `carry` it is measured since the start of the stage, with `fixed` within each block, and it is always below 1.
-    A block that the end of the order cuts short is not measured.
+    `counts` int64[B, D] are the positions of each dataset in each block of the order that was made. With `carry` the
+    distance is measured since the start of the stage, with `fixed` within each block, and it is always below 1. A block
+    that the end of the order cuts short is not measured.
     """
     worst = 0.0
-    for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
-        ends = _find_block_ends(mixture, stage, len(order.datasets))
+    for stage in schedule.stages:
+        last = schedule.length if stage.end is None else min(stage.end, schedule.length)
+        first, end = np.searchsorted(schedule.block_offsets, (stage.start, last + 1)).tolist()
+        ends = schedule.block_offsets[first + 1 : end] - stage.start
         if not len(ends):
             continue
-        labels = order.datasets[stage.start : stage.start + int(ends[-1])]
         for number, weight in enumerate(stage.weights):
-            off = np.cumsum(labels == number)[ends - 1] - ends * (weight / sum(stage.weights))
-            if mixture.block_rounding == "fixed":
+            off = np.cumsum(counts[first : end - 1, number]) - ends * (weight / sum(stage.weights))
+            if schedule.block_rounding == "fixed":
                 off = np.diff(off, prepend=0)
             worst = max(worst, float(np.abs(off).max()))
     return worst
 
 
-def compute_wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> list[float]:
+def compute_wanted_shares(schedule: SampleSchedule) -> list[float]:
     """Return each dataset's share of an order according to the weights, averaged over stages by their lengths."""
-    shares = np.zeros(len(sizes))
-    for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
-        end = len(order.datasets) if stage.end is None else min(stage.end, len(order.datasets))
+    shares = np.zeros(len(schedule.streams))
+    for stage in schedule.stages:
+        end = schedule.length if stage.end is None else min(stage.end, schedule.length)
         shares += np.array(stage.weights, float) / (sum(stage.weights) or 1) * max(0, end - stage.start)
-    return (shares / (len(order.datasets) or 1)).tolist()
-
-
-def _find_block_ends(mixture: Mixture, stage: "_WeightStage", length: int) -> NDArray[np.int64]:
-    """Return the ends of a stage's whole blocks, relative to its start, in an order of the given length."""
-    shown = max(0, min(length, length if stage.end is None else stage.end) - stage.start)
-    ends = np.arange(mixture.mixture_block_size, shown + 1, mixture.mixture_block_size, dtype=np.int64)
-    last = None if stage.end is None else stage.end - stage.start
-    return np.append(ends, last) if last is not None and last == shown and shown % mixture.mixture_block_size else ends
+    return (shares / (schedule.length or 1)).tolist()
 
 
 # --- how many of each dataset, block by block ---
@@ -283,114 +346,33 @@ def _require_shares(weights: Sequence[int], size: int) -> None:
             )
 
 
-# --- which position in a block, which item of a stream ---
+# --- which position in a block ---
 
 
-def _assign_datasets(blocks: Sequence[_MixtureBlock], datasets: int, seed: int | None) -> NDArray[np.int32]:
-    """Return the dataset of each position: the blocks' datasets, permuted within each block with `seed`."""
-    counts = np.array([block.counts for block in blocks], dtype=np.int64).reshape(-1, datasets)
-    names = np.tile(np.arange(datasets, dtype=np.int32), len(blocks))
+def _assign_datasets(
+    counts: NDArray[np.int64], lengths: NDArray[np.int64], first: int, seed: int | None
+) -> NDArray[np.int32]:
+    """Return the dataset of each position of the blocks from `first` on, permuted within each block with `seed`."""
+    names = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(lengths))
     grouped = np.repeat(names, counts.ravel())
     if seed is None:
         return grouped
-    lengths = np.array([block.length for block in blocks], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     labels = np.empty_like(grouped)
     for length in np.unique(lengths).tolist():
         alike = np.flatnonzero(lengths == length)
-        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", b) for b in alike.tolist()])
+        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", first + b) for b in alike.tolist()])
         begin = starts[alike][:, None]
         labels[begin + np.arange(length)] = grouped[begin + moved]
     return labels
 
 
-def _find_order_end(
-    of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: StopStrategy, length: int
-) -> int:
+def _find_order_end(schedule: SampleSchedule, ends: Sequence[int], stop: StopStrategy) -> int:
     """Return where the order ends: after the first, or the last, of the streams' last items."""
-    last = [int(places[end - 1]) + 1 for places, end in zip(of_dataset, ends, strict=True) if 0 < end <= len(places)]
+    shown = schedule.given[-1].tolist()
+    reached = [d for d, (end, count) in enumerate(zip(ends, shown, strict=True)) if 0 < end <= count]
+    last = [schedule.find_item(d, ends[d] - 1) + 1 for d in reached]
     if stop == "first_exhausted":
-        return min(last, default=length)
-    streams = sum(1 for places in of_dataset if len(places))
+        return min(last, default=schedule.length)
     # If `steps` end the order before every stream has ended, all positions are kept.
-    return max(last) if len(last) == streams else length
-
-
-@dataclass(frozen=True, slots=True)
-class _SampleStream:
-    """The endless stream of one dataset: pass after pass over the `kept` of its `size` sequences."""
-
-    mixture: Mixture
-    name: str
-    size: int
-    kept: int
-    seed: int
-
-    def items(self, count: int) -> NDArray[np.int64]:
-        """Return the first `count` sequence numbers of the stream."""
-        full, rest = divmod(count, self.kept)
-        if not self.mixture.reshuffle_each_epoch:
-            first = self._order_first_pass()
-            return np.concatenate([np.tile(first, full), first[:rest]])
-        if self.kept == self.size:
-            return self._order_passes(range(full), full, rest)
-        # Later passes shuffle the kept sequences in plan order, as if the dataset had no others.
-        first = self._order_first_pass()
-        later = max(0, count - self.kept)
-        full, rest = divmod(later, self.kept)
-        order = self._order_passes(range(1, full + 1), full + 1, rest)
-        return np.concatenate([first, np.sort(first)[order]])[:count]
-
-    def _order_first_pass(self) -> NDArray[np.int64]:
-        return self._order_pass(0, self.size, self.kept)
-
-    def _order_passes(self, full: range, last: int, rest: int) -> NDArray[np.int64]:
-        if self.mixture.shuffle is True:
-            keys = [self._derive_key("shuffle", number) for number in full]
-            rows = permute_rows(self.mixture.permutation_type, self.kept, keys).ravel()
-        else:
-            orders = [self._order_pass(number, self.kept, self.kept) for number in full]
-            rows = np.concatenate([np.empty(0, dtype=np.int64), *orders])
-        return np.concatenate([rows, self._order_pass(last, self.kept, rest)])
-
-    def _order_pass(self, number: int, size: int, count: int) -> NDArray[np.int64]:
-        """Return the first `count` items of one pass over `size` sequences."""
-        match self.mixture.shuffle:
-            case False:
-                return np.arange(count, dtype=np.int64)
-            case True:
-                return self._shuffle_places(size, self._derive_key("shuffle", number), count)
-            case int() as era:
-                return self._shuffle_eras(number, size, era, count)
-            case BlockShuffle() as by_blocks:
-                return self._shuffle_blocks(number, size, by_blocks)[:count]
-
-    def _shuffle_eras(self, number: int, size: int, era: int, count: int) -> NDArray[np.int64]:
-        needed = min(size // era, -(-count // era))
-        keys = [self._derive_key("era", number, e) for e in range(needed)]
-        rows = permute_rows(self.mixture.permutation_type, era, keys)
-        order = (rows + np.arange(needed)[:, None] * era).ravel()
-        if len(order) < count:
-            begin = needed * era
-            last = self._shuffle_places(size - begin, self._derive_key("era", number, needed), size - begin)
-            order = np.concatenate([order, begin + last])
-        return order[:count]
-
-    def _shuffle_blocks(self, number: int, size: int, by_blocks: BlockShuffle) -> NDArray[np.int64]:
-        length, window = by_blocks.io_block_size, by_blocks.window_blocks
-        full = size // length
-        parts = [np.empty(0, dtype=np.int64)]
-        blocks = self._shuffle_places(full, self._derive_key("blocks", number), full)
-        for w, start in enumerate(range(0, full, window)):
-            places = (blocks[start : start + window, None] * length + np.arange(length)).ravel()
-            parts.append(places[self._shuffle_places(len(places), self._derive_key("window", number, w), len(places))])
-        tail = size - full * length
-        parts.append(full * length + self._shuffle_places(tail, self._derive_key("tail", number), tail))
-        return np.concatenate(parts)
-
-    def _shuffle_places(self, size: int, k: int, count: int) -> NDArray[np.int64]:
-        places = np.arange(count, dtype=np.int64)
-        return make_permutation(self.mixture.permutation_type, size, k)(places) if size else places
-
-    def _derive_key(self, purpose: str, number: int, *part: int) -> int:
-        return hash_labels(self.seed, purpose, self.name, number, *part)
+    return max(last) if len(last) == sum(1 for count in shown if count) else schedule.length

@@ -13,7 +13,7 @@ which moves sequences between optimizer steps.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from rowmill.core.arrays import Integers
+from rowmill.core.arrays import Integers, Ints, compute_offsets
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 
@@ -68,19 +68,50 @@ class Partitions(Config):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankOrder:
-    """The final order: position p has position `order[p]` of the mixed order, or a filler (-1).
+class StepPlan:
+    """The whole steps of an order: step s has the places `[step_offsets[s], step_offsets[s + 1])`, int64[T + 1].
 
-    order int64[P] · step_offsets int64[T + 1]: step s is `[step_offsets[s], step_offsets[s + 1])` · dropped
-    int64, positions of the mixed order that `drop` left out · not_scheduled int64, positions beyond `steps`.
-    `has_steps` is False without a batch size; then windows of `balance_ranks` serve as steps.
+    Each line of `runs` int64[R, 3] is a first place, the position of the mixed order there, and how many sequences
+    follow; the places from there to the next run are fillers. `dropped` are positions of the mixed order that
+    `remainder: drop` left out, and `not_scheduled` those beyond `steps`, both as ranges. Without a batch size, windows
+    of `balance_ranks` serve as steps.
+    """
+
+    step_offsets: NDArray[np.int64]
+    runs: NDArray[np.int64]
+    dropped: Sequence[range]
+    not_scheduled: Sequence[range]
+    balance_ranks: int | None
+    """Loads are balanced for every world size that divides it; None: not at all."""
+
+    @property
+    def places(self) -> int:
+        """Places of all steps."""
+        return int(self.step_offsets[-1])
+
+    def locate(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return the positions of the mixed order at the places `[begin, end)` before balancing, or fillers."""
+        places = np.arange(begin, end, dtype=np.int64)
+        firsts, positions, counts = self.runs[np.searchsorted(self.runs[:, 0], places, "right") - 1].T
+        return np.where(places - firsts < counts, positions + places - firsts, FILLER)
+
+    def find_position(self, place: int) -> int:
+        """Return the position of the mixed order at a place, or, for a filler, the first one behind it."""
+        run = int(np.searchsorted(self.runs[:, 0], place, "right")) - 1
+        first, position, count = self.runs[run].tolist()
+        return position + min(place - first, count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankOrder:
+    """The final order of some consecutive steps: place `first_place + i` has position `order[i]` of the mixed order.
+
+    order int64[P], -1 for a filler · step_offsets int64[T + 1], where steps begin in it
     """
 
     order: NDArray[np.int64]
     step_offsets: NDArray[np.int64]
-    dropped: NDArray[np.int64]
-    not_scheduled: NDArray[np.int64]
-    has_steps: bool
+    first_place: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,19 +143,14 @@ def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) ->
         )
 
 
-def assign_ranks(
-    partitions: Partitions,
-    epoch_offsets: Integers,
-    loads: Integers,
-    *,
-    batch_sizes: Sequence[tuple[int, int]],
-    steps: int | None,
-) -> RankOrder:
-    """Cut the mixed order into whole steps and balance the loads within each.
+def plan_steps(
+    partitions: Partitions, epoch_offsets: Integers, *, batch_sizes: Sequence[tuple[int, int]], steps: int | None
+) -> StepPlan:
+    """Cut the mixed order into whole steps; where an epoch ends within a step, add fillers or leave out its rest.
 
-    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `loads` int64[N] what each of its sequences weighs:
-    its targets, or its `compute_flops`. `batch_sizes` are `(first step, size)`; if empty, windows of `balance_ranks`
-    serve as steps, and each epoch is padded or cut to a multiple of `world_size`. `steps` ends the order.
+    `epoch_offsets` int64[E + 1] are the epochs of the mixed order. `batch_sizes` are `(first step, size)`; if empty,
+    windows of `balance_ranks` serve as steps, and each epoch is padded or cut to a multiple of `world_size`. `steps`
+    ends the order.
 
     Raises
     ------
@@ -133,12 +159,46 @@ def assign_ranks(
 
     """
     check_world_size(partitions.world_size, batch_sizes)
-    laid = _cut_steps(partitions, epoch_offsets, batch_sizes, steps)
-    if partitions.balance == "none":
-        return laid
-    of_places = np.where(laid.order == FILLER, 0, np.append(loads, 0)[laid.order])
-    order = _balance_steps(laid.order, laid.step_offsets, of_places, partitions.balance_ranks)
-    return RankOrder(order, laid.step_offsets, laid.dropped, laid.not_scheduled, laid.has_steps)
+    offsets: list[int] = epoch_offsets.tolist()
+    if partitions.remainder == "carry":
+        offsets = [offsets[0], offsets[-1]]
+    dropped: list[range] = []
+    not_scheduled: list[range] = []
+    runs: list[tuple[int, int, int]] = []
+    lengths: list[int] = []
+    place = 0
+    for start, end in pairwise(offsets):
+        count = end - start
+        added = _plan_step_lengths(partitions, count, batch_sizes, len(lengths), steps)
+        lengths += added
+        shown = min(count, sum(added))
+        runs.append((place, start, shown))
+        place += sum(added)
+        is_over = steps is not None and len(lengths) >= steps
+        (not_scheduled if is_over else dropped).append(range(start + shown, end))
+    return StepPlan(
+        step_offsets=compute_offsets(lengths),
+        runs=np.array(runs, np.int64).reshape(-1, 3),
+        dropped=dropped,
+        not_scheduled=not_scheduled,
+        balance_ranks=None if partitions.balance == "none" else partitions.balance_ranks,
+    )
+
+
+def assign_places(plan: StepPlan, first_step: int, end_step: int, load_of: Callable[[Ints], Integers]) -> RankOrder:
+    """Return the final order of the steps `[first_step, end_step)`, the loads within each balanced.
+
+    `load_of` returns what the sequences at some positions of the mixed order weigh: their targets, or their
+    `compute_flops`.
+    """
+    offsets = plan.step_offsets[first_step : end_step + 1]
+    first = int(offsets[0])
+    laid, own = plan.locate(first, int(offsets[-1])), offsets - first
+    if plan.balance_ranks is None:
+        return RankOrder(laid, own, first)
+    loads = np.zeros(len(laid), np.int64)
+    loads[laid != FILLER] = load_of(laid[laid != FILLER])
+    return RankOrder(_balance_steps(laid, own, first_step, loads, plan.balance_ranks), own, first)
 
 
 def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np.int64]:
@@ -153,28 +213,6 @@ def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np
     return np.diff(before[offsets])
 
 
-def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Return the positions of the final order that a rank takes: all p with p mod W = rank, ascending.
-
-    Raises
-    ------
-    ConfigError
-        If `world_size` does not divide every step (without steps: the whole order).
-
-    """
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank {rank} of {world_size}; ranks are 0 to {world_size - 1}; correct the rank")
-    ends = dealt.step_offsets if dealt.has_steps else dealt.step_offsets[-1:]
-    common = int(np.gcd.reduce(ends))
-    if common % world_size:
-        raise ConfigError(
-            f"world_size {world_size} does not divide every step of this build; ranks must get equal numbers of "
-            f"sequences; choose {join_choices(_find_nearest_divisors(common, world_size))}, or build with "
-            f"partitions.world_size {world_size}"
-        )
-    return np.arange(rank, len(dealt.order), world_size, dtype=np.int64)
-
-
 def summarize_steps(
     dealt: RankOrder,
     rank: int,
@@ -186,9 +224,12 @@ def summarize_steps(
     flops: Integers,
     longest_segments: Integers,
 ) -> StepFacts:
-    """Sum the sequences and tokens of a rank by step; the five arrays are [N], by position of the mixed order."""
-    positions = find_rank_positions(dealt, rank, world_size)
+    """Sum the sequences and tokens of a rank by step: places p with p mod W = rank.
+
+    The five arrays are [P], by place of `dealt`, and those of fillers do not count.
+    """
     # Steps need not begin at a multiple of the world size if windows serve as steps.
+    positions = np.arange((rank - dealt.first_place) % world_size, len(dealt.order), world_size)
     begins = np.searchsorted(positions, dealt.step_offsets)
     mine = dealt.order[positions]
 
@@ -198,22 +239,22 @@ def summarize_steps(
 
     longest = np.zeros(len(begins) - 1, dtype=np.int64)
     steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
-    np.maximum.at(longest, steps, _take_values(longest_segments, mine))
+    is_shown = dealt.order != FILLER
+
+    def of_rank(values: Integers) -> Ints:
+        return np.where(is_shown, values, 0).astype(np.int64)[positions]
+
+    np.maximum.at(longest, steps, of_rank(longest_segments))
     return StepFacts(
         sequences=np.diff(begins).astype(np.int64),
         fillers=summed((mine == FILLER).astype(np.int64), begins),
-        segments=summed(_take_values(segments, mine), begins),
-        tokens=summed(_take_values(tokens, mine), begins),
-        trained_tokens=summed(_take_values(trained_tokens, mine), begins),
-        flops=summed(_take_values(flops, mine), begins),
+        segments=summed(of_rank(segments), begins),
+        tokens=summed(of_rank(tokens), begins),
+        trained_tokens=summed(of_rank(trained_tokens), begins),
+        flops=summed(of_rank(flops), begins),
         longest_segment=longest,
-        step_trained_tokens=summed(_take_values(trained_tokens, dealt.order), dealt.step_offsets),
+        step_trained_tokens=summed(np.where(is_shown, trained_tokens, 0), dealt.step_offsets),
     )
-
-
-def _take_values(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Index -1, a filler, selects the 0 at the end.
-    return np.append(values, 0).astype(np.int64)[places]
 
 
 def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
@@ -223,33 +264,6 @@ def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
 
 
 # --- whole steps ---
-
-
-def _cut_steps(
-    partitions: Partitions, epoch_offsets: Integers, batch_sizes: Sequence[tuple[int, int]], steps: int | None
-) -> RankOrder:
-    """Cut the mixed order into whole steps; where an epoch ends within a step, add fillers or leave out its rest."""
-    offsets: list[int] = epoch_offsets.tolist()
-    if partitions.remainder == "carry":
-        offsets = [offsets[0], offsets[-1]]
-    nothing = np.empty(0, dtype=np.int64)
-    order, dropped, not_scheduled = [nothing], [nothing], [nothing]
-    lengths: list[int] = []
-    for start, end in pairwise(offsets):
-        count = end - start
-        added = _plan_step_lengths(partitions, count, batch_sizes, len(lengths), steps)
-        lengths += added
-        shown = min(count, sum(added))
-        order += [np.arange(start, start + shown), np.full(sum(added) - shown, FILLER)]
-        is_over = steps is not None and len(lengths) >= steps
-        (not_scheduled if is_over else dropped).append(np.arange(start + shown, end))
-    return RankOrder(
-        order=np.concatenate(order),
-        step_offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
-        dropped=np.concatenate(dropped),
-        not_scheduled=np.concatenate(not_scheduled),
-        has_steps=bool(batch_sizes),
-    )
 
 
 def _plan_step_lengths(
@@ -279,10 +293,8 @@ def _plan_step_lengths(
 # --- positions within a step ---
 
 
-def _balance_steps(
-    order: NDArray[np.int64], step_offsets: NDArray[np.int64], loads: NDArray[np.int64], balance_ranks: int
-) -> NDArray[np.int64]:
-    """Balance the loads within every step; steps of the same length are rows of a matrix."""
+def _balance_steps(order: Ints, step_offsets: Ints, first_step: int, loads: Ints, balance_ranks: int) -> Ints:
+    """Balance the loads within every step from `first_step` on; steps of the same length are rows of a matrix."""
     dealt = np.empty_like(order)
     lengths = np.diff(step_offsets)
     for length in np.unique(lengths).tolist():
@@ -293,7 +305,7 @@ def _balance_steps(
             steps = alike[start : start + together]
             places = step_offsets[steps][:, None] + np.arange(length)
             # Rotated right by the step's number: position i of step s has the member of position i - s.
-            turned = (np.arange(length) - steps[:, None]) % length
+            turned = (np.arange(length) - first_step - steps[:, None]) % length
             chosen = np.take_along_axis(_balance_members(loads[places], factors), turned, axis=1)
             dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
     return dealt

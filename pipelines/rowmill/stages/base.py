@@ -58,8 +58,6 @@ from rowmill.stats import StatsInputs
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-TaskT = TypeVar("TaskT")
-
 
 class ProgressCallback(Protocol):
     """Callback that receives a stage's progress."""
@@ -306,15 +304,17 @@ def _is_always_reusable(_: Part) -> bool:
 
 def make_parts(
     work: StageContext,
-    function: Callable[[Any], Part],
+    function: Callable[..., Part],
     planned: Sequence[PartTask],
     *,
     is_reusable: Callable[[Part], bool] = _is_always_reusable,
+    shared: object = None,
 ) -> tuple[list[Part], int, int]:
     """Return all parts in order: kept ones are reused, the others are made by the executor.
 
-    Later builds make a part again that is not `is_reusable`, a module-level function. Returns the parts, how many were
-    reused, and how many rows were read to make the others.
+    Later builds make a part again that is not `is_reusable`, a module-level function. `function` is given a task, and
+    what is `shared` if there is such. Returns the parts, how many were reused, and how many rows were read to make the
+    others.
 
     Raises
     ------
@@ -327,7 +327,8 @@ def make_parts(
     missing = [p for p in planned if p.fingerprint not in kept]
     own = select_own_parts(work, missing)
     make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
-    made = work.pool.map(make, [p.task for p in own], size_bytes=sum(p.size_bytes for p in own))
+    size = sum(p.size_bytes for p in own)
+    made = work.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
     for part, plan in zip(_report_progress(work, made, own), own, strict=True):
         kept[plan.fingerprint] = part
     require_all_shares(own, missing)
@@ -339,13 +340,13 @@ def make_parts(
 
 
 def _make_and_keep(
-    function: Callable[[TaskT], Part],
+    function: Callable[..., Part],
     is_reusable: Callable[[Part], bool],
     store: Store,
     stage_folder: str,
-    task: TaskT,
+    *given: object,
 ) -> Part:
-    part = function(task)
+    part = function(*given)
     if is_reusable(part):
         save_kept_part(store, stage_folder, part)
     return part

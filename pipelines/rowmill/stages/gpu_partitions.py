@@ -287,7 +287,7 @@ def _make_rank_schema(work: StageContext) -> pa.Schema:
 def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
     """Return for each place of the order the row of its sequence over all shards; fillers are the last row."""
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
+    order = inputs.load_order(work.store, splits, ("dataset", "sequence_id", "filler"))
     rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
     firsts = compute_offsets(rows)
     filler = order.column("filler").to_numpy(zero_copy_only=False)
@@ -300,7 +300,7 @@ def _make_rank_task(work: StageContext, name: str, wanted: Ints) -> _RankTask:
     rank = int(name.split("-")[1])
     fingerprint = _fingerprint_rank(work, name)
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    steps = work.store.table(splits.parts[0].files["rank_steps"])
+    steps = inputs.load_rank_steps(work.store, splits)
     shard_card = next(iter(inputs.get_packed_shards(work).values())).card
     own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
     return _RankTask(
@@ -404,6 +404,8 @@ def publish_gpu_partitions(
         "recipe": work.recipe.name,
         "order": splits.card["order"],
         "order_file": splits.parts[0].files["order"].path,
+        # An order of more than a million places has several files, of which the one above is the first.
+        "order_files": [file.path for file in splits.files("order")],
         "datasets": splits.card["datasets"],
         "world_size": facts.world_size,
         "seq_len": int(first.card["seq_len"]),

@@ -1,13 +1,16 @@
-"""Values that several stages read from an input's manifest: source parts, and the packed shards of all datasets.
+"""Values that several stages read from an input's manifest: source parts, packed shards, the order of training.
 
 What belongs here: recovering values from manifests. What does not: values that only one stage reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+
+import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.stage_names import PACKED_SHARDS
+from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
 from rowmill.sources import FileScan, PartGroup
 from rowmill.stages.base import StageContext
@@ -36,6 +39,16 @@ def load_part_groups(scanned: Manifest) -> list[PartGroup]:
     # In manifests older than grouping, every part is its own group.
     ends = list(accumulate(scanned.details.get("groups", [1] * len(parts)), initial=0))
     return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]
+
+
+def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the order of training, a line for each place."""
+    return pa.concat_tables([store.table(file, columns) for file in splits.files("order")])
+
+
+def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
+    """Return the totals of each rank and step; those of a rank are in order of steps."""
+    return pa.concat_tables([store.table(file) for file in splits.files("rank_steps")])
 
 
 def get_packed_shards(work: StageContext) -> dict[str, Manifest]:

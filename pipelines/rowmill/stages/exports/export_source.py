@@ -79,7 +79,7 @@ def collect_export_source(work: StageContext, export: Export) -> ExportSource:
 def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
     """Return the rows of the train shards in training order, without fillers."""
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "pass", "filler"))
+    order = inputs.load_order(work.store, splits, ("dataset", "sequence_id", "pass", "filler"))
     shown = pc.invert(order.column("filler"))
     if export.passes == "first":
         shown = pc.and_(shown, pc.equal(order.column("pass"), 0))

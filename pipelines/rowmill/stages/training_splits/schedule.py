@@ -1,7 +1,7 @@
 """What becomes of each dataset's train sequences in the order: shown once, shown again, or never.
 
-What belongs here: counting sequences and their tokens by state and dataset. What does not: the order (`mixture.py`),
-ranks (`rank_assignment.py`).
+What belongs here: counting sequences and their tokens by state and dataset, from the files of the order. What does not:
+the order (`mixture.py`), ranks (`rank_assignment.py`), writing them (`order_blocks.py`).
 
     dataset  state          sequences  tokens
     chats    kept                 461  235,002     shown at least once
@@ -11,41 +11,85 @@ ranks (`rank_assignment.py`).
 
 The states are those of the stage's ledger, which counts the sequences of all datasets together; `repeated` counts
 further showings of sequences that are kept, so it is no state of a sequence.
+
+Two bits for each train sequence are held, and one block of the order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
-from rowmill.packing.mixture import SampleOrder
-from rowmill.packing.rank_assignment import FILLER, RankOrder
+from rowmill.core.arrays import Bools, compute_offsets
+from rowmill.core.storage import Store
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable
+from rowmill.stages.training_splits.order_blocks import OrderSource, WrittenOrder
 
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"
 
 
-def tabulate_schedule(order: SampleOrder, dealt: RankOrder, sequences: Mapping[str, tuple[Ints, Ints]]) -> DisplayTable:
-    """Tabulate sequences, tokens and trained tokens by dataset and state.
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceStates:
+    """Which train sequences are in the order, and which it lacks because a step was incomplete: bool[S]."""
 
-    `sequences` holds the tokens and the trained tokens of every train sequence, by dataset, in recipe order.
-    """
-    places = dealt.order[dealt.order != FILLER]
-    rows: list[tuple[str, str, int, int, int]] = []
-    for number, (name, (tokens, trained)) in enumerate(sequences.items()):
-        shown = np.bincount(order.items[places[order.datasets[places] == number]], minlength=len(tokens))
-        dropped = np.zeros(len(tokens), np.bool_)
-        dropped[order.items[dealt.dropped[order.datasets[dealt.dropped] == number]]] = True
-        never = shown == 0
+    is_kept: Bools
+    is_remainder: Bools
+
+    def count_lines(self) -> Sequence[tuple[str, str, int]]:
+        """Return the lines of the stage's ledger."""
+        kept, remainder = int(self.is_kept.sum()), int(self.is_remainder.sum())
+        left = len(self.is_kept) - kept - remainder
+        return [(KEPT, "", kept), (REMAINDER, "", remainder), (NOT_SCHEDULED, "", left)]
+
+
+def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrder) -> SequenceStates:
+    """Read which sequences the order has, block by block, and which it left out."""
+    firsts = compute_offsets(source.sizes)
+    is_kept, is_left_out = (np.zeros(int(firsts[-1]), np.bool_) for _ in range(2))
+    for part in written.parts:
+        table = store.table(part.files["order"], ("dataset", "sequence_id", "filler"))
+        table = table.filter(pc.invert(table.column("filler")))
+        is_kept[firsts[table.column("dataset").to_numpy()] + table.column("sequence_id").to_numpy()] = True
+    for left_out in source.steps.dropped:
+        order = source.schedule.take(left_out.start, left_out.stop)
+        is_left_out[firsts[order.datasets] + order.items] = True
+    return SequenceStates(is_kept, is_left_out & ~is_kept)
+
+
+def tabulate_schedule(
+    names: Sequence[str], source: OrderSource, written: WrittenOrder, states: SequenceStates
+) -> DisplayTable:
+    """Tabulate sequences, tokens and trained tokens by dataset and state."""
+    sequences = source.sequences.load()
+    firsts = compute_offsets(source.sizes)
+    rows: list[tuple[Any, ...]] = []
+    for number, name in enumerate(names):
+        own = slice(int(firsts[number]), int(firsts[number + 1]))
+        kept, remainder = states.is_kept[own], states.is_remainder[own]
+        once = _sum_sequences(sequences[own], kept)
+        shown = (column[number] for column in (written.sequences, written.tokens, written.trained_tokens))
+        every = _Counts(*(int(count) for count in shown))
         counted = {
-            KEPT: (~never).astype(np.int64),
-            REPEATED: np.maximum(shown - 1, 0),
-            REMAINDER: (never & dropped).astype(np.int64),
-            NOT_SCHEDULED: (never & ~dropped).astype(np.int64),
+            KEPT: once,
+            REPEATED: _Counts(*(all_places - first for all_places, first in zip(every, once, strict=True))),
+            REMAINDER: _sum_sequences(sequences[own], remainder),
+            NOT_SCHEDULED: _sum_sequences(sequences[own], ~kept & ~remainder),
         }
-        rows += [
-            (name, state, int(times.sum()), int(times @ tokens), int(times @ trained))
-            for state, times in counted.items()
-        ]
+        rows += [(name, state, *counts) for state, counts in counted.items()]
     return DisplayTable(("dataset", "state", "sequences", "tokens", "trained_tokens"), tuple(rows))
+
+
+class _Counts(NamedTuple):
+    sequences: int
+    tokens: int
+    trained_tokens: int
+
+
+def _sum_sequences(sequences: NDArray[Any], chosen: Bools) -> _Counts:
+    """Count the chosen sequences."""
+    tokens, trained = (int(sequences[name].sum(dtype=np.int64, where=chosen)) for name in ("tokens", "trained_tokens"))
+    return _Counts(int(chosen.sum()), tokens, trained)

@@ -1,0 +1,141 @@
+"""What the order reads of every train sequence: tokens, targets, segments, the longest one, and what it costs.
+
+What belongs here: reading these of shards, and lending them to the tasks that write the order. What does not: the order
+(`order_blocks.py`), the formula of the cost (`rank_assignment.py`).
+
+24 bytes a sequence. A million of them are sent to the workers; more are a file that the workers of a host map, so that
+neither they nor the calling process hold them.
+"""
+
+import shutil
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.storage import Store
+from rowmill.packing import rank_assignment
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.manifest import File, Manifest
+from rowmill.shards.host_scratch import HostScratch
+from rowmill.stages.base import StageContext, open_host_scratch
+
+SENT_SEQUENCES: Final = 1 << 20
+"""As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""
+
+SEQUENCE_DTYPE = np.dtype(
+    [
+        ("tokens", np.int32),
+        ("trained_tokens", np.int32),
+        ("segments", np.int32),
+        ("longest_segment", np.int32),
+        ("flops", np.int64),
+    ]
+)
+"""A train sequence. `flops` is what it costs; 0 unless ranks are balanced by it."""
+
+_FILE = "sequences.bin"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceTable:
+    """The train sequences of all datasets, in recipe order, as an array of `SEQUENCE_DTYPE`, or in a file of a host."""
+
+    count: int
+    held: NDArray[Any] | None
+    scratch: HostScratch
+    stored: tuple[str, str] | None = None
+    """The storage root and the path of the copy that other hosts fetch."""
+
+    def load(self) -> NDArray[Any]:
+        """Return the sequences; those of a file are read where they are asked for."""
+        if self.held is not None:
+            return self.held
+        if self.stored is not None:
+            self.scratch.require({_FILE: partial(_fetch, *self.stored)})
+        return np.memmap(self.scratch.locate(_FILE), SEQUENCE_DTYPE, "r", shape=(self.count,))
+
+
+def _fetch(root: str, relative: str, path: str) -> None:
+    with Store(root).open(relative) as stored, Path(path).open("wb") as file:
+        shutil.copyfileobj(stored, file)
+
+
+@contextmanager
+def open_sequences(work: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
+    """Lend the facts of all train sequences."""
+    tasks = [task for name, one in packed.items() for task in _list_tasks(work, name, one)]
+    count, size = sum(task.shard.rows for task in tasks), sum(task.shard.bytes for task in tasks)
+    found = work.pool.map(read_shard_sequences, tasks, size_bytes=size)
+    with open_host_scratch(work) as scratch:
+        if count <= SENT_SEQUENCES:
+            yield SequenceTable(count, np.concatenate([np.empty(0, SEQUENCE_DTYPE), *found]), scratch)
+            return
+        scratch.require({_FILE: partial(_write_sequences, found)})
+        if not work.pool.spans_hosts or work.store.is_local:
+            yield SequenceTable(count, None, scratch)
+            return
+        relative = f"{work.folder}/{scratch.name}/{_FILE}"
+        try:
+            with Path(scratch.locate(_FILE)).open("rb") as file, work.store.create(relative) as stored:
+                shutil.copyfileobj(file, stored)
+            yield SequenceTable(count, None, scratch, (work.store.root, relative))
+        finally:
+            work.store.remove(relative)
+
+
+def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
+    with Path(path).open("wb") as file:
+        file.writelines(one.tobytes() for one in found)
+
+
+# ── One shard ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardTask:
+    root: str
+    shard: File
+    flops_linear: int | None
+    """None: costs are not wanted."""
+    is_open: bool
+    """Whether attention crosses segments, so that a sequence is one span of attention."""
+
+
+def _list_tasks(work: StageContext, name: str, packed: Manifest) -> Iterator[_ShardTask]:
+    partitions = work.recipe.partitions
+    by_flops = partitions.balance == "flops"
+    linear = partitions.flops_linear if by_flops else None
+    is_open = by_flops and name in list_open_datasets(work.recipe)
+    for part in packed.parts:
+        if part.facts["split"] == "train":
+            yield _ShardTask(work.store.root, part.files["shard"], linear, is_open)
+
+
+def list_open_datasets(recipe: Recipe) -> Sequence[str]:
+    """Return the datasets in which attention crosses segments."""
+    return [name for name, one in recipe.datasets.items() if not one.packing.block_cross_document_attention]
+
+
+def read_shard_sequences(task: _ShardTask) -> NDArray[Any]:
+    """Return the sequences of a shard, in `SEQUENCE_DTYPE`."""
+    columns = ("tokens", "trained_tokens", "segment_lengths")
+    table = Store(task.root).table(task.shard, columns).combine_chunks()
+    lists = table.column("segment_lengths").combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    offsets = offsets - offsets[0]
+    lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    found = np.zeros(len(table), SEQUENCE_DTYPE)
+    for name in ("tokens", "trained_tokens"):
+        found[name] = table.column(name).to_numpy()
+    found["segments"] = np.diff(offsets)
+    found["longest_segment"] = np.maximum.reduceat(lengths, offsets[:-1]) if len(found) else 0
+    if task.flops_linear is not None:
+        spans = (found["tokens"], np.arange(len(found) + 1)) if task.is_open else (lengths, offsets)
+        found["flops"] = rank_assignment.compute_flops(*spans, task.flops_linear)
+    return found

@@ -9,7 +9,8 @@ import pytest
 
 from rowmill.packing.plan import plan_best_fit
 from rowmill.stages.packed_shards import pack_group
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document
+from rowmill.stages.tokenized_examples import table_tasks
+from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, sentence
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 SEQ_LEN = 256
@@ -100,6 +101,39 @@ def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Road, Built
     # A shard of train and one of validation.
     assert len(set(shards(first)) - set(shards(second))) <= 2
     assert report.parts_reused >= facts(first)["pack_groups"] - 1
+
+
+def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Examples of series may join rows of any part, but a group's lineage names the first rows of its own only."""
+    monkeypatch.setattr(table_tasks, "PART_TOKENS", 10_000)
+    road = Road(tmp_path)
+
+    def build(files: int) -> Built:
+        rows = [
+            [
+                {"day": k * 10 + i // 50, "time": f"2026-01-{i % 25 + 1:02d}", "text": sentence(i, 40)}
+                for i in range(500)
+            ]
+            for k in range(files)
+        ]
+        source = {"train_urls": [road.write(f"{k}.jsonl", one) for k, one in enumerate(rows)]}
+        data = {"group_training_examples_by": "day", "max_sequences_per_example": 1}
+        time = {"is_timeseries": True, "timestamp_column": "time", "timestamp_format": "%Y-%m-%d"}
+        kind = {"kind": "records", "data": data, "time_series": time}
+        dataset = {"source": source, "format": kind, "packing": SMALL_GROUPS}
+        return packed(road.recipe({"rows": dataset}, seq_len=SEQ_LEN))
+
+    def groups(built: Built) -> list[str]:
+        parts = built.manifest("rows", "packed_shards").parts
+        return list(dict.fromkeys(part.fingerprint for part in parts if "shard" in part.files))
+
+    first = groups(build(3))
+    second = groups(build(4))
+
+    assert len(first) > 3
+    assert second[: len(first) - 1] == first[:-1]
 
 
 def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Road, Built], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMP
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.manifest import File, Part
+from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
@@ -134,12 +134,8 @@ class _ExamplePart:
 def _list_example_parts(work: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
     made = [part for part in work.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
     scanned = work.input(RAW_DATASET)
-    # The examples of a table join rows of all parts.
-    sources = (
-        [inputs.load_source_parts(scanned)] * len(made)
-        if work.dataset.format.IS_TABLE
-        else inputs.load_part_groups(scanned)
-    )
+    is_table = work.dataset.format.IS_TABLE
+    sources = _list_table_sources(made, scanned) if is_table else inputs.load_part_groups(scanned)
     firsts = None if held is None else held.first_rows
     return [
         _ExamplePart(
@@ -152,6 +148,17 @@ def _list_example_parts(work: StageContext, held: HeldOutValidation | None) -> l
         for i, (part, own) in enumerate(zip(made, sources, strict=True))
         if part.files["examples"].rows
     ]
+
+
+def _list_table_sources(made: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
+    """Return the source parts that the examples of each part are named after: no other is in their lineage.
+
+    Parts of examples that an older version made do not say; they may be named after any.
+    """
+    every = inputs.load_source_parts(scanned)
+    by_id = {part.part_id: part for part in every}
+    named = (part.facts.get("source_parts") for part in made)
+    return [every if names is None else [by_id[name] for name in names] for names in named]
 
 
 def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:

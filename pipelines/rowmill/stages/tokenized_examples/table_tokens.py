@@ -323,9 +323,16 @@ def build_part(task: BuildExamplesTask) -> Part:
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),
+        "source_parts": _list_source_parts(table),
     }
     path = f"{task.folder}/parts/{task.fingerprint}/examples.parquet"
     return Part(task.fingerprint, {"examples": write_parquet(Store(task.root), path, table)}, facts)
+
+
+def _list_source_parts(table: pa.Table) -> list[str]:
+    """Return the source parts of the first rows of examples, which lineage names."""
+    parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
+    return sorted(pc.unique(parts).to_pylist())
 
 
 def count_verified(table: pa.Table) -> int:

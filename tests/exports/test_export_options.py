@@ -145,6 +145,12 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "llama_factory", "split": "test"}, {}, "split: test; LLaMA-Factory reads train and validation"),
         ({"kind": "llama_factory", "unit": "packed"}, {"pairs": PAIRS}, "unit: packed with datasets.pairs, whose"),
         ({"kind": "llama_factory"}, {"asked": PROMPTS}, "kind llama_factory cannot hold datasets.asked"),
+        ({"kind": "megatron"}, {"text": TEXT}, "kind megatron stores whole documents, and those of datasets.text"),
+        (
+            {"kind": "megatron", "loss_mask": "companion", "accept_untrained_as_trained": True},
+            {},
+            "accept_untrained_as_trained with loss_mask: companion",
+        ),
         ({"kind": "skyrl"}, {"text": OPEN}, "kind skyrl stores single segments"),
         ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core stores single segments"),
         ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which separates all segments, but attention of"),
@@ -214,6 +220,7 @@ def test_printed_tinker_code_imports_a_function_that_exists() -> None:
         ({"kind": "olmo_core"}, False),
         ({"kind": "llm_foundry"}, False),
         ({"kind": "skyrl"}, False),
+        ({"kind": "megatron"}, False),
         ({"kind": "llama_factory"}, False),
     ],
 )

@@ -63,6 +63,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "skyrl": {"kind": "skyrl", "shard_sequences": 9},
     "llama": {"kind": "llama_factory", "shard_sequences": 9},
     "neat": {"kind": "llama_factory", "unit": "packed"},
+    "megatron": {"kind": "megatron", "loss_mask": "companion"},
 }
 """Exports that need nothing beside this project, by name."""
 WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -155,6 +156,7 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "skyrl": lambda data: readers.masked(readers.rows(data)),
     "llama": lambda data: readers.llama_factory(readers.saved(data, "train")),
     "neat": lambda data: flat(readers.llama_factory_packed(readers.saved(data, "train"))),
+    "megatron": lambda data: readers.masked_megatron(data, "megatron"),
     "river": lambda data: flat(readers.astrai_bin(data).values()),
     "h5": lambda data: flat(readers.astrai_h5(data).values()),
     "mds": lambda data: flat(readers.packed(readers.mds(data))),
@@ -206,7 +208,8 @@ def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> Non
     card = open_export(folder(built, name)).card
 
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
-                   "h5": "unshifted_mask", "olmo": "unshifted_mask", "skyrl": "unshifted_mask"}  # fmt: skip
+                   "h5": "unshifted_mask", "olmo": "unshifted_mask", "skyrl": "unshifted_mask",
+                   "megatron": "unshifted_mask"}  # fmt: skip
     assert (card["format"], card["label_convention"]) == (OPTIONS[name]["kind"], conventions.get(name, "unshifted"))
     tokenizer = built.project.base / "tokenizer"
     assert card["tokenizer_files"] == {

@@ -248,6 +248,29 @@ def olmo(data: Path, dtype: str) -> list[Segment]:
     return found
 
 
+def megatron(data: Path, stem: str) -> list[list[int]]:
+    """Return the documents of a pair of Megatron's indexed dataset; each is one sequence."""
+    raw, index = (data / f"{stem}.bin").read_bytes(), (data / f"{stem}.idx").read_bytes()
+    assert index[:17] == b"MMIDIDX\0\0" + struct.pack("<Q", 1)
+    code, count, borders = struct.unpack_from("<BQQ", index, 17)
+    assert borders == count + 1
+    lengths = np.frombuffer(index, "<i4", count, 34)
+    offsets = np.frombuffer(index, "<i8", count, 34 + 4 * count)
+    assert np.frombuffer(index, "<i8", offset=34 + 12 * count).tolist() == list(range(count + 1))
+    dtype = np.dtype({1: "u1", 4: "<i4", 8: "<u2"}[code])
+    assert len(raw) == int(lengths.sum()) * dtype.itemsize
+    return [
+        np.frombuffer(raw, dtype, int(n), int(at)).tolist()
+        for n, at in zip(lengths.tolist(), offsets.tolist(), strict=True)
+    ]
+
+
+def masked_megatron(data: Path, name: str) -> list[Segment]:
+    """Return documents with the masks of their companion."""
+    ids, masks = (megatron(data, f"{name}_{what}_document") for what in ("text", "loss_mask"))
+    return [(tuple(one), tuple(map(bool, mask))) for one, mask in zip(ids, masks, strict=True)]
+
+
 # ── MDS ──
 
 

@@ -22,6 +22,7 @@ from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.llm_foundry import LLMFoundry
 from rowmill.exports.mds import MDS
+from rowmill.exports.megatron import Megatron
 from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
@@ -46,6 +47,7 @@ AnyExport: TypeAlias = Annotated[
     | TRLPreference  # pairs and marked answers
     | RLPrompts  # messages and ground truths
     | SkyRL  # ids and a mask
-    | LLaMAFactory,  # a DatasetDict of any objective but prompts
+    | LLaMAFactory  # a DatasetDict of any objective but prompts
+    | Megatron,  # documents, end to end
     Field(discriminator="kind"),
 ]

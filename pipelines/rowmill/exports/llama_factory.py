@@ -146,10 +146,10 @@ class _FlatRows:
 
 
 def _take_rows(rows: _FlatRows, wanted: Ints) -> _FlatRows:
-    return _take_ranges(rows, rows.offsets[wanted], rows.offsets[wanted + 1] - rows.offsets[wanted])
+    return _take_row_parts(rows, rows.offsets[wanted], rows.offsets[wanted + 1] - rows.offsets[wanted])
 
 
-def _take_ranges(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
+def _take_row_parts(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
     places = expand_ranges(begins, counts)
     return _FlatRows(rows.ids[places], rows.labels[places], compute_offsets(counts))
 
@@ -161,7 +161,7 @@ def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> 
     answers = np.minimum((chunk.offsets[1:] - answer)[other], limit - prompts)
     # Prompt, answer, prompt, answer …
     begins = np.stack((first, answer[other]), axis=1).ravel()
-    parts = _take_ranges(segments, begins, np.stack((prompts, answers), axis=1).ravel())
+    parts = _take_row_parts(segments, begins, np.stack((prompts, answers), axis=1).ravel())
     return _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
 
 

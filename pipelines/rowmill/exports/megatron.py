@@ -1,0 +1,211 @@
+"""Megatron-LM: a `.bin` and `.idx` pair of documents, and a pair of masks for FlagScale.
+
+What belongs here: the bytes of both pairs, and which builds the format can hold. What does not: packed Parquet for
+Megatron-Bridge (`megatron_bridge.py`).
+
+    documents 10 11 2 │ 20 2; EOD 2; uint16
+
+    name_text_document.bin        0a00 0b00 0200 1400 0200
+    name_text_document.idx        MMIDIDX…, lengths 3 2, byte offsets 0 6, documents 0 1 2
+    name_loss_mask_document.bin   00 01 01 00 01       with loss_mask: companion, for FlagScale
+
+Its dataset shuffles documents, joins them, and cuts samples of the sequence length. It has no mask and trains every
+token. So without the second pair an untrained token is an error, and so is a document that does not end in EOD: the
+EOD that is added would be trained.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+
+from rowmill.core.arrays import Bools, Ints, Tokens
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.exports.base import (
+    Export,
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    RecipeSummary,
+    WrittenFile,
+)
+from rowmill.shards.label_conventions import LabelConvention, make_unshifted_mask
+from rowmill.shards.sequences import SequenceBatch
+
+INDEX_HEADER = b"MMIDIDX\x00\x00"
+FIRST_WIDE_VOCABULARY = 65_500
+"""From this vocabulary size on, Megatron stores tokens in 32 bits."""
+_CODES = {"u1": 1, "<i4": 4, "<u2": 8}
+"""Megatron's numbers of the types that are used here."""
+_OPTIONS = {"train": "train", "validation": "valid", "test": "test"}
+"""The split in the names of Megatron's options."""
+
+
+class Megatron(Export):
+    """Documents for Megatron-LM's GPT dataset, with masks in files of their own for FlagScale."""
+
+    CONVENTION: ClassVar[LabelConvention] = "none"
+
+    kind: Literal["megatron"] = "megatron"
+    """Megatron's indexed dataset."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Examples one by one, each a document."""
+    loss_mask: Literal["none", "companion"] = "none"
+    """`companion`: masks in a second pair, which FlagScale reads; `none`: all tokens must be targets, since
+    Megatron-LM trains them all."""
+    accept_untrained_as_trained: bool = False
+    """Whether tokens without loss may be there without masks; Megatron-LM trains them."""
+
+    @property
+    def label_convention(self) -> LabelConvention:
+        """How this export stores targets."""
+        return "none" if self.loss_mask == "none" else "unshifted_mask"
+
+    def refuse(self, prospect: RecipeSummary) -> None:
+        """Refuse pieces of joined documents, each of which would get an end of document."""
+        super().refuse(prospect)
+        joined = [name for name, one in prospect.datasets.items() if one.is_joined]
+        if joined:
+            raise ConfigError(
+                f"kind megatron stores whole documents, and those of datasets.{joined[0]} are joined and cut every "
+                "seq_len tokens; Megatron joins and cuts by itself; set packing.pack_strategy: best_fit"
+            )
+        if self.loss_mask == "companion" and self.accept_untrained_as_trained:
+            raise ConfigError(
+                "accept_untrained_as_trained with loss_mask: companion, which stores what is untrained; it is only "
+                "for loss_mask: none; delete one of them"
+            )
+
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+        """Return one job: a split is one pair of files."""
+        if shape.eos_id is None:
+            raise ConfigError(
+                f"exports.{self.name}: documents end in EOD, for which Megatron takes the tokenizer's EOS, but it has "
+                "none; one is needed; name one in tokenizer_config.json, or delete the export"
+            )
+        notes = {"loss_mask": self.loss_mask, "accept_untrained_as_trained": self.accept_untrained_as_trained}
+        segments = np.arange(len(shape.lengths))
+        return ExportLayout([ExportJob(self.name, segments, shape.sequence_offsets)], notes=notes)
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
+        """Write the pair of tokens, and that of masks."""
+        tally, untrained = FileCounts(), _UntrainedTokens()
+        tokens = _PairWriter(folder, f"data/{job.name}_text_document", _choose_dtype(terms.vocab_size))
+        masks = _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
+        with tokens, masks:
+            for chunk in chunks:
+                _refuse_padding(chunk, terms, where=f"exports.{self.name}")
+                ids, mask, lengths = end_documents(chunk, terms.eos_id or 0)
+                untrained.count(chunk, mask, lengths)
+                tokens.write(ids, lengths)
+                masks.write(mask, lengths)
+                tally.add(chunk, trained=int(mask.sum()))
+        if self.loss_mask == "companion":
+            return [tally.written(tokens.finish()), *map(WrittenFile, (tokens.index, masks.finish(), masks.index))]
+        if untrained.tokens and not self.accept_untrained_as_trained:
+            raise ConfigError(
+                f"exports.{self.name}: tokens without loss: {untrained.tokens}, the first in {untrained.first}; ends "
+                "of documents that had to be added count too; Megatron-LM trains every token; raise seq_len if it cuts "
+                "documents, set loss_mask: companion for FlagScale, choose megatron_bridge, or set "
+                "accept_untrained_as_trained: true"
+            )
+        (folder / masks.data).unlink()
+        return [tally.written(tokens.finish()), WrittenFile(tokens.index)]
+
+    def pointer(self, data: str, terms: ExportContext) -> str:
+        """Return the options of Megatron's or FlagScale's training script."""
+        prefix, split = f"{data}/{self.name}_text_document", _OPTIONS[self.split]
+        if self.loss_mask == "companion":
+            return (
+                f"data:\n  {split}_data_path: {prefix}\n  apply_sft_dataset_separated_loss_mask_if_existed: true\n"
+                "train:\n  model:\n"
+                f"    seq_length: {terms.seq_len}"
+            )
+        options = f"--{split}-data-path {prefix} --seq-length {terms.seq_len} --dataloader-inter-document-masking"
+        # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may
+        # end a turn, it may be a target.
+        return f"{options} --eod-mask-loss" if terms.kinds == frozenset({"text"}) else options
+
+
+def _choose_dtype(vocab_size: int) -> str:
+    return "<u2" if vocab_size < FIRST_WIDE_VOCABULARY else "<i4"
+
+
+def end_documents(chunk: SequenceBatch, eod: int) -> tuple[Tokens, Bools, Ints]:
+    """Return ids and mask of segments that all end in EOD, and their lengths; an EOD that is added is no target."""
+    lengths, ends = np.diff(chunk.offsets), chunk.offsets[1:]
+    misses = chunk.ids[ends - 1] != eod
+    ids = np.insert(chunk.ids, ends[misses], eod)
+    mask = np.insert(make_unshifted_mask(chunk.trained), ends[misses], values=False)
+    return ids, mask, lengths + misses
+
+
+def _refuse_padding(chunk: SequenceBatch, terms: ExportContext, *, where: str) -> None:
+    """Refuse targets that Megatron takes for padding; a pad id that is also EOS or BOS is none to it."""
+    if terms.pad_id is None or terms.pad_id in (terms.eos_id, terms.bos_id):
+        return
+    found = np.flatnonzero(chunk.trained & (chunk.ids == terms.pad_id))
+    if len(found):
+        segment = int(np.searchsorted(chunk.offsets, found[0], "right")) - 1
+        raise IntegrityError(
+            f"{where}: the pad id {terms.pad_id} is a target in {chunk.example_ids[segment].as_py()}; Megatron drops "
+            "the loss of pad ids and replaces them by 0; give padding an id of its own in tokenizer_config.json, or "
+            "remove the row"
+        )
+
+
+class _UntrainedTokens:
+    """Counts of tokens without loss behind the first of a document, and the first document with some."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.first = ""
+
+    def count(self, chunk: SequenceBatch, mask: Bools, lengths: Ints) -> None:
+        """Count those of a chunk."""
+        begins = np.cumsum(lengths) - lengths
+        # No token comes before the first of a document, so none can predict it.
+        missing = lengths - 1 - np.add.reduceat(mask, begins, dtype=np.int64) if len(lengths) else lengths
+        found = np.flatnonzero(missing > 0)
+        if len(found) and not self.tokens:
+            self.first = str(chunk.example_ids[int(found[0])].as_py())
+        self.tokens += int(missing.sum())
+
+
+class _PairWriter:
+    """Writes documents of one type into a `.bin`, and their places into the `.idx` beside it."""
+
+    def __init__(self, folder: Path, prefix: str, dtype: str) -> None:
+        self.data, self.index = f"{prefix}.bin", f"{prefix}.idx"
+        self._folder, self._dtype = folder, np.dtype(dtype)
+        self._lengths: list[Ints] = []
+
+    def __enter__(self) -> Self:
+        self._sink = (self._folder / self.data).open("wb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sink.close()
+
+    def write(self, values: Tokens | Bools, lengths: Ints) -> None:
+        """Append documents."""
+        self._sink.write(values.astype(self._dtype).tobytes())
+        self._lengths.append(lengths)
+
+    def finish(self) -> str:
+        """Write the index and return the path of the data."""
+        lengths = np.concatenate([*self._lengths, np.empty(0, np.int64)])
+        size = np.int64(self._dtype.itemsize)
+        code = next(code for name, code in _CODES.items() if np.dtype(name) == self._dtype)
+        with (self._folder / self.index).open("wb") as sink:
+            sink.write(INDEX_HEADER + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1))
+            sink.write(lengths.astype("<i4").tobytes())
+            sink.write(((np.cumsum(lengths) - lengths) * size).astype("<i8").tobytes())
+            sink.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        return self.data

@@ -10,7 +10,7 @@ from tests.support.recipes import Built
 def test_samples_colour_every_token_and_underline_those_that_train(reported: Built, page: Page) -> None:
     examples = {one["example_id"]: one for name in ("chats", "pairs") for one in reported.examples(name)}
     titles = [title for title in page.values("title", "span") if " tokens, " in title]
-    shown = re.findall(r"(\S+#\d+) · (?:train|validation)", page.words)
+    shown = re.findall(r"([0-9a-f]{16}:\d+#\d+) · (?:train|validation)", page.words)
 
     assert len(shown) == 2 * report_rows.SAMPLES_PER_DATASET
     assert len(set(shown)) == len(shown)

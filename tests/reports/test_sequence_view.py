@@ -65,5 +65,5 @@ def test_token_of_markup_is_text_and_a_token_without_text_is_a_square() -> None:
     assert "</i><script>▫↵\nx" in page.words
     assert page.values("data-weights") == ["0,1,0.5,1"]
     assert page.values("data-labels") == [",2,3,4"]
-    assert "the first 4 tokens" in page.words
+    assert "9 tokens · the first 4 of them · 1 segment" in page.words
     assert "from its token 5" in page.words

@@ -17,8 +17,8 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'uns
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --paper: #fff; --dim: #667380; --line: #dde3e8; --soft: #f5f7f9;
   --good: #1a7f37; --look: #8a5a00; --bad: #b3261e; --link: #2b5f9e }
-@media (prefers-color-scheme: dark) { :root { --ink: #dfe5ea; --paper: #14191e; --dim: #94a1ad; --line: #2d363e;
-  --soft: #1c2329; --good: #57c273; --look: #e0a53b; --bad: #ff8a80; --link: #8fbcf0 } }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #dfe5ea; --paper: #14191e; --dim: #94a1ad;
+  --line: #2d363e; --soft: #1c2329; --good: #57c273; --look: #e0a53b; --bad: #ff8a80; --link: #8fbcf0 } }
 * { box-sizing: border-box }
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif }
@@ -35,7 +35,8 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 .plots svg { max-width: 100%; height: auto }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem .8rem;
   margin: .3rem 0 1rem; border-radius: 4px } nav a { margin-right: 1rem }
-@media print { body { max-width: none; padding: 0; font-size: 10pt } .scroll { overflow: visible }
+@media print { :root { color-scheme: light } .scroll { overflow: visible }
+  body { max-width: none; padding: 0; font-size: 10pt }
   nav, .tools { display: none }
   h2, h3, tr, .plots svg { break-inside: avoid } h2, h3 { break-after: avoid }
   a { color: inherit; text-decoration: none } }

@@ -74,7 +74,7 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     ]
     axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>'
     labels = [
-        _draw_tick(left + _locate_value(histogram.edges, at) * step, bottom, _format_number(at))
+        _draw_tick(left + _locate_value(histogram.edges, at) * step, bottom, _format_number(at), width)
         for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 48))
     ]
     heading = f"{histogram.title} ({histogram.unit}): {sum(histogram.counts):,} total"
@@ -87,8 +87,11 @@ def _draw_grid_line(left: float, y: float, right: float, label: str) -> str:
     return f'<path stroke="{GRID}" d="M{left} {y:.1f}H{right}"/>' + _draw_text(left - 5, y + 4, label, "end")
 
 
-def _draw_tick(x: float, bottom: int, label: str) -> str:
-    return f'<path stroke="{INK}" d="M{x:.1f} {bottom}v4"/>' + _draw_text(x, bottom + 15, label, "middle")
+def _draw_tick(x: float, bottom: int, label: str, width: int) -> str:
+    """Draw a tick with its number below it, which stays inside the picture."""
+    half = 3.5 * len(label)
+    middle = max(half, min(x, width - half))
+    return f'<path stroke="{INK}" d="M{x:.1f} {bottom}v4"/>' + _draw_text(middle, bottom + 15, label, "middle")
 
 
 def _choose_axis_ticks(histogram: Histogram, *, most: int) -> list[float]:

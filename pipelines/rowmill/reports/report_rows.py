@@ -130,7 +130,7 @@ def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget
     for stretch in inspect.split_by_class(example["input_ids"][:MAX_SAMPLE_TOKENS], kinds, encoder):
         kind, trained = stretch.kind
         characters += len(stretch.text)
-        text += stretch.text if len(text) < MAX_LINE_BYTES and kind != "template" else ""
+        text += f" {stretch.text}" if len(text) < MAX_LINE_BYTES and kind != "template" else ""
         if budget <= 0:
             continue
         title = f"{stretch.tokens} tokens, {kind}{', trained' if trained else ''}"
@@ -140,9 +140,10 @@ def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget
         spans.append(span)
         if budget <= 0:
             spans.append('<span class="dim"> … truncated</span>')
-    facts = [name, example["example_id"], *_list_lengths(example)]
-    line = _render_line('<span class="good">✓</span>', facts, text)
-    body = f'<div class="text">{"".join(spans)}</div>'
+    tokens, trained = number_text.format_count(example["tokens"], "token"), f"{example['trained_tokens']:,} trained"
+    line = _render_line('<span class="good">✓</span>', [name, tokens, trained], text)
+    facts = number_text.join_facts([example["example_id"], *_list_lengths(example)])
+    body = f'<p class="dim">{escape_text(facts)}</p><div class="text">{"".join(spans)}</div>'
     return _Row(name, KEPT_REASON, example["tokens"], characters, line, body)
 
 

@@ -34,8 +34,8 @@ def render_sequence(one: SequenceTokens) -> Iterator[str]:
     counts = [
         f"packed sequence {place}",
         format_count(one.tokens, "token"),
+        f"the first {len(one.ids):,} of them" if len(one.ids) < one.tokens else "",
         format_count(len(one.segments), "segment"),
-        f"the first {len(one.ids):,} tokens" if len(one.ids) < one.tokens else "",
     ]
     yield f'<figure class="sequence" {_render_numbers(one)}>'
     yield f"<figcaption>{escape_text(join_facts(counts))}</figcaption>"

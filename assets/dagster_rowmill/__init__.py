@@ -11,6 +11,7 @@
     automation.py    job, nightly schedule, watching sensor, conditions
     resources.py     the storage root; the executors
     metadata.py      metadata of a stage's page
+    stage_summary.py the first entry of that page
     reporting.py     which step of a run writes the report
     materialize.py   a whole recipe in one process, for `make demo`
 

@@ -18,6 +18,7 @@ from dagster_rowmill.checks import make_asset_check_result
 from dagster_rowmill.factory import find_asset_deps
 from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import make_asset_key
+from dagster_rowmill.stage_summary import StageSummary, describe_changes
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
@@ -61,7 +62,8 @@ def _iterate_events(
     project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     asset, served = make_asset_key(step.key), project.recipe.execution.reports_url or ""
-    page = metadata.make_stage_page(report, project.store, served)
+    summary = StageSummary(results, describe_changes(project, report))
+    page = metadata.make_stage_page(report, project.store, served, summary)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from partitions.iterate_materializations(step, report.manifest)
     for result in results:

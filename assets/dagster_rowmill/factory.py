@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, partitions, reporting
+from dagster_rowmill import history, metadata, partitions, reporting, stage_summary
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.resources import StorageResource
@@ -155,7 +155,10 @@ def make_stage_asset(
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(report.version),
                 metadata=metadata.make_stage_page(
-                    report, placed.store, storage.served(project.recipe.execution.reports_url)
+                    report,
+                    placed.store,
+                    storage.served(project.recipe.execution.reports_url),
+                    stage_summary.make_summary(placed, step, report),
                 ),
             )
 

@@ -3,10 +3,11 @@
 What belongs here: turning a manifest into metadata entries. What does not: drawing (`plots.py`), computing any number;
 a number that is missing here is missing in the manifest.
 
-Three properties of Dagster's pages decide the form. Numbers are plotted over time, so their keys never change. Markdown
-is shown inline below 1,000 characters and behind a button above, so a plot is two entries: a sparkline of one path with
-integer steps, and the full plot. Markdown may contain image links that make requests, so text from data never enters
-it: it goes into table cells, which are shown as plain text.
+Four properties of Dagster's pages decide the form. Numbers are plotted over time, so their keys never change. Markdown
+is shown inline below 1,000 characters and behind a button above, so a plot is two entries: a small one, and the full
+plot. Markdown may contain image links that make requests, so text from data never enters it: it goes into table cells,
+which are shown as plain text. A schema under Dagster's own key is shown above all metadata, a screen high or more, so
+the columns have a key of ours and their place below (docs/how-to/dagster-pages.md).
 """
 
 import math
@@ -15,49 +16,60 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
+from dagster_rowmill import stage_summary
+from dagster_rowmill.stage_summary import DETAILS, StageSummary
 from rowmill import stats
 from rowmill.build.runner import StepReport
 from rowmill.checks import expectations_page
 from rowmill.checks.judge import CheckResult
+from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store
-from rowmill.reports import plots, report_page
+from rowmill.reports import inline_plots, plots, report_page
+from rowmill.schema.column_docs import COLUMN_DOCS
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, get_stage_folder
 from rowmill.stages import catalog
+
+NO_SUMMARY = StageSummary()
 
 MetadataPage: TypeAlias = dict[str, Any]
 """Metadata entries by key; every value is one of Dagster's metadata values."""
 
 MAX_TABLE_ROWS = 30
 """Rows of a table on a page: the event log keeps every page."""
-MAX_INLINE_CHARS = 1000
-"""Dagster's UI shows shorter Markdown inline, and longer Markdown behind a button."""
 MAX_PLOT_BYTES = 64 << 10
-MAX_SPARK_BARS = 48
-"""More bars than these make a sparkline of more than `MAX_INLINE_CHARS`."""
 
+SUMMARY_KEY = "summary"
+"""Metadata key of the first entry of every stage's page."""
+COLUMNS_KEY = "columns"
+"""Metadata key of the columns; under `dagster/column_schema`, they would come before all other metadata."""
 VERSION_KEY = "version"
 """Metadata key of the manifest version, in every materialization and check result."""
 THRESHOLD_KEY = "threshold_digest"
 """Metadata key of the digest of the threshold that a check was judged under."""
 
 
-def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> MetadataPage:
+def make_stage_page(
+    report: StepReport, store: Store, reports_url: str = "", summary: StageSummary = NO_SUMMARY
+) -> MetadataPage:
     """Return the page of a stage that was just run or reused; `reports_url` is the base URL of served reports."""
     manifest = report.manifest
-    # A page shows entries in this order: plots and tables answer the first questions, the checks' values the next.
+    path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
+    link = link_report(store, path, reports_url)
+    # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     return {
+        SUMMARY_KEY: dg.MetadataValue.md(
+            stage_summary.write_summary(manifest, summary, str(link.value) if reports_url else "")
+        ),
+        "report": link,
+        **_show_numbers(manifest),
+        **_show_tokens(manifest),
         **_show_plots(manifest.histograms),
         **_show_bars(manifest.tables),
-        **_show_tokens(manifest),
         **_show_tables(manifest),
-        **_show_numbers(manifest),
         **_show_inapplicable_checks(manifest),
         **_show_schema(manifest),
         **_show_build(report, store),
-        "report": link_report(
-            store, f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url
-        ),
     }
 
 
@@ -72,6 +84,7 @@ def _show_build(report: StepReport, store: Store) -> MetadataPage:
     # Separate from the facts: the number of parts is one thing, the number that this build made another.
     manifest = report.manifest
     return {
+        **({} if report.held is None else {"held": dg.MetadataValue.text(report.held.sentence)}),
         "build_reused": dg.MetadataValue.bool(report.reused),
         "build_parts": dg.MetadataValue.int(report.parts),
         "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
@@ -132,7 +145,10 @@ def _is_number(value: object) -> bool:
 
 
 def _make_number_entry(value: float) -> dg.MetadataValue:
-    return dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+    if isinstance(value, int):
+        return dg.MetadataValue.int(value)
+    # Dagster prints all digits of a number; a share needs four that say something.
+    return dg.MetadataValue.float(float(f"{value:.4g}") if abs(value) < 1 else round(value, 4))
 
 
 def _show_tokens(manifest: Manifest) -> MetadataPage:
@@ -145,35 +161,20 @@ def _show_tokens(manifest: Manifest) -> MetadataPage:
         return {}
     large = plots.draw_bars_svg("Tokens by class", list(counts.items()))
     return {
-        "plot token_classes": embed_picture(_draw_share_bar(counts), "tokens by class"),
-        "plot token_classes (large)": embed_picture(large, "tokens by class"),
-        "trained_share": dg.MetadataValue.float(counts.get("trained", 0) / seen),
+        "trained_share": _make_number_entry(counts.get("trained", 0) / seen),
         "tokens": dg.MetadataValue.int(seen),
+        "plot token_classes": _embed_inline_bars(list(counts.items()), "tokens by class"),
+        "plot token_classes (large)": embed_picture(large, "tokens by class"),
     }
-
-
-CLASS_COLOURS = {
-    "trained": "#54a24b", "context": "#4c78a8", "template": "#9ecae9",
-    "truncated": "#f58518", "dropped": "#e45756", "padding": "#bab0ac",
-}  # fmt: skip
-
-
-def _draw_share_bar(counts: Mapping[str, int]) -> str:
-    """Draw one bar divided by class, small enough to be inline; the large plot has names and numbers."""
-    total, x, pieces = sum(counts.values()), 0, ""
-    for name, colour in CLASS_COLOURS.items():
-        wide = round(240 * counts.get(name, 0) / total)
-        pieces += f'<path fill="{colour}" d="M{x} 0h{wide}v14H{x}z"/>' if wide else ""
-        x += wide
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="14">{pieces}</svg>'
 
 
 def _show_plots(histograms: Mapping[str, Histogram]) -> MetadataPage:
     page: MetadataPage = {}
     for name, histogram in histograms.items():
         if sum(histogram.counts):
-            page[f"plot {name}"] = embed_picture(
-                plots.draw_sparkline(join_counts(histogram.counts, MAX_SPARK_BARS)), name
+            page[f"plot {name}"] = _embed_inline(
+                (inline_plots.draw_inline_histogram(histogram, max_bars=bars) for bars, _ in DETAILS),
+                name,
             )
             page[f"plot {name} (large)"] = embed_picture(plots.draw_histogram_svg(histogram), name)
     return page
@@ -191,7 +192,7 @@ def _show_bars(tables: Mapping[str, DisplayTable]) -> MetadataPage:
             continue
         shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MAX_TABLE_ROWS]]
         title = f"{column.replace('_', ' ')} of {name}"
-        page[f"plot {name}"] = embed_picture(plots.draw_sparkline([value for _, value in shown]), name)
+        page[f"plot {name}"] = _embed_inline_bars(shown, name)
         page[f"plot {name} (large)"] = embed_picture(plots.draw_bars_svg(title, shown), name)
     return page
 
@@ -203,10 +204,16 @@ def embed_picture(svg: str, name: str) -> dg.MetadataValue:
     return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.make_data_uri(svg)})")
 
 
-def join_counts(counts: Sequence[int], max_bars: int) -> list[int]:
-    """Merge neighbouring counts until at most `max_bars` remain; the sum is preserved."""
-    run = max(1, math.ceil(len(counts) / max_bars))
-    return [sum(counts[i : i + run]) for i in range(0, len(counts), run)]
+def _embed_inline_bars(items: Sequence[tuple[str, float]], name: str) -> dg.MetadataValue:
+    drawn = (inline_plots.draw_inline_bars(items, max_bars=lines) for _, lines in DETAILS)
+    return _embed_inline(drawn, name)
+
+
+def _embed_inline(drawn: Iterable[str], name: str) -> dg.MetadataValue:
+    """Wrap the most detailed drawing that Dagster shows inline."""
+    texts = (f"![{name.replace('_', ' ')}]({inline_plots.make_inline_uri(svg)})" for svg in drawn)
+    found = next((text for text in texts if len(text) < stage_summary.MAX_INLINE_CHARS), "")
+    return dg.MetadataValue.md(found)
 
 
 _NO_TABLE = DisplayTable((), ())
@@ -263,5 +270,7 @@ def _column_type(values: Iterable[object]) -> str:
 def _show_schema(manifest: Manifest) -> MetadataPage:
     if not manifest.schema:
         return {}
-    columns = [dg.TableColumn(name, type=kind) for name, kind in manifest.schema]
-    return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))}
+    # The columns of a source are the user's own.
+    docs = {} if manifest.stage == RAW_DATASET else COLUMN_DOCS
+    columns = [dg.TableColumn(name, type=kind, description=docs.get(name)) for name, kind in manifest.schema]
+    return {COLUMNS_KEY: dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))}

@@ -1,5 +1,6 @@
 """Pages: pictures small enough to show, numbers under stable keys, and no text from data where it could act."""
 
+import re
 from typing import Any
 
 import dagster as dg
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_rowmill import metadata
+from dagster_rowmill import metadata, stage_summary
 from rowmill.build.runner import StepReport
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
@@ -23,29 +24,24 @@ def report(**fields: Any) -> StepReport:
         "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
         "inputs": {}, "parts": (), "facts": {}, "version": "v",
     }  # fmt: skip
-    return StepReport(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
+    # What the summary of such a stage says.
+    facts = {"fill": 0.5} | fields.pop("facts", {})
+    return StepReport(
+        Manifest(**{**base, **fields, "facts": facts}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=400).filter(any))
-def test_sparkline_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
+def test_plot_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
     histogram = Histogram(
         "Lengths", "tokens", tuple(float(i) for i in range(len(counts) + 1)), tuple(counts), limit=3.0
     )
 
     page = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)
 
-    assert len(page["plot lengths"].value) < metadata.MAX_INLINE_CHARS
+    assert len(page["plot lengths"].value) < stage_summary.MAX_INLINE_CHARS
     assert len(page["plot lengths (large)"].value) <= 2 * metadata.MAX_PLOT_BYTES
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))
-def test_joined_counts_keep_their_sum_and_their_limit(counts: list[int], most: int) -> None:
-    joined = metadata.join_counts(counts, most)
-
-    assert sum(joined) == sum(counts)
-    assert len(joined) <= most
 
 
 def test_empty_histogram_has_no_picture() -> None:
@@ -92,7 +88,8 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
-    assert not any("http" in text for text in markdown)
+    # A picture's own text is encoded, so that it ends no link and makes no request.
+    assert not any("http" in re.sub(r"\(data:image/svg\+xml[^\s()!]+\)", "", text) for text in markdown)
 
 
 def test_facts_that_are_no_numbers_are_left_out() -> None:
@@ -119,18 +116,31 @@ def test_table_of_files_or_ranks_is_drawn_inline_too(name: str, column: str) -> 
 
     page = metadata.make_stage_page(report(tables={name: table}), STORE)
 
-    assert len(page[f"plot {name}"].value) < metadata.MAX_INLINE_CHARS
+    assert len(page[f"plot {name}"].value) < stage_summary.MAX_INLINE_CHARS
     assert f"table {name}" in page
 
 
-def test_columns_are_shown_with_their_arrow_types() -> None:
+def test_columns_are_shown_with_their_arrow_types_and_what_they_hold() -> None:
     page = metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"), ("labels", "list<int32>"))), STORE)
 
-    columns = page["dagster/column_schema"].schema.columns
+    columns = page["columns"].schema.columns
     assert [(column.name, column.type) for column in columns] == [
         ("input_ids", "list<int32>"),
         ("labels", "list<int32>"),
     ]
+    assert columns[0].description == "Token ids."
+
+
+def test_page_begins_with_its_summary_and_ends_with_bookkeeping() -> None:
+    keys = list(metadata.make_stage_page(report(facts={"sequences": 7}, schema=(("input_ids", "list<int32>"),)), STORE))
+
+    # Dagster shows a schema under its own key above all metadata.
+    assert "dagster/column_schema" not in keys
+    assert keys[:2] == ["summary", "report"]
+    assert keys[-8:] == [
+        "build_reused", "build_parts", "build_parts_reused", "build_rows", "build_seconds", "folder", "fingerprint",
+        "version",
+    ]  # fmt: skip
 
 
 def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
@@ -158,7 +168,7 @@ def test_bar_of_token_classes_is_shown_inline(counts: dict[str, int]) -> None:
 
     page = metadata.make_stage_page(report(token_ledger=(*ledger, ("train", "trained", 1))), STORE)
 
-    assert len(page["plot token_classes"].value) < metadata.MAX_INLINE_CHARS
+    assert len(page["plot token_classes"].value) < stage_summary.MAX_INLINE_CHARS
 
 
 def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rowmill import metadata
+from dagster_rowmill import metadata, stage_summary
 from rowmill.core.storage import Store
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.reports import report_page
@@ -213,6 +213,6 @@ def test_page_answers_its_users_questions_within_dagsters_inline_limits(
 
     inline = [value.value for name, value in page.items() if name.startswith("plot ") and not name.endswith("(large)")]
     assert shown <= set(page)
-    assert all(len(markdown) < metadata.MAX_INLINE_CHARS for markdown in inline)
+    assert all(len(markdown) < stage_summary.MAX_INLINE_CHARS for markdown in inline)
     assert {"report", "version", "fingerprint", "folder"} <= set(page)
     assert all(isinstance(page[name], dg.IntMetadataValue | dg.FloatMetadataValue) for name in shown if " " not in name)

@@ -110,6 +110,12 @@ def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]
     return [one for one in found if one is not None]
 
 
+def preview_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
+    """Return what `run_checks` would, without saving: a page that shows a result opens no gate."""
+    saved = _SavedResults.load(store, manifest)
+    return [saved.find(one) or _evaluate_checks(store, manifest, [one])[0] for one in thresholds]
+
+
 def prefetch_check_results(store: Store, versions: Mapping[StageKey, str]) -> None:
     """Read the saved results of some versions at once."""
     store.prefetch(_check_results_path(key, version) for key, version in versions.items())

@@ -58,6 +58,25 @@ def compare_versions(project: Project, before: Manifest, after: Manifest) -> lis
     return [*datasets, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
 
+def find_previous_version(project: Project, made: Manifest) -> Manifest | None:
+    """Return the newest kept version of a stage that was built before this one, or None."""
+    earlier = [
+        one
+        for one in manifest.list_versions(project.store, made.key)
+        if one.version != made.version and one.built_at < made.built_at
+    ]
+    return earlier[-1] if earlier else None
+
+
+def compare_stage_facts(before: Manifest, after: Manifest) -> list[NumberComparison]:
+    """Compare the numbers that a stage declares for comparisons, without its inputs; equal ones are left out."""
+    numbers = [
+        NumberComparison(one.name, _read_number(before, one.fact), _read_number(after, one.fact), one.is_share)
+        for one in catalog.find_stage(after.stage).compared
+    ]
+    return [one for one in numbers if one.before != one.after]
+
+
 def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifest]:
     """Return a version and all its upstream versions that are still kept, with the statistics of each."""
     found: dict[StageKey, Manifest] = {}

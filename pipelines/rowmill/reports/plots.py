@@ -25,30 +25,8 @@ INK, PANEL, BAR, OVER, MARK, GRID = (
     "var(--line, #dde3e8)",
 )
 
-SPARK_HEIGHT = 24
-SPARK_STEP = 5
-"""Pixels of a sparkline: integers, so that 48 bars stay near 500 characters once they are base64."""
-
 BLOCKS = " ▏▎▍▌▋▊▉█"
 """Eighths of a character cell, from nothing to all of it."""
-
-
-def draw_sparkline(counts: Sequence[int]) -> str:
-    """Draw counts as one filled outline: `M0 24V12h5V9h5…V24z`.
-
-    A count above zero is at least a pixel high, because rare bins are the ones readers look for.
-    """
-    highest = max(counts, default=0)
-    steps = "".join(f"V{SPARK_HEIGHT - _scale_to_pixels(count, highest)}h{SPARK_STEP}" for count in counts)
-    width = SPARK_STEP * max(len(counts), 1)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{SPARK_HEIGHT}">'
-        f'<path fill="{BAR}" d="M0 {SPARK_HEIGHT}{steps}V{SPARK_HEIGHT}z"/></svg>'
-    )
-
-
-def _scale_to_pixels(count: int, highest: int) -> int:
-    return max(1, round(SPARK_HEIGHT * count / highest)) if count else 0
 
 
 def make_data_uri(svg: str) -> str:

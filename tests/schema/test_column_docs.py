@@ -1,0 +1,24 @@
+"""Every column that a stage writes has its sentence, and no sentence is left of one that is gone."""
+
+import pyarrow as pa
+
+from rowmill.schema.column_docs import COLUMN_DOCS
+from rowmill.schema.examples import EXAMPLE_SCHEMA, WEIGHT_COLUMN
+from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS
+from rowmill.shards.native import SEQUENCE_SCHEMA
+from rowmill.stages.generated_texts import PARSED
+from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
+from rowmill.stages.training_splits.stage import ORDER_SCHEMA
+
+
+def test_columns_and_sentences_are_the_same_names() -> None:
+    schemas: list[pa.Schema] = [ROW_SCHEMA, EXAMPLE_SCHEMA, RECORD_EXAMPLES, SEQUENCE_SCHEMA, ORDER_SCHEMA, PARSED]
+    own = [
+        field.name
+        for kinds in (ROW_KIND_COLUMNS, EXAMPLE_COLUMNS, SEGMENT_COLUMNS)
+        for f in kinds.values()
+        for field in f
+    ]
+
+    assert {*own, WEIGHT_COLUMN, *(name for schema in schemas for name in schema.names)} == set(COLUMN_DOCS)
+    assert all(text.endswith(".") and len(text) <= 90 for text in COLUMN_DOCS.values())

@@ -1,8 +1,8 @@
 """When a recipe is rebuilt: on request, every night, when its source files change, or when its assets are out of date.
 
-What belongs here: one job per recipe, its nightly schedule, its source sensor, the condition of its assets; each with
-its reason. What does not: deciding what to rebuild. A run covers all steps, and the engine returns existing outputs,
-because a Dagster job never skips a step by itself.
+What belongs here: one job per recipe, its nightly schedule, the sensor of its sources, the condition of its assets;
+each with its reason. What does not: deciding what to rebuild. A run covers all steps, and the engine returns existing
+outputs, because a Dagster job never skips a step by itself.
 
 The nightly run compares states, so it is the main mechanism. The sensor and the conditions react to changes: if the run
 that they launch fails, the change is forgotten. They are off by default.
@@ -14,11 +14,11 @@ from typing import Any, Final
 import dagster as dg
 import orjson
 
-from dagster_rowmill.names import dagster_name, make_asset_key
+from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build import steps
 from rowmill.build.steps import Project
-from rowmill.core.errors import PipelineError
+from rowmill.core.errors import PipelineError, SourceError
 from rowmill.core.storage import digest_json
 from rowmill.sources import Files, find_files, urls
 
@@ -89,11 +89,12 @@ def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
         job=job,
         minimum_interval_seconds=SENSOR_INTERVAL_S,
         default_status=_sensor_status(project.recipe.execution.watch_sources),
-        description="Rebuilds when source files have changed and then stayed unchanged for one tick.",
+        description="Rebuilds when source files, or the assets that write them, have changed and then stayed unchanged "
+        "for one tick.",
     )
     def raw_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
-            now = digest_json(stamp_sources(project))
+            now = digest_json(stamp_sources(project, context.instance))
         except PipelineError as error:
             return dg.SkipReason(str(error))
         watch, run_key = update_watch(
@@ -105,24 +106,44 @@ def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
     return raw_files
 
 
-def stamp_sources(project: Project) -> dict[str, list[tuple[str, str]]]:
-    """Return the URL and the stamp of every source file; a dataset of the hub is pinned and cannot change.
+def stamp_sources(project: Project, instance: dg.DagsterInstance) -> dict[str, list[tuple[str, str]]]:
+    """Return the state of every source: the version of each asset that it comes after, else the stamp of each file.
+
+    Files of a source with `after` are not looked at: they change while the asset that writes them runs. A dataset of
+    the hub is pinned and cannot change.
 
     Raises
     ------
     SourceError
-        If a source names no file, or its storage does not answer.
+        If a source names no file, its storage does not answer, or an asset before it was never materialized.
 
     """
-    sources = {name: dataset.source for name, dataset in project.recipe.datasets.items()}
-    return {
-        name: [
-            (where.url, urls.stamp_file(where))
-            for where in (urls.locate_url(file.url, project.base) for file in find_files(source, project.base))
-        ]
-        for name, source in sources.items()
-        if isinstance(source, Files)
-    }
+    states: dict[str, list[tuple[str, str]]] = {}
+    for name, dataset in project.recipe.datasets.items():
+        if upstream := list_upstream_assets(dataset.source):
+            states[name] = [(key.to_user_string(), _stamp_asset(instance, key, name)) for key in upstream]
+        elif isinstance(dataset.source, Files):
+            found = (urls.locate_url(file.url, project.base) for file in find_files(dataset.source, project.base))
+            states[name] = [(where.url, urls.stamp_file(where)) for where in found]
+    return states
+
+
+def _stamp_asset(instance: dg.DagsterInstance, key: dg.AssetKey, dataset: str) -> str:
+    """Return what changes when an asset is materialized with other data: its data version, or the time if it has none.
+
+    Raises
+    ------
+    SourceError
+        If it was never materialized.
+
+    """
+    event = instance.get_latest_materialization_event(key)
+    if event is None or event.asset_materialization is None:
+        raise SourceError(
+            f"datasets.{dataset}.source.after: {key.to_user_string()} was never materialized; the dataset is built "
+            "after it; materialize it, or correct the key"
+        )
+    return (event.asset_materialization.tags or {}).get("dagster/data_version") or str(event.timestamp)
 
 
 def choose_condition(project: Project) -> dg.AutomationCondition[Any] | None:

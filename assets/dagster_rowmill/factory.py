@@ -25,7 +25,7 @@ import dagster as dg
 
 from dagster_rowmill import history, metadata, partitions, reporting, stage_summary
 from dagster_rowmill.history import CheckHistory
-from dagster_rowmill.names import dagster_name, make_asset_key
+from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import gate, runner
 from rowmill.build.held_versions import find_held_version, follow_held_versions
@@ -72,7 +72,7 @@ def make_assets(
         make_stage_asset(
             project,
             step,
-            deps=before[step.key],
+            deps=[*map(make_asset_key, before[step.key]), *find_upstream_assets(project, step)],
             needs={key: thresholds[key] for key in step.gates},
             condition=None if step.on_demand else condition,
         )
@@ -100,11 +100,18 @@ def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...
     return edges
 
 
+def find_upstream_assets(project: Project, step: Step) -> list[dg.AssetKey]:
+    """Return the user's own assets that write what a stage reads; only stages that read a source have any."""
+    if step.dataset is None or step.inputs:
+        return []
+    return list_upstream_assets(project.recipe.datasets[step.dataset].source)
+
+
 def make_stage_asset(
     project: Project,
     step: Step,
     *,
-    deps: Sequence[StageKey],
+    deps: Sequence[dg.AssetKey],
     needs: Mapping[StageKey, Sequence[Threshold]],
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
@@ -112,7 +119,7 @@ def make_stage_asset(
 
     @dg.asset(
         key=make_asset_key(step.key),
-        deps=[make_asset_key(key) for key in deps],
+        deps=deps,
         group_name=dagster_name(step.recipe),
         code_version=step.code_version,
         pool=CORES_POOL if step.stage.uses_all_cores else None,

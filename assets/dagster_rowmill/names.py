@@ -14,11 +14,17 @@ dataset, a stage or an export contains a dot.
 import dagster as dg
 
 from rowmill.schema.manifest import StageKey
+from rowmill.sources import GeneratedSource, Source
 
 
 def make_asset_key(key: StageKey) -> dg.AssetKey:
     """Return the key of a stage's asset: the recipe, then everything that a graph must show."""
     return dg.AssetKey([key[0], ".".join(key[1:])])
+
+
+def list_upstream_assets(source: Source) -> list[dg.AssetKey]:
+    """Return the keys in `source.after`; generated records depend on their own stage instead."""
+    return [] if isinstance(source, GeneratedSource) else [dg.AssetKey.from_user_string(key) for key in source.after]
 
 
 def dagster_name(recipe: str) -> str:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_rowmill.automation import SourceWatchState, update_watch
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
+from rowmill.core.errors import ConfigError
+from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
 # Conditions are beta by name in the pinned release; these tests are how we notice a change.
 pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
@@ -71,6 +72,48 @@ def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
 
     assert not data.run_requests
     assert "data/tasks.jsonl" in (data.skip_message or "")
+
+
+def test_dataset_after_an_asset_depends_on_it_and_the_sensor_follows_it_instead_of_the_files(tiny: Tiny) -> None:
+    upstream = dg.AssetKey(["raw", "conversations"])
+    source = RECIPE["datasets"]["chats"]["source"] | {"after": ["raw/conversations"]}
+    plain = _code_version(tiny)
+    tiny.write_recipe(datasets=RECIPE["datasets"] | {"chats": RECIPE["datasets"]["chats"] | {"source": source}})
+
+    @dg.asset(key=upstream)
+    def conversations() -> None: ...
+
+    def upstream_is_materialized(version: str) -> None:
+        tags = {"dagster/data_version": version}
+        tiny.instance.report_runless_asset_event(dg.AssetMaterialization(upstream, tags=tags))
+
+    graph = dg.Definitions.merge(tiny.definitions(), dg.Definitions([conversations])).resolve_asset_graph()
+    ticks = _Ticks(tiny)
+    missing = ticks.evaluate()
+
+    assert graph.get(tiny.key("chats", "raw_dataset")).parent_keys == {upstream}
+    assert _code_version(tiny) == plain
+    assert "datasets.chats.source.after: raw/conversations was never materialized" in (missing.skip_message or "")
+    upstream_is_materialized("1")
+    assert [ticks.run_keys() for _ in range(3)] == [0, 1, 0]
+    tiny.append("chats", chat(1000))  # by the asset, which is still running
+    upstream_is_materialized("1")
+    assert [ticks.run_keys() for _ in range(2)] == [0, 0]
+    upstream_is_materialized("2")
+    assert [ticks.run_keys() for _ in range(2)] == [0, 1]
+
+
+def _code_version(tiny: Tiny) -> str | None:
+    return tiny.definitions().resolve_asset_graph().get(tiny.key("chats", "raw_dataset")).code_version
+
+
+@pytest.mark.parametrize("key", ["", "raw//rows", "raw/ rows"])
+def test_key_of_no_asset_is_refused_with_an_example(tiny: Tiny, key: str) -> None:
+    source = RECIPE["datasets"]["chats"]["source"] | {"after": [key]}
+    tiny.write_recipe(datasets={"chats": RECIPE["datasets"]["chats"] | {"source": source}})
+
+    with pytest.raises(ConfigError, match=r"source\.after: expected an asset's key such as raw/conversations"):
+        _ = tiny.project
 
 
 @settings(deadline=None)

@@ -37,6 +37,7 @@ from rowmill.sources.parts import (
     take_first_records,
 )
 from rowmill.sources.reading import read_records
+from rowmill.sources.upstream_assets import AssetKeys
 
 ContentStager = Callable[[str, bytes], str]
 """Stores a staged copy under a name and returns its path or URL; equal names mean equal bytes."""
@@ -78,6 +79,10 @@ class Files(Config):
 
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
+
+    after: AssetKeys = Field(default=[])
+    """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
+    depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
     @field_validator("train_urls", "validation_urls")
     @classmethod

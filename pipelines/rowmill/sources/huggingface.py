@@ -24,6 +24,7 @@ from rowmill.sources.arrow_rows import encode_batch
 from rowmill.sources.files import ContentStager, stage_parts
 from rowmill.sources.limits import RecordLimits
 from rowmill.sources.parts import SCAN_VERSION, FileScan, SplitHint, cut_rows
+from rowmill.sources.upstream_assets import AssetKeys
 
 _BATCH_ROWS = 256
 
@@ -57,6 +58,10 @@ class HuggingFaceSource(Config):
 
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
+
+    after: AssetKeys = Field(default=[])
+    """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
+    depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
 
 @dataclass(frozen=True, slots=True)

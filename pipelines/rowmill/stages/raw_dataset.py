@@ -45,8 +45,8 @@ def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
 
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide how sources are read; tags only affect evaluation."""
-    source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags"})
+    """Return the options that decide how sources are read: not tags of evaluation, nor when it is read."""
+    source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags", "after"})
     for option in ("delimiter", "quote"):
         # Included only if set, so that sources of other kinds keep their versions.
         if source.get(option) is None:

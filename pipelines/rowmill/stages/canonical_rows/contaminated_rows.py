@@ -27,7 +27,7 @@ from rowmill.similarity.contamination import Candidate, CoveredItems, Match
 from rowmill.similarity.words import hash_words, split_words
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.benchmark_items import BenchmarkItems, ScannedBenchmark, load_items, make_index
-from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
+from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
     SHOWN_ROWS,
@@ -82,16 +82,12 @@ def remove_contaminated_rows(
     if options is None:
         return None
     index = make_index(work, options, scanned)
-    planned = [_plan_search(work, part, index, options) for part in made]
-    searched, _, _ = make_parts(work, search_part, planned)
+    searched, _, _ = make_parts(work, search_part, [_plan_search(work, part, index, options) for part in made])
     parts = made
     if options.action == "reject":
         removals = [dict(_list_rejects(work, one)) for one in searched]
-        parts = make_parts(
-            work,
-            rewrite_rows,
-            [plan_removal(work, part, removed) for part, removed in zip(made, removals, strict=True)],
-        )[0]
+        planned = [plan_removal(work, part, removed) for part, removed in zip(made, removals, strict=True)]
+        parts = rewrite_parts(work, made, planned)
     return ContaminationSearch(
         parts=parts,
         found=[one.files for one in searched],

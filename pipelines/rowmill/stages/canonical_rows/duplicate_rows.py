@@ -27,7 +27,7 @@ from rowmill.formats import filters
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import PartTask, StageContext, make_parts
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows, write_removed
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, write_removed
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
@@ -80,8 +80,7 @@ def drop_duplicates(work: StageContext, made: list[Part]) -> DistinctRows:
     else:
         hashed = _hash_blocks(work, blocks, column)
         rewrites = dict(_plan_removals(work, blocks, _find_all_repeats(work, hashed)))
-    planned = [rewrites.get(number, PartTask(part.fingerprint, None, 0, 0)) for number, part in enumerate(made)]
-    parts = make_parts(work, rewrite_rows, planned)[0] if rewrites else made
+    parts = rewrite_parts(work, made, [rewrites.get(number) for number in range(len(made))])
     return DistinctRows(parts, frozenset(one.fingerprint for one in hashed))
 
 

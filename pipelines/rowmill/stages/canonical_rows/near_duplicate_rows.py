@@ -37,7 +37,7 @@ from rowmill.similarity.near_duplicates import (
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import PartTask, StageContext, make_parts, scratch_folder
-from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_rows
+from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, list_row_texts, list_text_columns, shorten_text
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
@@ -88,7 +88,7 @@ def remove_near_duplicates(work: StageContext, made: list[Part]) -> NearDuplicat
     parts = made
     if options.action == "reject":
         planned = [plan_removal(work, part, _reject(lines)) for part, lines in zip(made, by_part, strict=True)]
-        parts = make_parts(work, rewrite_rows, planned)[0]
+        parts = rewrite_parts(work, made, planned)
     return NearDuplicateSearch(
         parts=parts,
         found=[_write_lines(work, part, lines) for part, lines in zip(made, by_part, strict=True)],

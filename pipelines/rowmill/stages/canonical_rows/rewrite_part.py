@@ -22,7 +22,7 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
-from rowmill.stages.base import PartTask, StageContext
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.text_rows import count_normalizations
 from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 
@@ -56,11 +56,17 @@ class RewriteTask:
     removed: File | None = None
 
 
-def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask:
-    """Return the task that rejects some rows of a part; a part without any keeps its fingerprint."""
+def rewrite_parts(work: StageContext, made: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
+    """Return the parts after what is planned for each of them; None: it stays as it is."""
+    rewritten = iter(make_parts(work, rewrite_rows, [plan for plan in planned if plan is not None])[0])
+    return [part if plan is None else next(rewritten) for part, plan in zip(made, planned, strict=True)]
+
+
+def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask | None:
+    """Return the task that rejects some rows of a part; None if there are none."""
     drop = tuple(sorted(removed))
     if not drop:
-        return PartTask(part.fingerprint, None, 0, 0)
+        return None
     why = tuple(removed[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
     task = RewriteTask(work.store.root, work.folder, fingerprint, part, drop, why)

@@ -30,7 +30,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts
 from rowmill.stages.canonical_rows.table_drift import describe_place, describe_roles
 from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.kept_parts import load_kept_part
@@ -316,13 +316,13 @@ def _number_units(work: StageContext, made: Sequence[Part], *, by_group: bool) -
 
 
 def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
-    planned: list[PartTask] = []
+    planned: list[PartTask | None] = []
     for i, part in enumerate(made):
         own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
         if (wanted[own] == index.splits[own]).all():
-            planned.append(PartTask(part.fingerprint, None, 0, 0))
+            planned.append(None)
             continue
         fingerprint = digest_json(part.fingerprint, "splits", wanted[own].tobytes().hex())
         task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
         planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return make_parts(work, rewrite_rows, planned)[0]
+    return rewrite_parts(work, made, planned)

@@ -22,8 +22,8 @@ from rowmill.core.storage import digest_json
 from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages.base import PartTask, StageContext, make_parts
-from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_rows
+from rowmill.stages.base import PartTask, StageContext
+from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def split_by_time(work: StageContext, made: list[Part]) -> TimeSplit:
     if splits.group_key is not None:
         decided = _reconcile_groups(work, made, decided, later=splits.crossing_groups == "later")
     planned = [_plan_rewrite(work, part, one) for part, one in zip(made, decided, strict=True)]
-    return TimeSplit(make_parts(work, rewrite_rows, planned)[0], resolved)
+    return TimeSplit(rewrite_parts(work, made, planned), resolved)
 
 
 def _count_times(work: StageContext, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
@@ -111,10 +111,10 @@ def _reconcile_part(
     return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
 
 
-def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> PartTask:
+def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> PartTask | None:
     before = work.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
-        return PartTask(part.fingerprint, None, 0, 0)
+        return None
     drop = sorted(decided.rejected)
     # A dropped row is written with an arbitrary split, which its reject does not show.
     codes = np.maximum(decided.codes, 0).tobytes()

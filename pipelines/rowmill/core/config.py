@@ -170,18 +170,22 @@ def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
         case "missing":
             return "is missing and has no default; add it"
         case "literal_error" | "enum":
-            return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}; choose one of them"
+            expected = str(context["expected"])
+            guess = suggest_name(got, re.findall("'([^']*)'", expected)) if isinstance(got, str) else None
+            hint = f"did you mean {guess}?" if guess else "choose one of them"
+            return f"must be {expected.replace(chr(39), '')}; got {got!r}; {hint}"
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")
             meant = _find_kind_by_value(str(context["tag"]), models)
-            return f"{context['tag']!r} is not a kind; choose {tags}{meant}"
+            guess = None if meant else suggest_name(str(context["tag"]), tags.split(", "))
+            return f"{context['tag']!r} is not a kind; choose {tags}{f'; did you mean {guess}?' if guess else meant}"
         case "union_tag_not_found":
             return f"has no kind; choose {join_choices(_list_tags(models))} and write it as kind: …"
         case "value_error":
             return str(context["error"])
         case str(kind) if kind in _EXPECTED_TYPES:
             wanted = _EXPECTED_TYPES[kind]
-            remedy = _suggest_mapping(str(one["loc"][-1]), got, models) if wanted == "a mapping" else None
+            remedy = _suggest_value(wanted, str(one["loc"][-1]), got, models)
             return (
                 f"must be {wanted}; got {_shorten_repr(got)}, which is {describe_type(got)}; write {remedy or wanted}"
             )
@@ -190,8 +194,33 @@ def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
             return f"{message[0].lower()}{message[1:]}; got {_shorten_repr(got)} ({describe_type(got)}); correct it"
 
 
+def _suggest_value(wanted: str, group: str, got: object, models: set[type[BaseModel]]) -> str | None:
+    """Return what was probably meant by a value of another type."""
+    if wanted == "a list" and isinstance(got, str) and got in _list_tags(models):
+        return f"a list: [{{kind: {got}}}]"
+    if wanted == "a list" and isinstance(got, str | Mapping):
+        return f"a list of it: [{_format_flow(cast('str | Mapping[str, object]', got))}]"
+    return _suggest_mapping(group, got, models) if wanted == "a mapping" else None
+
+
+def _format_flow(value: "str | Mapping[str, object]") -> str:
+    """Return a value as YAML on one line, as far as a hint needs it."""
+    if isinstance(value, str):
+        return value
+    pairs = [f"{key}: {inner}" for key, inner in value.items() if isinstance(inner, str | int | float)]
+    return f"{{{', '.join([*pairs[:2], *['…'] * (len(value) > len(pairs[:2]))])}}}"
+
+
 def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> str | None:
-    """Return the mapping that a word stands for: `{kind: chat}`, or the option that a group is named after."""
+    """Return the mapping that a value stands for: `{kind: chat}`, or the option that a group is named after."""
+    if isinstance(got, int | float) and not isinstance(got, bool):
+        numeric = sorted(
+            name
+            for model in models
+            for name, field in model.model_fields.items()
+            if float in get_args(field.annotation)
+        )
+        return join_choices(f"{{{name}: {got}}}" for name in numeric) if 1 <= len(numeric) <= 2 else None
     if not isinstance(got, str):
         return None
     if got in _list_tags(models):

@@ -4,7 +4,7 @@ What belongs here: turning models, lists and `--help` into Markdown and JSON Sch
 not: the descriptions, which are the docstrings of options and the help of commands, and the walkthrough
 (`walkthrough.py`).
 
-    python -m docs.generate.reference    docs/reference.md  docs/walk.md  configs/schema/recipe.json
+    python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
                                          README.md's table, answers in docs/how-to/query-the-statistics.md
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from docs.generate import walkthrough
+from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, formats, sources, stats
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
@@ -106,11 +107,6 @@ FAMILIES = {
     "exports": "`exports`",
 }
 """Options that choose one of several kinds, and the title of the section that lists them."""
-
-
-def make_anchor(title: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 # ── One model as a table ───────────────────────────────────────────────────────────────────────────
@@ -202,11 +198,11 @@ def _first_sentence(model: type[Config]) -> str:
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
-# ── docs/reference.md ──────────────────────────────────────────────────────────────────────────────
+# ── docs/reference.md, docs/reference/ ──────────────────────────────────────────────────────────────────────────────
 
 
-def render_reference_page() -> str:
-    """Return docs/reference.md."""
+def render_reference() -> str:
+    """Return the reference in one text, which `reference_pages.py` divides."""
     sections = (
         _render_recipe_section(),
         _render_dataset_section(),
@@ -275,7 +271,7 @@ def _render_source_section() -> Iterator[str]:
     yield from (
         f"## {FAMILIES['source']}",
         "",
-        "One of these kinds; `kind` may be omitted, since `train_urls` or `id` implies it.",
+        "Where raw records are: one of these kinds; `kind` may be omitted, since `train_urls` or `id` implies it.",
         "",
     )
     for model in list_kinds(sources.Source):
@@ -295,7 +291,12 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _render_format_section() -> Iterator[str]:
-    yield from (f"## {FAMILIES['format']}", "", "One of these kinds; the default is `auto`.", "")
+    yield from (
+        f"## {FAMILIES['format']}",
+        "",
+        "How records become rows: one of these kinds; the default is `auto`.",
+        "",
+    )
     seen: list[type[Config]] = []
     for model in list_kinds(formats.Format):
         like = next((one for one in seen if _extends_kind(model, one)), None)
@@ -316,7 +317,7 @@ def _render_exports_section() -> Iterator[str]:
     yield from (
         f"## {FAMILIES['exports']}",
         "",
-        "A list; each entry is one of these kinds, and is written to its own folder.",
+        "The same tokens in the file formats of trainers: a list of these kinds, each written to its own folder.",
         f"Each kind has a page on using it with its trainer: {pages}.",
         "",
     )
@@ -379,7 +380,12 @@ def _render_gates_section() -> Iterator[str]:
 
 def _render_names_section() -> Iterator[str]:
     """List the aliases of options, which recipes of other tools use."""
-    yield from ("## Other names", "", "Each is accepted in place of the name next to it; giving both is an error.", "")
+    yield from (
+        "## Other names",
+        "",
+        "Aliases of options: each is accepted in place of the name next to it; giving both is an error.",
+        "",
+    )
     yield from ("| written | meant |", "|---|---|")
     lines = {"configs": "datasets", "chat_template (top level)": "defaults.template.chat_template"}
     lines |= {
@@ -483,7 +489,8 @@ def list_verbs() -> list[str]:
 
 
 def _render_commands_section() -> Iterator[str]:
-    yield from ("## Commands", "", "```", capture_help(), "```")
+    yield from ("## Commands", "", "Every command and its options, as `--help` prints them.", "")
+    yield from ("```", capture_help(), "```")
     for verb in list_verbs():
         yield from ("", f"### `rowmill {verb}`", "", "```", capture_help(verb), "```")
 
@@ -542,7 +549,7 @@ def replace_readme_table(readme: str) -> str:
 def render_code_pages(root: Path) -> dict[str, str]:
     """Return every file that is written from the code alone, by its path in the project."""
     return {
-        "docs/reference.md": render_reference_page(),
+        **divide_reference(render_reference(), GENERATED_NOTICE),
         "docs/reasons.md": render_reasons_page(),
         "configs/schema/recipe.json": render_schema(),
         "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),

@@ -79,6 +79,14 @@ def test_export_to_a_folder_is_a_copy_that_stays(copied: CliProject, tmp_path: P
     assert open_export(at, verify=True).count("tokens") > 0
 
 
+def test_the_only_export_is_copied_without_its_name(copied: CliProject, tmp_path: Path) -> None:
+    copied.write_recipe(exports=EXPORTS[:1])
+
+    assert copied.rowmill("export", "--to", str(tmp_path / "mine")) == main.ExitStatus.SUCCESS
+
+    assert open_export(tmp_path / "mine").count("tokens") > 0
+
+
 def test_export_of_unknown_name_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("export", "--name", "row") == main.ExitStatus.INVALID
     assert "did you mean rows?" in capsys.readouterr().err
@@ -95,7 +103,8 @@ def test_export_of_a_recipe_without_exports_says_what_to_add(
 
 def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("export", "--to", "somewhere") == main.ExitStatus.INVALID
-    assert "choose it with --name" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "these are 2: rows, stanza; choose one with --name" in error
 
 
 def test_export_after_a_failed_check_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ def test_there_are_twenty_questions_each_with_its_answer() -> None:
 
 
 def test_reference_names_every_option_with_its_words() -> None:
-    page = reference.render_reference_page()
+    page = reference.render_reference()
 
     for model in groups():
         checks = set(catalog.CHECKS_BY_NAME) if model is gates.Gates else set[str]()
@@ -134,7 +134,7 @@ def test_reference_names_every_option_with_its_words() -> None:
 
 
 def test_reference_names_every_check_state_and_reason() -> None:
-    page = reference.render_reference_page()
+    page = reference.render_reference()
 
     for name in (*catalog.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):
         assert f"`{name}`" in page
@@ -215,7 +215,25 @@ def test_schema_refuses_a_mistyped_key() -> None:
     assert unknown_keys(schema, schema, wrong) == [".datasets.chats.los", ".seqlen"]
 
 
-# ── Links, commands, snippets ──
+# ── First sentences, links, commands, snippets ──
+
+
+# A decision begins with its context, a file of the root with commands.
+@pytest.mark.parametrize(
+    "page",
+    [page for page in pages() if page.parent != ROOT and page.parent.name != "decisions"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, first, *_ = re.sub(r"^<!--.*?-->$\n*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE).split(
+        "\n\n"
+    )
+
+    assert re.fullmatch(r"# .+", title)
+    # Prose: no heading, code block, table or list.
+    assert re.match(r"[A-Z0-9`*\[]", first), f"a page begins with a sentence on what it is for, not with {first[:40]!r}"
+    assert not first.startswith("```")
+    assert re.search(r"[.:]$", first.rstrip())
 
 
 @PAGES
@@ -246,8 +264,10 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 
 @PAGES
 def test_options_of_shown_commands_exist(page: Path) -> None:
-    for line in re.findall(r"^(?:\$ )?(rowmill [^#\n]+)", "\n".join(blocks(page, "")), re.MULTILINE):
-        verb, *rest = shlex.split(line)[1:]
+    for line in re.findall(
+        r"^(?:\$ )?(rowmill [^#\n]+)", "\n".join([*blocks(page, ""), *blocks(page, "console")]), re.MULTILINE
+    ):
+        verb, *rest = shlex.split(line.partition(" | ")[0])[1:]
         known = reference.capture_help(verb)
         for word in rest:
             # `--data__max_sequences_per_example` is an option of the recipe's records datasets.

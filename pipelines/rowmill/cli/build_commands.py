@@ -67,7 +67,7 @@ def add_build_commands(commands: "Commands") -> None:
         commands, "export", _run_export, "write the recipe's exports, and print how a trainer loads each"
     )
     export.add_argument("--name", action="append", metavar="N", default=[], help="write only this export; repeatable")
-    export.add_argument("--to", metavar="FOLDER", help="copy one export, chosen with --name, to a new folder")
+    export.add_argument("--to", metavar="FOLDER", help="copy the export (of several, that of --name) to a new folder")
     add_workers_option(export)
 
     stats = add_command(
@@ -249,23 +249,27 @@ def _run_export(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     known = [one.name for one in project.recipe.exports]
-    for name in args.name or known or [""]:
+    chosen: list[str] = args.name or known
+    for name in chosen or [""]:
         if name not in known:
             guess = suggest_name(name, known)
             hint = f"did you mean {guess}?" if guess else "add one under exports: in the recipe"
             raise ConfigError(f"--name {name}: no such export; there are {', '.join(known) or 'none'}; {hint}")
-    if args.to is not None and len(args.name) != 1:
-        raise ConfigError(f"--to {args.to}: a folder holds one export; choose it with --name; run once per export")
+    if args.to is not None and len(chosen) != 1:
+        raise ConfigError(
+            f"--to {args.to}: a folder holds one export, and these are {len(chosen)}: {', '.join(chosen)}; "
+            "choose one with --name, and run once per export"
+        )
     from rowmill.build import runner
     from rowmill.stages.exports import stage as exports
 
-    labels = [f"{exports.STAGE.name}/{name}" for name in args.name or known]
+    labels = [f"{exports.STAGE.name}/{name}" for name in chosen]
     steps = [step for step in runner.plan_steps(project) if step.label in labels]
     if build_stages(project, steps, labels):
         return ExitStatus.GATE_CLOSED
     if args.to is not None:
-        runner.copy_export(project, args.name[0], Path(args.to))
-    terminal.make_console().print(render_export_pointers(project, args.name, args.to))
+        runner.copy_export(project, chosen[0], Path(args.to))
+    terminal.make_console().print(render_export_pointers(project, chosen, args.to))
     return ExitStatus.SUCCESS
 
 

@@ -68,6 +68,7 @@ screenshots: $(TESTS)  ## take the documentation's screenshots with the browser 
 
 docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 	@$(BIN)/python -m docs.generate.reference
+	@$(BIN)/python -m docs.generate.transcripts
 	@$(BIN)/python -m docs.generate.template_table
 
 lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)

@@ -1,0 +1,135 @@
+"""The files of the deploy page fit each other, the programs that they start, and the project's own settings.
+
+What belongs here: files under `docs/deploy`. What does not: the behaviour of the servers (`tests/end_to_end`).
+"""
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.test_docs import ROOT
+
+DEPLOY = ROOT / "docs/deploy"
+PAGE = ROOT / "docs/how-to/deploy.md"
+SUBCOMMANDS = ("code-server", "start", "run")
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SERVICE_KEYS = {
+    *("build", "command", "depends_on", "environment", "healthcheck", "image", "ports", "restart"),
+    *("stop_grace_period", "volumes"),
+}
+"""The keys of the compose specification that the file uses; another one is added here on purpose."""
+
+
+def load_yaml(name: str) -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+
+
+def read_unit(path: Path) -> configparser.ConfigParser:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]  (keys of a unit have capitals)
+    unit.read_string(path.read_text(encoding="utf-8"))
+    return unit
+
+
+def read_commands() -> Iterator[list[str]]:
+    """Yield the command line of each process, of the units and of the containers."""
+    for path in UNITS:
+        yield shlex.split(read_unit(path)["Service"]["ExecStart"])
+    for service in load_yaml("compose.yaml")["services"].values():
+        if "command" in service:
+            yield shlex.split(service["command"])
+
+
+@cache
+def read_help(program: str, *words: str) -> str:
+    found = shutil.which(program, path=str(ROOT / ".venv/bin")) or shutil.which(program)
+    if found is None:
+        pytest.skip(f"no {program} on the PATH")
+    return subprocess.run([found, *words, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def test_commands_of_units_and_containers_are_those_of_dagster() -> None:
+    for program, *rest in read_commands():
+        words = [word for word in rest[:2] if word in SUBCOMMANDS]
+        known = read_help(Path(program).name, *words)
+        for option in (word for word in rest if word.startswith("-")):
+            assert re.search(rf"(?<!\S){option}\b", known), f"{program} {words}: no option {option}"
+
+
+def test_units_and_containers_start_the_same_processes() -> None:
+    units, containers = (
+        {(Path(line[0]).name, *(word for word in line[1:3] if word in SUBCOMMANDS)) for line in lines}
+        for lines in (list(read_commands())[: len(UNITS)], list(read_commands())[len(UNITS) :])
+    )
+
+    assert units == containers
+    assert len(units) == 3
+
+
+def test_services_listen_on_loopback_and_are_found_by_the_workspace() -> None:
+    [code] = [line for line in read_commands() if "code-server" in line[1] and "127.0.0.1" in line]
+    [server] = yaml.safe_load((DEPLOY / "systemd/workspace.yaml").read_text(encoding="utf-8"))["load_from"]
+
+    assert server["grpc_server"]["port"] == int(code[code.index("-p") + 1])
+    assert server["grpc_server"]["host"] == code[code.index("-h") + 1]
+    for path in UNITS:
+        assert "0.0.0.0" not in path.read_text(encoding="utf-8")
+
+
+def test_units_share_one_environment_with_all_folders() -> None:
+    names = set(re.findall(r"^(\w+)=", (DEPLOY / "systemd/rowmill.env").read_text(encoding="utf-8"), re.MULTILINE))
+
+    assert names >= {"DAGSTER_HOME", "ROWMILL_CONFIGS", "ROWMILL_STORE", "ROWMILL_REPORTS_URL"}
+    assert {read_unit(path)["Service"]["EnvironmentFile"] for path in UNITS} == {"/srv/rowmill/rowmill.env"}
+
+
+def test_compose_file_is_complete_and_only_the_proxy_has_ports() -> None:
+    compose = load_yaml("compose.yaml")
+    services = compose["services"]
+
+    assert {name for name, service in services.items() if "ports" in service} == {"proxy"}
+    for name, service in services.items():
+        assert service.keys() <= SERVICE_KEYS, name
+        assert "image" in service, name
+        assert set(service.get("depends_on", [])) <= services.keys(), name
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            named, mounted = source in compose["volumes"], source.startswith("./")
+            assert named or source.startswith("${PROJECT") or (mounted and (DEPLOY / source).is_file()), volume
+    [server] = load_yaml("workspace.yaml")["load_from"]
+    assert server["grpc_server"]["host"] in services
+
+
+def test_variables_of_the_compose_file_are_on_the_page() -> None:
+    wanted = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text(encoding="utf-8")))
+
+    assert wanted
+    assert wanted <= set(re.findall(r"(\w+)=", PAGE.read_text(encoding="utf-8")))
+
+
+def test_docker_accepts_the_compose_file() -> None:
+    docker = shutil.which("docker")
+    command = [docker or "docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("no docker compose on this machine")
+    values = dict.fromkeys(("PROJECT", "ADDRESS", "POSTGRES_PASSWORD", "UI_USER", "UI_PASSWORD_HASH"), "x")
+
+    subprocess.run(command, check=True, env=values | {"PATH": "/usr/bin:/bin"})
+
+
+def test_settings_with_postgres_differ_from_the_default_in_the_storage_alone() -> None:
+    default = yaml.safe_load((ROOT / "assets/dagster_rowmill/dagster.yaml").read_text(encoding="utf-8"))
+    postgres = load_yaml("dagster.yaml")
+
+    assert postgres.pop("storage") == {"postgres": {"postgres_url": {"env": "DAGSTER_PG_URL"}}}
+    del default["event_log_storage"]
+    assert postgres == default

@@ -276,15 +276,13 @@ class Store:
             return None
         content, tag = _seal(value), index.first_tag(relative)
         put = conditional_put.put_if_unchanged(self._fs, self.path(relative), self.address(relative), content, tag)
-        if put.other is None:
-            index.note_written(relative, len(content), content, put.tag)
-            return None
-        if not put.other:
+        if put.other == b"":
             index.note_removed(relative)
             return {}
-        # Without its tag: this process still may not replace it.
-        index.note_written(relative, len(put.other), put.other)
-        return parse_sealed(put.other) or {}
+        # Another process's content has no tag here: this process still may not replace it.
+        held = content if put.other is None else put.other
+        index.note_written(relative, len(held), held, put.tag)
+        return None if put.other is None else parse_sealed(put.other) or {}
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since."""

@@ -91,7 +91,7 @@ def test_only_the_executor_of_ray_imports_it() -> None:
         if "ray" in {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=False)}
     }
 
-    assert found == {"ray_cluster.py"}
+    assert found == {"ray_connection.py"}
 
 
 EXTENDED = {"event_log": ["dagster._core.storage.event_log"]}

@@ -1,7 +1,7 @@
-"""Tasks on the nodes of a Ray cluster that the user runs; the only module that imports Ray.
+"""Tasks on the nodes of a Ray cluster that the user runs.
 
-What belongs here: connecting, submitting, retrying, results in task order. What does not: starting clusters, running a
-task (`ray_worker.py`), comparing nodes (`build/hosts.py`).
+What belongs here: submitting, retrying, results in task order. What does not: the connection (`ray_connection.py`),
+running a task (`ray_worker.py`), comparing nodes (`build/hosts.py`).
 
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
@@ -13,9 +13,7 @@ shares, so any node may die: Ray runs its tasks again elsewhere, and a task that
 the calling process dies, the next build continues from finished parts.
 """
 
-import atexit
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,20 +22,20 @@ from pydantic import Field
 
 from rowmill.core import remote_index
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.executors.ray_connection import RayConnection, import_ray, shorten_error
 from rowmill.executors.ray_worker import FailedTask, TaskCall, TransientTaskError, run_call
 from rowmill.executors.versions import describe_versions
 
 ResultT = TypeVar("ResultT")
 
 RETRIES = 5
-_CONNECT_TIMEOUT_S, _HOST_TIMEOUT_S = 5.0, 60.0
+_HOST_TIMEOUT_S = 60.0
 _LEAST_WINDOW = 16
 """Tasks in flight at least, so that a cluster without nodes has a reason to start some."""
 _BUFFERED_WINDOWS = 8
 """Finished results that may wait for an earlier one, in windows: a task that is retried does not stop the others."""
 _CAPACITY_AGE_S = 2.0
-_LOOKS, _LOOK_PAUSE_S = 10, 1.0
 
 
 class RayExecutor(Config):
@@ -66,14 +64,14 @@ class RayTasks:
     def __init__(self, options: RayExecutor) -> None:
         """Note the options."""
         self._options = options
-        self._is_own_connection = False
+        self._connection = RayConnection(options.address)
         self._capacity, self._capacity_at = 1, -_CAPACITY_AGE_S
 
     @property
     def workers(self) -> int:
         """How many tasks the cluster runs at once now."""
         if time.monotonic() - self._capacity_at > _CAPACITY_AGE_S:
-            cores = [node["Resources"]["CPU"] for node in self._list_nodes()]
+            cores = [node["Resources"]["CPU"] for node in self._connection.list_nodes()]
             self._capacity = max(1, sum(int(one // self._options.cpus_per_task) for one in cores))
             self._capacity_at = time.monotonic()
         return self._capacity
@@ -88,7 +86,7 @@ class RayTasks:
     ) -> Iterator[ResultT]:
         """Yield the results in task order, as `Executor.map` says."""
         del size_bytes
-        ray = self._connect()
+        ray = self._connection.open()
         remote_index.forget_absences()
         self._require_large_enough_node()
         # One argument by reference for all tasks: a node fetches it once.
@@ -125,7 +123,7 @@ class RayTasks:
     def _define_task(self) -> Any:
         """Define the remote function of a map, once, as each definition is sent to all nodes."""
         options = self._options
-        return _import_ray().remote(run_call).options(
+        return import_ray().remote(run_call).options(
             num_cpus=options.cpus_per_task,
             memory=options.memory_per_task,
             max_retries=RETRIES,
@@ -144,9 +142,9 @@ class RayTasks:
             If a node cannot run it.
 
         """
-        ray = self._connect()
+        ray = self._connection.open()
         call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, tuple[str, Any]]()
-        for node in self._list_settled_nodes():
+        for node in self._connection.list_settled_nodes():
             where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where)
             asked[node["NodeID"]] = node["NodeManagerHostname"], task.remote(call, None)
@@ -156,56 +154,22 @@ class RayTasks:
             try:
                 found[name] = _take_result(one, _HOST_TIMEOUT_S)
             except (ray.exceptions.RayError, IntegrityError) as error:
-                if node_id not in {node["NodeID"] for node in self._list_nodes()}:
+                if node_id not in {node["NodeID"] for node in self._connection.list_nodes()}:
                     continue
                 raise ConfigError(
-                    f"execution.executor: node {name} cannot run a task ({_shorten(error)}); every node needs this "
-                    "version of rowmill, with its extra `build`; install it there, or remove the node"
+                    f"execution.executor: node {name} cannot run a task ({shorten_error(error)}); every node needs "
+                    "this version of rowmill, with its extra `build`; install it there, or remove the node"
                 ) from error
         return found
 
     def close(self) -> None:
         """Leave the cluster, if this executor has joined it."""
-        if self._is_own_connection:
-            _import_ray().shutdown()
-        self._is_own_connection = False
-
-    def _connect(self) -> Any:
-        """Return Ray, connected; a connection that the process has already is used as it is."""
-        ray = _import_ray()
-        if not ray.is_initialized():
-            address = self._options.address
-            try:
-                _require_listener(address)
-                ray.init(address, log_to_driver=False, configure_logging=False)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise ConfigError(
-                    f"execution.executor.address: no Ray cluster answers at {address!r} ({_shorten(error)}); give the "
-                    "host:port of a running head node, ray://host:port, or auto on a machine of the cluster; start "
-                    "the cluster (`ray start --head`), or correct the address"
-                ) from error
-            self._is_own_connection = True
-            atexit.register(self.close)
-        return ray
-
-    def _list_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive and have cores."""
-        return [node for node in self._connect().nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-
-    def _list_settled_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
-        found = self._list_nodes()
-        for _ in range(_LOOKS):
-            time.sleep(_LOOK_PAUSE_S)
-            before, found = found, self._list_nodes()
-            if {node["NodeID"] for node in before} == {node["NodeID"] for node in found}:
-                break
-        return found
+        self._connection.close()
 
     def _require_large_enough_node(self) -> None:
         """Check that some node takes a task; a cluster that has none yet may start one that does."""
         wanted = {"CPU": self._options.cpus_per_task, "memory": self._options.memory_per_task or 0}
-        found = [node["Resources"] for node in self._list_nodes()]
+        found = [node["Resources"] for node in self._connection.list_nodes()]
         if found and not any(all(one.get(name, 0) >= value for name, value in wanted.items()) for one in found):
             best = max(found, key=lambda one: (one.get("memory", 0), one["CPU"]))
             raise ConfigError(
@@ -216,7 +180,7 @@ class RayTasks:
 
 
 def _take_result(reference: Any, timeout_s: float | None = None) -> Any:
-    ray = _import_ray()
+    ray = import_ray()
     try:
         result = ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as failed:
@@ -227,35 +191,10 @@ def _take_result(reference: Any, timeout_s: float | None = None) -> Any:
         raise
     except ray.exceptions.RayError as error:
         raise IntegrityError(
-            f"a task was lost {RETRIES + 1} times ({_shorten(error)}); a node must stay up and have the memory that "
-            "its tasks need; finished parts are kept; check the nodes, set execution.executor.memory_per_task if "
+            f"a task was lost {RETRIES + 1} times ({shorten_error(error)}); a node must stay up and have the memory "
+            "that its tasks need; finished parts are kept; check the nodes, set execution.executor.memory_per_task if "
             "memory was short, and build again"
         ) from error
     if isinstance(result, FailedTask):
         raise result.error
     return result
-
-
-def _shorten(error: Exception) -> str:
-    """Return the last line of an error, which names the cause in errors of Ray."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:200]
-
-
-def _require_listener(address: str) -> None:
-    """Check that something listens at an address, which Ray itself tries for a minute."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-        import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "execution.executor: the package ray is not installed; kind: ray needs it on this machine and on all "
-            "nodes; run pip install 'rowmill[ray]'"
-        ) from error
-    return ray

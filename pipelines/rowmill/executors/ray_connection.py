@@ -1,0 +1,87 @@
+"""The connection to a Ray cluster; the only module that imports Ray.
+
+What belongs here: joining a cluster that the user runs, leaving it, listing its nodes. What does not: starting
+clusters, tasks (`ray_cluster.py`).
+"""
+
+import atexit
+import socket
+import time
+from typing import Any
+
+from rowmill.core.errors import ConfigError, MissingPackageError
+
+_CONNECT_TIMEOUT_S = 5.0
+_LOOKS, _LOOK_PAUSE_S = 10, 1.0
+
+
+class RayConnection:
+    """A process's connection to the cluster at an address."""
+
+    def __init__(self, address: str) -> None:
+        """Note the address; the first use connects."""
+        self._address = address
+        self._is_own = False
+
+    def open(self) -> Any:
+        """Return Ray, connected; a connection that the process has already is used as it is."""
+        ray = import_ray()
+        if not ray.is_initialized():
+            try:
+                _require_listener(self._address)
+                ray.init(self._address, log_to_driver=False, configure_logging=False)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f"execution.executor.address: no Ray cluster answers at {self._address!r} "
+                    f"({shorten_error(error)}); give the host:port of a running head node, ray://host:port, or auto on "
+                    "a machine of the cluster; start the cluster (`ray start --head`), or correct the address"
+                ) from error
+            self._is_own = True
+            atexit.register(self.close)
+        return ray
+
+    def close(self) -> None:
+        """Leave the cluster, if this object has joined it."""
+        if self._is_own:
+            import_ray().shutdown()
+        self._is_own = False
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that are alive and have cores."""
+        return [node for node in self.open().nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+
+    def list_settled_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
+        found = self.list_nodes()
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_PAUSE_S)
+            before, found = found, self.list_nodes()
+            if {node["NodeID"] for node in before} == {node["NodeID"] for node in found}:
+                break
+        return found
+
+
+def shorten_error(error: Exception) -> str:
+    """Return the last line of an error, which names the cause in errors of Ray."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:200]
+
+
+def _require_listener(address: str) -> None:
+    """Check that something listens at an address, which Ray itself tries for a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+
+
+def import_ray() -> Any:
+    """Return Ray with what of it is used here; raise MissingPackageError if it is not installed."""
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "execution.executor: the package ray is not installed; kind: ray needs it on this machine and on all "
+            "nodes; run pip install 'rowmill[ray]'"
+        ) from error
+    return ray

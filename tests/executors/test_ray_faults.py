@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,13 @@ def test_nodes_that_die_in_any_stage_change_no_byte(
     moments = list[str]()
     with watching_tasks(moments.append):
         write_two_datasets(tmp_path / "peace", {"kind": "ray", "address": cluster.address}).build()
+    by_function = {name: [i for i, one in enumerate(moments) if one == name] for name in dict.fromkeys(moments)}
     chance, killed = random.Random(20), Counter[str]()
 
     for first in range(0, KILLS, KILLS_PER_BUILD):
-        # One moment in each of as many equal stretches as there are kills in a build, other ones in each build.
-        edges = [i * len(moments) // KILLS_PER_BUILD for i in range(KILLS_PER_BUILD + 1)]
-        chosen = {chance.randrange(begin, end) for begin, end in pairwise(edges)}
+        # The stages' functions in turn, each at a random moment of its own.
+        functions = [list(by_function)[i % len(by_function)] for i in range(first, first + KILLS_PER_BUILD)]
+        chosen = {chance.choice(by_function[name]) for name in functions}
         seen = 0
 
         def kill(where: str, chosen: set[int] = chosen) -> None:

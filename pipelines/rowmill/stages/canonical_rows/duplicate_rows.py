@@ -27,6 +27,7 @@ from rowmill.formats import filters
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import PartTask, StageContext, make_parts
+from rowmill.stages.canonical_rows.part_blocks import PartBlock, count_buckets, cut_blocks, write_buckets
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, write_removed
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
@@ -36,7 +37,6 @@ VERSION = 1
 
 BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
-MAX_BUCKETS = 256
 
 _LINE_SCHEMA = pa.schema(
     [
@@ -60,20 +60,12 @@ class DistinctRows:
     made_of: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Consecutive parts: `parts[first:]` of a dataset, whose rows one task reads."""
-
-    first: int
-    parts: tuple[Part, ...]
-
-
 def drop_duplicates(work: StageContext, made: list[Part]) -> DistinctRows:
     """Rewrite the parts that hold duplicates of earlier rows, without them."""
     if work.dataset.filters.deduplicate == "off" or not made:
         return DistinctRows(made)
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    blocks = list(_cut_blocks(made))
+    blocks = cut_blocks(made, "kept", BLOCK_ROWS)
     hashed: list[Part] = []
     if len(blocks) == 1:
         rewrites = dict(_plan_one_block(work, blocks[0], column))
@@ -84,18 +76,7 @@ def drop_duplicates(work: StageContext, made: list[Part]) -> DistinctRows:
     return DistinctRows(parts, frozenset(one.fingerprint for one in hashed))
 
 
-def _cut_blocks(made: Sequence[Part]) -> Iterator[_Block]:
-    """Cut the parts into blocks; appended parts change the last block only."""
-    first, rows = 0, 0
-    for number, part in enumerate(made):
-        rows += int(part.facts["kept"])
-        if rows > BLOCK_ROWS and number > first:
-            yield _Block(first, tuple(made[first:number]))
-            first, rows = number, int(part.facts["kept"])
-    yield _Block(first, tuple(made[first:]))
-
-
-def _plan_one_block(work: StageContext, block: _Block, column: str) -> Iterator[tuple[int, PartTask]]:
+def _plan_one_block(work: StageContext, block: PartBlock, column: str) -> Iterator[tuple[int, PartTask]]:
     """Yield the number of each part that must be rewritten, and its task."""
     repeats = _find_repeats(_read_lines(work.store, [part.files["rows"] for part in block.parts], column))
     for number, removal in _split_removals(block.parts, repeats):
@@ -118,9 +99,8 @@ class _HashTask:
     buckets: int
 
 
-def _hash_blocks(work: StageContext, blocks: Sequence[_Block], column: str) -> list[Part]:
-    # As many buckets as blocks, so that a bucket has about as many rows as a block.
-    buckets = min(1 << (len(blocks) - 1).bit_length(), MAX_BUCKETS)
+def _hash_blocks(work: StageContext, blocks: Sequence[PartBlock], column: str) -> list[Part]:
+    buckets = count_buckets(blocks)
     planned: list[PartTask] = []
     for block in blocks:
         fingerprint = digest_json("row hashes", VERSION, [part.fingerprint for part in block.parts], column, buckets)
@@ -134,16 +114,7 @@ def hash_block(task: _HashTask) -> Part:
     """Write the hashes of a block's rows, in a file per bucket."""
     store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
     lines = _read_lines(store, task.rows, task.column)
-    bits = task.buckets.bit_length() - 1
-    firsts = _view_halves(lines).view(np.uint8)[:, 0]
-    of_bucket = firsts >> np.uint8(8 - bits)
-    order = np.argsort(of_bucket, kind="stable")
-    borders = np.searchsorted(of_bucket[order], np.arange(task.buckets + 1))
-    files = {
-        str(bucket): write_parquet(store, f"{at}/bucket-{bucket:03d}.parquet", lines.take(order[begin:end]))
-        for bucket, (begin, end) in enumerate(pairwise(borders.tolist()))
-        if begin < end
-    }
+    files = write_buckets(store, at, lines, _view_halves(lines).view(np.uint8)[:, 0], task.buckets)
     return Part(task.fingerprint, files, {"rows": len(lines)})
 
 
@@ -257,7 +228,7 @@ class _RemovalTask:
 
 
 def _plan_removals(
-    work: StageContext, blocks: Sequence[_Block], repeated: Sequence[Part]
+    work: StageContext, blocks: Sequence[PartBlock], repeated: Sequence[Part]
 ) -> Iterator[tuple[int, PartTask]]:
     """Yield the number of each part that must be rewritten, and its task, which names a file of what to remove."""
     known = [one.fingerprint for one in repeated]

@@ -1,17 +1,17 @@
 """Finds the rows of a dataset that resemble a longer row, over all parts, and removes them.
 
-What belongs here: one worker's signatures of a part, the rows that agree in a band over all parts, the removal, and
-what the page shows of it. What does not: signatures and the decision (`similarity/`).
+What belongs here: one worker's signatures of a part, the removal, and what the page shows of it. What does not: rows
+that agree in a band over all parts (`band_buckets.py`), signatures and the decision (`similarity/`).
 
     part ─► words ─► shingles, MinHashes ─► bands.parquet, shingles.parquet      kept by fingerprint: made once per part
                                              │
     all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► who goes ─► rewrite_part.py
 
-Only rows that share a key with another are looked at together, and buckets are sorted one after the other, so memory
-follows the number of candidates, not of rows.
+Only rows that share a key with another are looked at together, and buckets are sorted by workers, so the memory of the
+calling process follows the number of candidates, not of rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ from rowmill.similarity.near_duplicates import (
     Shingles,
     collect_shingles,
     compute_similarity,
-    drop_equal_groups,
     find_near_duplicates,
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import PartTask, StageContext, make_parts, scratch_folder
+from rowmill.stages.canonical_rows import band_buckets
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, list_row_texts, list_text_columns, shorten_text
 from rowmill.stages.kept_parts import part_folder
@@ -46,10 +46,6 @@ VERSION = 1
 """Increase it when another row may go."""
 
 NEAR_DUPLICATES_FILE = "near_duplicates"
-BUCKET_LINES = 1 << 22
-"""Lines of a bucket, some 64 MB, on average; there are at most 256 buckets."""
-
-_LINE = np.dtype([("key", np.uint64), ("row", np.int64)])
 
 NEAR_DUPLICATE_SCHEMA = pa.schema(
     [
@@ -157,8 +153,8 @@ def _take_shingles(shingles: Shingles, rows: Ints) -> Shingles:
 
 def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:
     """Return the rows that go, numbered through all parts."""
+    groups, rows = band_buckets.collect_groups(work, signed, starts)
     with scratch_folder(work) as folder:
-        groups, rows = _collect_groups(work, signed, starts, folder)
         candidates, numbers = np.unique(rows, return_inverse=True)
         order, shingles = _read_candidates(work, signed, starts, candidates, folder)
         ranks = np.empty(len(order), np.int64)
@@ -173,46 +169,6 @@ def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, thre
     rows, kept = by_rank[found.rows], by_rank[found.kept]
     in_order = np.argsort(rows)
     return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
-
-
-def _collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints, folder: Path) -> tuple[Ints, Ints]:
-    """Return the rows that share a key with another row: the number of the key and the row."""
-    found: list[tuple[Ints, Ints]] = []
-    count = 0
-    for lines in _read_buckets(work, signed, starts, folder):
-        ordered = lines[np.argsort(lines["key"], kind="stable")]
-        keys = ordered["key"]
-        is_same = keys[1:] == keys[:-1]
-        is_shared = np.append(is_same, False) | np.append(False, is_same)
-        keys, rows = keys[is_shared[: len(keys)]], ordered["row"][is_shared[: len(keys)]]
-        groups = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]) + count
-        is_kept = drop_equal_groups(groups, rows)
-        found.append((groups[is_kept], rows[is_kept]))
-        count += len(keys)
-    return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
-
-
-def _read_buckets(work: StageContext, signed: Sequence[Part], starts: Ints, folder: Path) -> Iterator[NDArray[np.void]]:
-    """Yield the lines of all parts in buckets by the first bits of their keys."""
-    wanted = sum(int(part.facts["lines"]) for part in signed) // BUCKET_LINES
-    bits = min(wanted.bit_length(), 8)
-    firsts = np.array([number << (64 - bits) for number in range(1, 1 << bits)], np.uint64)
-    files = [(folder / f"bucket-{number}").open("w+b") for number in range(1 << bits)]
-    try:
-        for start, part in zip(starts.tolist(), signed, strict=False):
-            table = work.store.table(part.files["bands"])
-            lines = np.empty(len(table), _LINE)
-            lines["key"], lines["row"] = table.column("key").to_numpy(), table.column("row").to_numpy() + start
-            # The lines of a part are sorted by key.
-            borders = np.searchsorted(lines["key"], firsts)
-            for file, some in zip(files, np.split(lines, borders), strict=True):
-                file.write(some.tobytes())
-        for file in files:
-            file.seek(0)
-            yield np.frombuffer(file.read(), _LINE)
-    finally:
-        for file in files:
-            file.close()
 
 
 def _read_candidates(

@@ -215,13 +215,66 @@ def test_progress_without_terminal_prints_every_five_seconds(built: CliProject) 
     assert [line.strip() for line in said(screen) if "chats" in line] == ["chats"]
 
 
+def show_lines(lines: progress.DatasetLines, width: int) -> list[str]:
+    """Return the live lines that a terminal would show now."""
+    screen = Console(file=io.StringIO(), width=width, color_system=None)
+    screen.print(lines.live.get_renderable())
+    assert isinstance(screen.file, io.StringIO)
+    return [line.strip() for line in screen.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal_has_a_line_for_each_dataset_until_its_last_step(built: CliProject, width: int) -> None:
+    steps = [step for step in plan_steps(built.project) if step.dataset in ("chats", "notes")]
+    steps = [step for step in steps if step.name in ("raw_dataset", "canonical_rows")]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    lines = progress.DatasetLines(steps, screen)
+
+    waiting = show_lines(lines, width)
+    lines.begin("chats", "raw_dataset")
+    begun = show_lines(lines, width)
+    lines.update("chats/raw_dataset", 500, 1000, "830 rows/s, 12.3k tokens/s, 4.0 s left")
+    running = show_lines(lines, width)
+    lines.finish(steps[0])
+    lines.begin("chats", "canonical_rows")
+    second = show_lines(lines, width)
+    lines.finish(steps[1])
+    lines.begin("notes", "raw_dataset")
+    last = show_lines(lines, width)
+
+    assert [line.split() for line in waiting] == [[name, "waits", "0", "of", "2"] for name in ("chats", "notes")]
+    assert begun[0].split()[1:6] == ["chats", "raw_dataset", "0", "of", "2"]
+    assert running[0].endswith("830 rows/s, 12.3k tokens/s, 4.0 s left")
+    assert ("━" in running[0]) == (width == 120)
+    assert running[1].split() == ["notes", "waits", "0", "of", "2"]
+    assert second[0].split()[1:6] == ["chats", "canonical_rows", "1", "of", "2"]
+    assert [line.split()[1:3] for line in last] == [["notes", "raw_dataset"]]
+
+
+def test_line_appears_for_progress_of_a_step_that_was_not_begun(built: CliProject) -> None:
+    steps = [step for step in plan_steps(built.project) if step.name in ("raw_dataset", "training_splits")]
+    lines = progress.DatasetLines(steps, Console(file=io.StringIO(), force_terminal=True, width=100))
+
+    lines.update("notes/raw_dataset", 1, 2, "5 rows/s")
+    one = show_lines(lines, 100)
+    lines.update("training_splits", 1, 2, "7 rows/s")
+    other = show_lines(lines, 100)
+
+    of_one = progress.DatasetLines(steps[:1], Console(file=io.StringIO(), force_terminal=True, width=100))
+    of_one.update("training_splits", 1, 2, "7 rows/s")
+
+    assert [line.split() for line in show_lines(of_one, 100)] == [["chats", "waits", "0", "of", "1"]]
+    assert [line.split()[1:3] for line in one if "rows/s" in line] == [["notes", "raw_dataset"]]
+    assert [line.split()[1:4] for line in other if "rows/s" in line] == [["all", "datasets", "training_splits"]]
+
+
 def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
     project = built.project
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
     steps = plan_steps(project)[:1]
     with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
         watch.begin(steps[0])
-        watch(steps[0].name, done=1, total=2, rows=10, total_rows=20, tokens=0, seconds=1.0)
+        watch("chats/raw_dataset", done=1, total=2, rows=10, total_rows=20, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})
         watch.finish(steps[0], report, runner.check_step(project, steps[0], report.manifest))
 

@@ -9,7 +9,7 @@ sections (`report_overview.py`, `report_stages.py`, `sequence_view.py`, `report_
 
 Samples are rows of the data: whoever may read the report may read them. The file stays under `MAX_PAGE_BYTES` for any
 number of datasets: sequences, samples and rejects share fixed budgets, and only the first `MAX_DRAWN_DATASETS` datasets
-get plots. It depends on the build alone, not on when or where it is written.
+get plots and a sequence. It depends on the build alone, not on when or where it is written.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ MAX_SEQUENCE_BYTES = 250_000
 MAX_SEQUENCE_TOKENS = 1024
 """Tokens shown of a packed sequence."""
 MAX_DRAWN_DATASETS = 16
-"""Datasets that get plots: four plots and two flows take some 40 kB."""
+"""Datasets that get plots and a packed sequence: four plots and two flows take some 40 kB."""
 
 
 def report_path(recipe: str) -> str:
@@ -115,13 +115,14 @@ def _open_encoders(build: CurrentBuild) -> dict[str, Encoder]:
 
 def _render_datasets(build: CurrentBuild, encoders: Mapping[str, Encoder]) -> Iterator[str]:
     for number, name in enumerate(build.project.recipe.datasets):
-        sequence = list(_render_dataset_sequence(build, name, encoders))
-        yield from report_stages.render_dataset(build, name, drawn=number < MAX_DRAWN_DATASETS, sequence=sequence)
+        drawn = number < MAX_DRAWN_DATASETS
+        sequence = list(_render_dataset_sequence(build, name, encoders)) if drawn else []
+        yield from report_stages.render_dataset(build, name, drawn=drawn, sequence=sequence)
 
 
 def _render_dataset_sequence(build: CurrentBuild, name: str, encoders: Mapping[str, Encoder]) -> Iterator[str]:
     if name in encoders:
-        most = MAX_SEQUENCE_BYTES // len(encoders) // sequence_view.TOKEN_BYTES
+        most = MAX_SEQUENCE_BYTES // min(len(encoders), MAX_DRAWN_DATASETS) // sequence_view.TOKEN_BYTES
         found = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))
         yield from sequence_view.render_sequence(found) if found is not None else ()
     elif build.find_output(name, TOKENIZED_EXAMPLES) is not None:

@@ -50,7 +50,8 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:
-    shared = {"__init__", "base", "export_manifest", "astrai", "dataset_dict", "masked_rows", "preference_blocks"}
+    bases = {"base", "astrai", "masked_rows"}
+    shared = {"__init__", "export_manifest", "dataset_dict", "preference_blocks", "verl_dataset"} | bases
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")} - shared
 
     assert {model.__module__.rsplit(".", 1)[1] for model in members()} == modules
@@ -221,6 +222,7 @@ def test_printed_tinker_code_imports_a_function_that_exists() -> None:
         ({"kind": "llm_foundry"}, False),
         ({"kind": "skyrl"}, False),
         ({"kind": "megatron"}, False),
+        ({"kind": "verl"}, False),
         ({"kind": "llama_factory"}, False),
     ],
 )

@@ -75,7 +75,7 @@ def test_unpacked_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, k
     }
 
 
-@pytest.mark.parametrize("kind", ["skyrl"])
+@pytest.mark.parametrize("kind", ["skyrl", "verl"])
 def test_masked_rows_of_the_vector(vector: SequenceBatch, tmp_path: Path, kind: str) -> None:
     data, _ = write(export(kind=kind), vector, tmp_path)
 

@@ -61,6 +61,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "padded": {"kind": "megatron_bridge", "pad_segments_to": 8},
     "olmo": {"kind": "olmo_core", "shard_sequences": 9},
     "skyrl": {"kind": "skyrl", "shard_sequences": 9},
+    "verl": {"kind": "verl"},
     "llama": {"kind": "llama_factory", "shard_sequences": 9},
     "neat": {"kind": "llama_factory", "unit": "packed"},
     "megatron": {"kind": "megatron", "loss_mask": "companion"},
@@ -154,6 +155,7 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "padded": lambda data: [unpadded(one) for one in flat(readers.bridge(data))],
     "olmo": lambda data: readers.olmo(data, "<u2"),
     "skyrl": lambda data: readers.masked(readers.rows(data)),
+    "verl": lambda data: readers.masked(readers.rows(data)),
     "llama": lambda data: readers.llama_factory(readers.saved(data, "train")),
     "neat": lambda data: flat(readers.llama_factory_packed(readers.saved(data, "train"))),
     "megatron": lambda data: readers.masked_megatron(data, "megatron"),
@@ -209,7 +211,7 @@ def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> Non
 
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
                    "h5": "unshifted_mask", "olmo": "unshifted_mask", "skyrl": "unshifted_mask",
-                   "megatron": "unshifted_mask"}  # fmt: skip
+                   "megatron": "unshifted_mask", "verl": "unshifted_mask"}  # fmt: skip
     assert (card["format"], card["label_convention"]) == (OPTIONS[name]["kind"], conventions.get(name, "unshifted"))
     tokenizer = built.project.base / "tokenizer"
     assert card["tokenizer_files"] == {

@@ -5,6 +5,7 @@
 | `base` | the base classes of the kinds |
 | `export_manifest` | the identity card and manifest of an export, and opening it |
 | one module per kind | the files of one format |
+| `verl_dataset` | the class with which verl reads one |
 
 Adding a kind takes one file, and one line below.
 """
@@ -30,6 +31,7 @@ from rowmill.exports.rl_prompts import RLPrompts
 from rowmill.exports.skyrl import SkyRL
 from rowmill.exports.tinker import Tinker, read_datums
 from rowmill.exports.trl_preference import TRLPreference
+from rowmill.exports.verl import Verl
 
 __all__ = ["AnyExport", "DatasetSummary", "Export", "Exported", "RecipeSummary", "open_export", "read_datums"]
 
@@ -48,6 +50,7 @@ AnyExport: TypeAlias = Annotated[
     | RLPrompts  # messages and ground truths
     | SkyRL  # ids and a mask
     | LLaMAFactory  # a DatasetDict of any objective but prompts
-    | Megatron,  # documents, end to end
+    | Megatron  # documents, end to end
+    | Verl,  # ids and a mask, read by a class of ours
     Field(discriminator="kind"),
 ]

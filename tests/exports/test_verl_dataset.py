@@ -1,0 +1,127 @@
+"""The class that verl loads: rows of an export as verl's collator takes them, or an error before training.
+
+What belongs here: opening and reading rows, with torch where it is installed. What does not: the files
+(`test_exports.py`).
+"""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.exports.verl_dataset import TokenizedDataset
+from tests.repository.test_base_install import BASE, ONLY_BASE
+from tests.repository.test_public_api import run_python
+from tests.support.built_exports import open_built_export
+from tests.support.recipes import CHAT, Built, Road, chat
+
+
+class _Tokenizer:
+    """What verl hands over, as far as the class looks at it."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.name_or_path = str(folder)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    road = Road(tmp_path_factory.mktemp("verl"))
+    source = {"train_urls": [road.write("a.jsonl", [chat(i, turns=1 + i % 3) for i in range(30)])]}
+    exports = [{"kind": "verl", "name": "rows", "shard_sequences": 2}, {"kind": "skyrl", "name": "other"}]
+    return road.recipe({"chats": {"source": source, "format": CHAT}}, exports=exports).build()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the cache of `datasets` in the test's own folder."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def _open(built: Built, files: Any = None, **config: Any) -> TokenizedDataset:
+    data = open_built_export(built, "rows").data
+    return TokenizedDataset(
+        files or str(data), _Tokenizer(built.project.base / "tokenizer"), {"pad_mode": "no_padding", **config}
+    )
+
+
+@pytest.mark.usefixtures("cache")
+def test_rows_are_the_examples_of_the_build(built: Built) -> None:
+    rows = _open(built, max_length=256)
+
+    found = [rows.get_arrays(i) for i in range(len(rows))]
+    assert Counter((tuple(one["input_ids"].tolist()), tuple(one["loss_mask"].tolist())) for one in found) == Counter(
+        (tuple(one["input_ids"]), tuple(map(int, one["loss_mask"]))) for one in built.examples("chats")
+    )
+    for one in found:
+        assert one["position_ids"].tolist() == list(range(len(one["input_ids"])))
+        assert {str(values.dtype) for values in one.values()} == {"int64"}
+        assert one["loss_mask"][0] == 0
+
+
+@pytest.mark.usefixtures("cache")
+def test_files_may_be_a_folder_a_pattern_or_a_list(built: Built) -> None:
+    data = open_built_export(built, "rows").data
+    parts = sorted(map(str, data.glob("*.parquet")))
+
+    lengths = [len(_open(built, files)) for files in (str(data), f"{data}/*.parquet", parts)]
+
+    assert len(parts) > 1
+    assert lengths == [30, 30, 30]
+    one = TokenizedDataset(parts, _Tokenizer("some/model"), {}, max_samples=4)
+    assert len(one) == 4
+    assert one.get_arrays(3)["input_ids"].tolist() == _open(built).get_arrays(3)["input_ids"].tolist()
+
+
+@pytest.mark.usefixtures("cache")
+def test_tensors_are_those_that_the_collator_joins(built: Built) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed; rows are checked as arrays")
+    rows = _open(built)
+
+    batch = torch.nested.as_nested_tensor([rows[i]["loss_mask"] for i in range(3)], layout=torch.jagged)
+
+    assert batch.dtype == torch.int64
+    assert batch.offsets().diff().tolist() == [len(rows[i]["input_ids"]) for i in range(3)]
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"pad_mode": "right"}, r"data\.pad_mode: right; .* only no_padding is possible"),
+        ({"max_length": 20}, r"data\.max_length: 20, but .* has a row of \d+ tokens; .* set data\.max_length="),
+    ],
+)
+def test_configuration_that_would_change_rows_is_refused(built: Built, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _open(built, **config)
+
+
+def test_files_that_are_no_export_of_this_kind_are_refused(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(open_built_export(built, "rows").folder, tmp_path / "copy")
+    (tmp_path / "copy/manifest.json").unlink()
+
+    with pytest.raises(ConfigError, match="no Parquet file at"):
+        _open(built, str(tmp_path / "nothing"))
+    with pytest.raises(IntegrityError, match=r"no manifest\.json"):
+        _open(built, str(tmp_path / "copy/data"))
+    with pytest.raises(IntegrityError, match="its format is skyrl, not verl"):
+        _open(built, str(open_built_export(built, "other").data))
+
+
+def test_model_with_another_tokenizer_is_refused(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(IntegrityError, match=r"tokenizer\.json: SHA-256 44136fa355b3678a…; .* was made with"):
+        TokenizedDataset(str(open_built_export(built, "rows").data), _Tokenizer(tmp_path), {})
+
+
+def test_module_needs_little_beside_the_base_install() -> None:
+    brought = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "yaml")
+    code = ONLY_BASE.replace(repr(BASE), repr((*BASE, *brought)))
+
+    assert run_python(f"{code}import rowmill.exports.verl_dataset\nprint('torch' in sys.modules)") == "False"

@@ -9,6 +9,7 @@
     event_log.py     storage of the event log: Dagster's own files, kept open
     checks.py        checks → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions
+    component.py     a recipe as a component of the user's own Dagster project
     resources.py     the storage root; the executors
     metadata.py      metadata of a stage's page
     stage_summary.py the first entry of that page
@@ -23,16 +24,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_rowmill.component import RecipeComponent as Recipe
     from dagster_rowmill.definitions import build_definitions
     from dagster_rowmill.materialize import materialize_recipe
     from dagster_rowmill.resources import StorageResource
 
-__all__ = ["StorageResource", "build_definitions", "materialize_recipe"]
+__all__ = ["Recipe", "StorageResource", "build_definitions", "materialize_recipe"]
 
 _HOMES = {
-    "StorageResource": "dagster_rowmill.resources",
-    "build_definitions": "dagster_rowmill.definitions",
-    "materialize_recipe": "dagster_rowmill.materialize",
+    "Recipe": ("dagster_rowmill.component", "RecipeComponent"),
+    "StorageResource": ("dagster_rowmill.resources", "StorageResource"),
+    "build_definitions": ("dagster_rowmill.definitions", "build_definitions"),
+    "materialize_recipe": ("dagster_rowmill.materialize", "materialize_recipe"),
 }
 
 
@@ -42,4 +45,9 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt na
         """Import a public name when it is first asked for: loading one module must not load all others."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        module, attribute = _HOMES[name]
+        return getattr(import_module(module), attribute)
+
+    def __dir__() -> list[str]:
+        """List the public names too: `dg` finds components by `dir`."""
+        return sorted({*globals(), *__all__})

@@ -9,7 +9,6 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,30 +74,25 @@ def build_definitions(
 
     """
     projects, broken = _try_open_projects(recipes, store)
-    # Automation conditions are beta in the pinned release.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        defined: list[_RecipeDefinitions] = []
-        for project in projects:
-            try:
-                defined.append(_define_recipe(project))
-            except dg.DagsterInvalidDefinitionError as error:
-                name, reason = project.recipe.name, " ".join(str(error).split())
-                message = f"{name}: execution: Dagster refuses it: {reason}; correct that option"
-                broken.append(RecipeLoadError(dagster_name(name), message))
-        if strict:
-            _raise_together(broken)
-        return dg.Definitions(
-            assets=[*(asset for one in defined for asset in one.assets), *_make_broken_assets(broken)],
-            asset_checks=[check for one in defined for check in one.checks],
-            loggers=loggers,
-            resources={"storage": StorageResource(root=store), **(resources or {})},
-            # Also for runs of selected assets: a process per step would cost two seconds of imports each.
-            executor=dg.in_process_executor,
-            jobs=[*(one.job for one in defined), prune_history],
-            schedules=[*(one.schedule for one in defined), make_pruning_schedule()],
-            sensors=[one.sensor for one in defined],
-        )
+    shared = {"storage": StorageResource(root=store), **(resources or {})}
+    defined: list[dg.Definitions] = []
+    for project in projects:
+        try:
+            defined.append(define_recipe(project, shared))
+        except RecipeLoadError as error:
+            broken.append(error)
+    if strict:
+        _raise_together(broken)
+    own = dg.Definitions(
+        assets=_make_broken_assets(broken),
+        loggers=loggers,
+        resources=shared,
+        # Also for runs of selected assets: a process per step would cost two seconds of imports each.
+        executor=dg.in_process_executor,
+        jobs=[prune_history],
+        schedules=[make_pruning_schedule()],
+    )
+    return dg.Definitions.merge(*defined, own)
 
 
 def _make_broken_assets(broken: Sequence[RecipeLoadError]) -> list[dg.AssetsDefinition]:
@@ -115,26 +109,32 @@ def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
         raise ConfigError("\n".join(str(error) for error in broken))
 
 
-@dataclass(frozen=True, slots=True)
-class _RecipeDefinitions:
-    """The definitions of one recipe."""
+def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definitions:
+    """Return the definitions of one recipe, which can be merged with others that have the same `resources`.
 
-    assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    checks: list[dg.AssetChecksDefinition]
-    job: Any
-    schedule: dg.ScheduleDefinition
-    sensor: dg.SensorDefinition
+    Raises
+    ------
+    RecipeLoadError
+        If Dagster refuses one of its options.
 
-
-def _define_recipe(project: Project) -> _RecipeDefinitions:
-    job = make_job(project)
-    return _RecipeDefinitions(
-        assets=make_assets(project, choose_condition(project)),
-        checks=make_checks(project),
-        job=job,
-        schedule=make_nightly_schedule(project, job),
-        sensor=make_source_sensor(project, job),
-    )
+    """
+    # Automation conditions are beta in the pinned release.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        try:
+            job = make_job(project)
+            return dg.Definitions(
+                assets=make_assets(project, choose_condition(project)),
+                asset_checks=make_checks(project),
+                resources=resources,
+                jobs=[job],
+                schedules=[make_nightly_schedule(project, job)],
+                sensors=[make_source_sensor(project, job)],
+            )
+        except dg.DagsterInvalidDefinitionError as error:
+            name, reason = project.recipe.name, " ".join(str(error).split())
+            message = f"{name}: execution: Dagster refuses it: {reason}; correct that option"
+            raise RecipeLoadError(dagster_name(name), message) from error
 
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:

@@ -14,12 +14,12 @@ import dagster_rowmill
 from tests.support.recipes import Road, chat
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/how-to/run-it-for-a-team.md"
+PAGE = ROOT / "docs/how-to/in-your-dagster-project.md"
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_public_names_are_these() -> None:
-    assert dagster_rowmill.__all__ == ["StorageResource", "build_definitions", "materialize_recipe"]
+    assert dagster_rowmill.__all__ == ["Recipe", "StorageResource", "build_definitions", "materialize_recipe"]
 
 
 @pytest.mark.parametrize("name", dagster_rowmill.__all__)

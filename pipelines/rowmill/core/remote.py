@@ -22,10 +22,8 @@ import io
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -35,6 +33,7 @@ from fsspec.utils import glob_translate
 
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.public_urls import public_text
+from rowmill.core.time_limit import call_with_time_limit
 
 ResultT = TypeVar("ResultT")
 
@@ -184,25 +183,7 @@ def retry_request(
 
 
 def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
-    """Call a function with a time limit; after it, the thread is abandoned and ends when its storage call returns."""
-    if not is_remote_filesystem(fs):
-        return function()
-    outcome: Future[ResultT] = Future()
-
-    def call() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:  # noqa: BLE001  (it is raised again in the waiting thread)
-            outcome.set_exception(error)
-
-    # Not an executor: at exit the interpreter would wait for its threads, and one may be blocked forever.
-    threading.Thread(target=call, daemon=True, name="rowmill-storage").start()
-    try:
-        return outcome.result(limit_s)
-    except TimeoutError:
-        if outcome.done():
-            raise
-        raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
+    return call_with_time_limit(function, limit_s) if is_remote_filesystem(fs) else function()
 
 
 def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:

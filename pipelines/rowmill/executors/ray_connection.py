@@ -9,9 +9,10 @@ import socket
 import time
 from typing import Any
 
-from rowmill.core.errors import ConfigError, MissingPackageError
+from rowmill.core.errors import ConfigError, MissingPackageError, UnreachableError
+from rowmill.core.time_limit import call_with_time_limit
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 40.0
 _LOOKS, _LOOK_PAUSE_S = 10, 1.0
 
 
@@ -22,6 +23,7 @@ class RayConnection:
         """Note the address; the first use connects."""
         self._address = address
         self._is_own = False
+        self._is_lost = False
 
     def open(self) -> Any:
         """Return Ray, connected; a connection that the process has already is used as it is."""
@@ -44,11 +46,30 @@ class RayConnection:
         """Leave the cluster, if this object has joined it."""
         if self._is_own:
             import_ray().shutdown()
-        self._is_own = False
+        self._is_own = self._is_lost = False
 
     def list_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive and have cores."""
-        return [node for node in self.open().nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        """Return the nodes that are alive and have cores.
+
+        Raises
+        ------
+        UnreachableError
+            If the cluster does not answer. It is told before Ray ends the process, a minute after its head has gone.
+
+        """
+        ray = self.open()
+        try:
+            # A lost cluster is not waited for again.
+            limit_s = 0.0 if self._is_lost else _ANSWER_TIMEOUT_S
+            nodes: list[dict[str, Any]] = call_with_time_limit(ray.nodes, limit_s)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._is_lost = True
+            raise UnreachableError(
+                f"execution.executor.address: the Ray cluster at {self._address!r} does not answer any more "
+                f"({shorten_error(error)}); its head must run to the end of a build; finished parts are kept; start "
+                "the cluster again, or set execution.executor to {kind: local}, and build again"
+            ) from error
+        return [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
 
     def list_settled_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes once two looks show the same ones: some may be joining or leaving."""

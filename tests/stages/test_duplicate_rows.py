@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.executors import LocalPool
+from rowmill.schema.manifest import Part
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
+from rowmill.stages.canonical_rows.rewrite_part import rewrite_parts
 from tests.support.recipes import CHAT, TEXT, Built, Road, lines
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
@@ -69,6 +73,15 @@ def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypa
     assert {path.parent.name for path in list_hashes(tmp_path)} <= made_of[1]
     kept = [built.manifest("rows", "canonical_rows").facts["kept"] for built in (first, second)]
     assert kept == [len({row["text"] for row in ROWS[:end]}) for end in (120, 160)]
+
+
+def test_part_that_stays_is_not_read(tmp_path: Path) -> None:
+    project = Road(tmp_path).one("rows.jsonl", CONTENTS[0], TEXT).project
+    key = ("road", "rows", "canonical_rows")
+    work = StageContext(project.recipe, project.store, project.base, key, "rows", {}, LocalPool(1))
+    part = Part("of which nothing is kept", {}, {})
+
+    assert rewrite_parts(work, [part], [None]) == [part]
 
 
 @given(st.lists(st.tuples(st.sampled_from((0, 1, 1 << 63)), st.integers(0, 2)), max_size=30))

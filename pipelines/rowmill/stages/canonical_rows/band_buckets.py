@@ -39,7 +39,7 @@ def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> 
     """
     blocks = cut_blocks(signed, "lines", BLOCK_LINES)
     if len(blocks) == 1:
-        lines = _read_lines(work.store, [part.files["bands"] for part in signed], starts[:-1])
+        lines = _read_band_lines(work.store, [part.files["bands"] for part in signed], starts[:-1])
         found = [_find_shared_keys(lines)]
     else:
         found = [work.store.table(file) for one in _compare_blocks(work, blocks, starts) for file in one.files.values()]
@@ -50,7 +50,7 @@ def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> 
     return np.concatenate([np.empty(0, np.int64), *numbers]), np.concatenate([np.empty(0, np.int64), *rows])
 
 
-def _read_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:
+def _read_band_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:
     """Return the lines of some parts, their rows counted from the parts' `starts`."""
     tables = [store.table(file, ("key", "row")) for file in bands]
     keys = [table.column("key").to_numpy() for table in tables]
@@ -85,7 +85,7 @@ class _BlockTask:
 
 
 @dataclass(frozen=True, slots=True)
-class _BucketTask:
+class _BandBucketTask:
     root: str
     folder: str
     fingerprint: str
@@ -109,7 +109,7 @@ def _compare_blocks(work: StageContext, blocks: Sequence[PartBlock], starts: Int
         own = [(one.files[name], first) for one, first in zip(split, firsts, strict=True) if name in one.files]
         fingerprint = digest_json("shared bands", VERSION, [one.fingerprint for one in split], firsts, name)
         files, begins = tuple(file for file, _ in own), tuple(first for _, first in own)
-        task = _BucketTask(work.store.root, work.folder, fingerprint, files, begins)
+        task = _BandBucketTask(work.store.root, work.folder, fingerprint, files, begins)
         compared.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in files)))
     found = make_parts(work, compare_band_bucket, compared)[0]
     for one in split:
@@ -120,15 +120,15 @@ def _compare_blocks(work: StageContext, blocks: Sequence[PartBlock], starts: Int
 def split_block_bands(task: _BlockTask) -> Part:
     """Write the lines of a block's parts in a file per bucket, their rows counted through the block."""
     store = Store(task.root)
-    lines = _read_lines(store, task.bands, np.array(task.starts, np.int64))
+    lines = _read_band_lines(store, task.bands, np.array(task.starts, np.int64))
     first_bytes = (lines.column("key").to_numpy() >> np.uint64(56)).astype(np.uint8)
     files = write_buckets(store, part_folder(task.folder, task.fingerprint), lines, first_bytes, task.buckets)
     return Part(task.fingerprint, files, {})
 
 
-def compare_band_bucket(task: _BucketTask) -> Part:
+def compare_band_bucket(task: _BandBucketTask) -> Part:
     """Write the rows of a bucket that share a key with another."""
     store = Store(task.root)
-    found = _find_shared_keys(_read_lines(store, task.lines, np.array(task.starts, np.int64)))
+    found = _find_shared_keys(_read_band_lines(store, task.lines, np.array(task.starts, np.int64)))
     path = f"{part_folder(task.folder, task.fingerprint)}/groups.parquet"
     return Part(task.fingerprint, {"groups": write_parquet(store, path, found)}, {})

@@ -3,7 +3,7 @@
 What belongs here: materializations and check results as events without a run. What does not: choosing the instance,
 which the command line does (`rowmill.cli.dagster_instance`), the pages' content (`metadata.py`).
 
-A step whose version is already the newest one in the instance is left out, so that builds in which nothing changed add
+A step whose newest event in the instance already says the same is left out, so that builds in which nothing changed add
 no events.
 """
 
@@ -13,16 +13,15 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, partitions
+from dagster_rowmill import metadata, partitions
 from dagster_rowmill.checks import make_asset_check_result
-from dagster_rowmill.factory import find_asset_deps
+from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
 from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.stage_summary import StageSummary, describe_changes
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
-from rowmill.schema.manifest import StageKey
 
 FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
 
@@ -31,15 +30,14 @@ def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) 
     """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
     with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
         move_history_once(instance)
-        known = history.find_current_versions(instance, [step.key for step in plan_steps(project)])
         deps, reported = find_asset_deps(plan_steps(project)), 0
         for step, report, results in finished:
-            if known[step.key] == report.version:
+            inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
+            tags, pointers = _make_version_tags(instance, step, report.version, inputs)
+            if _is_shown(instance, step, report, tags):
                 continue
-            tags = _make_version_tags(step, report.version, {key: known.get(key) for key in deps[step.key]})
-            for event in _iterate_events(project, step, report, results, tags):
+            for event in _iterate_events(project, step, report, results, tags | pointers):
                 instance.report_runless_asset_event(event)
-            known[step.key] = report.version
             reported += 1
         return reported
 
@@ -78,16 +76,34 @@ def _iterate_events(
         )
 
 
-def _make_version_tags(step: Step, version: str, inputs: Mapping[StageKey, str | None]) -> dict[str, str]:
-    """Return the tags by which Dagster tells whether an asset is up to date."""
-    of_inputs = {
-        f"dagster/input_data_version/{make_asset_key(key).to_user_string()}": found
-        for key, found in inputs.items()
-        if found is not None
-    }
-    return {
+def _is_shown(instance: dg.DagsterInstance, step: Step, report: StepReport, tags: Mapping[str, str]) -> bool:
+    """Return whether the newest event says the same: these versions, and whether `rowmill use` holds them."""
+    event = instance.get_latest_materialization_event(make_asset_key(step.key))
+    if event is None or event.asset_materialization is None:
+        return False
+    shown = event.asset_materialization
+    is_held = metadata.HELD_KEY in shown.metadata
+    return tags.items() <= (shown.tags or {}).items() and is_held == (report.held is not None)
+
+
+def _make_version_tags(
+    instance: dg.DagsterInstance, step: Step, version: str, inputs: Sequence[dg.AssetKey]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the tags by which Dagster tells whether an asset is up to date: versions, and the events of inputs.
+
+    Each input needs both its data version and the number of the event that had it. Without the second, Dagster takes
+    the input for a new one and marks the asset as unsynced.
+    """
+    tags = {
         "dagster/data_version": version,
         "dagster/data_version_is_user_provided": "true",
         "dagster/code_version": step.code_version,
-        **of_inputs,
     }
+    pointers: dict[str, str] = {}
+    for key in inputs:
+        records = instance.fetch_materializations(key, limit=1).records
+        made = records[0].asset_materialization if records else None
+        if made is not None and (found := (made.tags or {}).get("dagster/data_version")) is not None:
+            tags[f"dagster/input_data_version/{key.to_user_string()}"] = found
+            pointers[f"dagster/input_event_pointer/{key.to_user_string()}"] = str(records[0].storage_id)
+    return tags, pointers

@@ -43,6 +43,8 @@ SUMMARY_KEY = "summary"
 """Metadata key of the first entry of every stage's page."""
 COLUMNS_KEY = "columns"
 """Metadata key of the columns; under `dagster/column_schema`, they would come before all other metadata."""
+HELD_KEY = "held"
+"""Metadata key of a version that `rowmill use` holds."""
 VERSION_KEY = "version"
 """Metadata key of the manifest version, in every materialization and check result."""
 THRESHOLD_KEY = "threshold_digest"
@@ -84,7 +86,7 @@ def _show_build(report: StepReport, store: Store) -> MetadataPage:
     # Separate from the facts: the number of parts is one thing, the number that this build made another.
     manifest = report.manifest
     return {
-        **({} if report.held is None else {"held": dg.MetadataValue.text(report.held.sentence)}),
+        **({} if report.held is None else {HELD_KEY: dg.MetadataValue.text(report.held.sentence)}),
         "build_reused": dg.MetadataValue.bool(report.reused),
         "build_parts": dg.MetadataValue.int(report.parts),
         "build_parts_reused": dg.MetadataValue.int(report.parts_reused),

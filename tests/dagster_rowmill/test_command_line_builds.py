@@ -1,13 +1,19 @@
 """A build of the command line, as Dagster shows it afterwards."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
+# What the marks of the pages are made of; there is no public name for it.
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
 from dagster_rowmill.checks import find_checked_version
+from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.factory import open_asset_inputs
 from rowmill.build.steps import list_rank_names, open_project, plan_steps
 from rowmill.cli.dagster_instance import find_dagster_home
@@ -71,6 +77,55 @@ def test_build_in_which_nothing_changed_adds_no_events(tmp_path: Path, instance:
     assert project.rowmill("build") == ExitStatus.SUCCESS
 
     assert (count_materializations(instance, rows), count_materializations(instance, notes)) == (2, 1)
+
+
+def list_unsynced(project: CliProject, instance: dg.DagsterInstance) -> dict[str, list[str]]:
+    """Return the assets that Dagster marks as unsynced, with its reasons."""
+    graph = build_definitions([Path(project.recipe)], project.project.store.root).resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+    return {
+        key.to_user_string(): [cause.reason for cause in resolver.get_stale_causes(key)]
+        for key in graph.materializable_asset_keys
+        if resolver.get_status(key) is not StaleStatus.FRESH
+    }
+
+
+def test_builds_of_the_command_line_leave_nothing_unsynced(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+    first = list_unsynced(project, instance)
+    project.append_chat(1000)
+
+    assert project.rowmill("build", "--only", "raw_dataset") == ExitStatus.SUCCESS
+
+    assert first == {}
+    # What a change of the input leaves to be built again is marked, and only that.
+    assert list_unsynced(project, instance) == {"small/chats.canonical_rows": ["has a new dependency data version"]}
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+    assert list_unsynced(project, instance) == {}
+
+
+def test_version_that_rowmill_use_holds_is_shown_as_held_until_it_is_released(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+    ranks = manifest.load_current(project.project.store, ("small", "gpu_partitions"))
+    assert ranks is not None
+
+    def read_page() -> Mapping[str, Any]:
+        event = instance.get_latest_materialization_event(dg.AssetKey(["small", "gpu_partitions"]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return event.asset_materialization.metadata
+
+    assert project.rowmill("use", "gpu_partitions", ranks.version) == ExitStatus.SUCCESS
+    held = read_page()
+    assert project.rowmill("use", "gpu_partitions", "--release") == ExitStatus.SUCCESS
+
+    assert "held at version" in str(held["held"].value)
+    assert "held at version" in str(held["summary"].value)
+    assert "held" not in read_page()
 
 
 def test_steps_before_a_closed_gate_stand_in_dagster_too(tmp_path: Path, instance: dg.DagsterInstance) -> None:

@@ -205,6 +205,11 @@ def _report_reuse(kept: Manifest, started: float) -> StepReport:
     )
 
 
+def report_kept_version(kept: Manifest) -> StepReport:
+    """Return the report of a version that is used as it is."""
+    return _report_reuse(kept, time.monotonic())
+
+
 def _record_report(project: Project, step: Step, work: StageContext, report: StepReport) -> StepReport:
     if step.stage.publish is not None:
         _publish_output(project, step, work, report.manifest, step.stage.publish)

@@ -4,16 +4,20 @@ What belongs here: their options, one call of the engine each, printing its repo
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rowmill.cli.arguments import add_command, add_json_option, parse_positive
+from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rowmill.build.runner import Project, Step
+    from rowmill.build.runner import Project, Step, StepReport
+    from rowmill.checks.judge import CheckResult
     from rowmill.cli.arguments import Commands
 
 _KEY_HELP = "DATASET/STAGE or STAGE, such as chats/canonical_rows or training_splits"
@@ -96,17 +100,29 @@ def _run_use(args: argparse.Namespace) -> int:
     if args.release:
         held = held_versions.release_version(project.store, step.key)
         terminal.make_console().print(render_released_version(project, step, held))
+        current = manifest.load_current(project.store, step.key)
+        if held is not None and current is not None:
+            _show_in_dagster(project, step, runner.report_kept_version(current))
         return ExitStatus.SUCCESS
     runner.publish_statistics(project)
     known = [one.version for one in manifest.list_versions(project.store, step.key)]
     version = _match_version(args.version, known, f"{project.recipe.name}/{args.key}")
     report = runner.run_step(project, step, {}, version=version)
     results = runner.check_step(project, step, report.manifest)
-    held_versions.hold_version(project.store, report.manifest)
+    held = held_versions.hold_version(project.store, report.manifest)
+    _show_in_dagster(project, step, replace(report, held=held), results)
     console = terminal.make_console()
     console.print(render_used_version(project, step, report.version))
     console.print(render_step(step, report, results))
     return ExitStatus.GATE_CLOSED if any(result.blocking for result in results) else ExitStatus.SUCCESS
+
+
+def _show_in_dagster(
+    project: "Project", step: "Step", report: "StepReport", results: "Sequence[CheckResult]" = ()
+) -> None:
+    """Report the version to the project's Dagster instance, as a build does."""
+    if (problem := report_to_dagster(project, [(step, report, results)])) is not None:
+        print(f"! {problem}", file=sys.stderr)
 
 
 def _match_version(prefix: str, known: Sequence[str], where: str) -> str:

@@ -124,8 +124,10 @@ def _build_and_look(visit: Visit) -> None:
     assert visit.materialize(GRAPH) == "SUCCESS"
     assert set(visit.server.materialized("demo", "ranks")) == {"rank-00000-of-00002", "rank-00001-of-00002"}
     visit.go(GRAPH, "gpu_partitions")
+    _see_each_node_name_its_dataset(visit)
     visit.picture("asset-graph")
 
+    _see_the_answer_on_the_first_screen(visit)
     visit.go("/assets/demo/chats.truncation_stats", "plot lengths")
     plots = "() => [...document.images].filter(one => one.src.startsWith('data:')).map(one => one.naturalWidth)"
     widths = eventually(lambda: visit.page.evaluate(plots), "the plots are drawn")
@@ -139,6 +141,33 @@ def _build_and_look(visit: Visit) -> None:
     visit.page.get_by_label("reason").select_option("bad_messages")
     shown = visit.page.locator("#rows-list .row:visible")
     assert {row.get_attribute("data-reason") for row in shown.all()} == {"bad_messages"}
+
+
+def _see_each_node_name_its_dataset(visit: Visit) -> None:
+    """See the graph as it opens: nobody has zoomed in; Dagster may shorten a name in its middle."""
+    shown = visit.page.locator("svg foreignObject").all_text_contents()
+    for dataset in ("chats", "instructions", "documents"):
+        named = [text for text in shown if text.strip().startswith(dataset[:8])]
+        assert len(named) == 5, (dataset, shown)
+
+
+def _see_the_answer_on_the_first_screen(visit: Visit) -> None:
+    """See verdict, picture, numbers, news and link without scrolling, on a screen of 1920 × 1080."""
+    visit.page.set_viewport_size({"width": 1920, "height": 1080})
+    for stage, number in (("canonical_rows", "1,304 rows"), ("tokenized_examples", "1,299 examples")):
+        visit.go(f"/assets/demo/chats.{stage}", "Passed")
+        summary = visit.page.locator(".dagster-markdown").filter(has_text=number).first
+        picture = summary.locator("img")
+        eventually(lambda found=picture: found.evaluate("one => one.naturalWidth") == 640, "the picture is drawn")
+        place = picture.bounding_box()
+        assert place["width"] >= 600
+        assert place["x"] + place["width"] <= visit.page.locator("text=Definition").first.bounding_box()["x"]
+        text = summary.bounding_box()
+        assert text["y"] + text["height"] <= 1080
+        assert summary.get_by_text("The first version").count() == 1
+        assert "/demo/report.html#chats/" in summary.get_by_role("link", name="report").get_attribute("href")
+    visit.picture("canonical-rows")
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
 
 
 def _break(chats: Path) -> None:

@@ -111,7 +111,7 @@ def _copy_check_results(instance: dg.DagsterInstance, old: dg.AssetKey, new: dg.
             )
 
 
-def main() -> int:
+def move_home_history() -> int:
     """Move the history of the instance in $DAGSTER_HOME."""
     with dg.DagsterInstance.get() as instance:
         moved = move_history_once(instance)
@@ -121,4 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(move_home_history())

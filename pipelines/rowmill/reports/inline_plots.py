@@ -47,9 +47,9 @@ def draw_inline_histogram(histogram: Histogram, *, max_bars: int = 40) -> str:
     below = _draw_outline(heights[:split], 0, step, base, BAR)
     above = _draw_outline(heights[split:], split * step, step, base, OVER)
     limit_text = "" if histogram.limit is None else f", limit {_format_edge(histogram.limit)}"
-    title = _draw_text(0, 15, f"{histogram.title}, {histogram.unit}{limit_text}")
-    first, last = _draw_text(0, HEIGHT - 4, _format_edge(histogram.edges[0])), _format_edge(histogram.edges[-1])
-    return _wrap(HEIGHT, title + below + above + first + _draw_text(WIDTH, HEIGHT - 4, last, end=True))
+    title = _draw_label(0, 15, f"{histogram.title}, {histogram.unit}{limit_text}")
+    first, last = _draw_label(0, HEIGHT - 4, _format_edge(histogram.edges[0])), _format_edge(histogram.edges[-1])
+    return _wrap(HEIGHT, title + below + above + first + _draw_label(WIDTH, HEIGHT - 4, last, end=True))
 
 
 def draw_inline_bars(items: Sequence[tuple[str, float]], *, max_bars: int = 5) -> str:
@@ -62,8 +62,8 @@ def draw_inline_bars(items: Sequence[tuple[str, float]], *, max_bars: int = 5) -
     for i, (name, value) in enumerate(shown):
         y = 24 * i
         wide = max(2 if value else 0, round((WIDTH - BARS_LEFT) * value / highest))
-        names += _draw_text(0, y + 15, name[:20])
-        numbers += _draw_text(BARS_LEFT - 8, y + 15, f"{value:,.12g}")
+        names += _draw_label(0, y + 15, name[:20])
+        numbers += _draw_label(BARS_LEFT - 8, y + 15, f"{value:,.12g}")
         bars += f"M{BARS_LEFT} {y + 2}h{wide}v17h-{wide}z"
     # One group and one path for all lines: each attribute said again would cost a line.
     drawn = f"{names}<g text-anchor='end'>{numbers}</g><path fill='{BAR}' d='{bars}'/>"
@@ -80,7 +80,7 @@ def _draw_outline(heights: Sequence[int], left: int, step: int, base: int, colou
     return f"<path fill='{colour}' d='{path}V{base}z'/>"
 
 
-def _draw_text(x: int, y: int, text: str, *, end: bool = False) -> str:
+def _draw_label(x: int, y: int, text: str, *, end: bool = False) -> str:
     anchor = " text-anchor='end'" if end else ""
     place = f" x='{x}'" if x else ""
     return f"<text{place} y='{y}'{anchor}>{escape(text)}</text>"

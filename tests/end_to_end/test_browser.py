@@ -166,7 +166,7 @@ def _see_the_answer_on_the_first_screen(visit: Visit) -> None:
         assert text["y"] + text["height"] <= 1080
         assert summary.get_by_text("The first version").count() == 1
         assert "/demo/report.html#chats/" in summary.get_by_role("link", name="report").get_attribute("href")
-    visit.picture("canonical-rows")
+    visit.picture("asset-page")
     visit.page.set_viewport_size({"width": 1440, "height": 900})
 
 

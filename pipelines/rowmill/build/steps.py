@@ -18,8 +18,9 @@ from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import StageKey
 from rowmill.sources import GeneratedSource
-from rowmill.stages import catalog, gpu_partitions
+from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
+from rowmill.stages.gpu_partitions.rank_parts import rank_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:
 
 def list_rank_names(project: Project) -> tuple[str, ...]:
     """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
-    return gpu_partitions.rank_names(project.recipe.partitions.world_size)
+    return rank_names(project.recipe.partitions.world_size)
 
 
 def find_step(project: Project, key: StageKey) -> Step:

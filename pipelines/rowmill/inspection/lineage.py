@@ -21,8 +21,10 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.sources import SourcePart
-from rowmill.stages import gpu_partitions, inputs, raw_dataset
+from rowmill.stages import inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.gpu_partitions import stage as gpu_partitions
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
@@ -230,7 +232,7 @@ def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
         sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
         steps=table.column("step").to_numpy(),
         passes=table.column("pass").to_numpy(),
-        world_size=read_facts(gpu_partitions.GpuPartitionsFacts, ranks.facts).world_size
+        world_size=read_facts(GpuPartitionsFacts, ranks.facts).world_size
         if ranks is not None and fits
         else project.recipe.partitions.world_size,
         files=_list_rank_files(project.store, ranks) if ranks is not None and fits else {},

@@ -33,11 +33,11 @@ from rowmill.schema.facts import (
 )
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import Manifest, get_stage_folder
-from rowmill.stages import gpu_partitions
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.exports import stage as exports
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions import stage as gpu_partitions
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits

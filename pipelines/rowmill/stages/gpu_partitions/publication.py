@@ -1,0 +1,92 @@
+"""Publishing ranks: `current.json`, which trainers open.
+
+What belongs here: what the file says, and when it is written. What does not: making ranks (`copied_ranks.py`), reading
+the file (`reader/published.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rowmill.checks import cross_stage
+from rowmill.checks.judge import CheckResult
+from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
+from rowmill.schema.facts import TrainingSplitsFacts, read_facts
+from rowmill.schema.manifest import Manifest
+from rowmill.stages.base import (
+    StageContext,
+)
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, rank_names
+
+
+def publish_gpu_partitions(
+    work: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
+) -> None:
+    """Write `current.json` for trainers, once every rank of this order is built and its tokens are conserved.
+
+    `results` are the check results of the output, `loosened` the bounds of the recipe that are wider than the defaults:
+    readers of the ranks can see under which thresholds they were built.
+
+    Its content comes from the output, not from the recipe, since a kept version may be from an older recipe.
+    """
+    facts = read_facts(GpuPartitionsFacts, made.facts)
+    if facts.conservation or facts.ranks != facts.world_size:
+        return
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
+    ranks = {
+        name: {
+            "folder": part.files["facts"].path.rsplit("/", 1)[0],
+            "files": [[f.path, f.rows, f.digest] for n, f in part.files.items() if n.startswith("data/")],
+            "sequences": part.facts["sequences"],
+        }
+        for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)
+    }
+    order = read_facts(TrainingSplitsFacts, splits.facts)
+    packed = {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
+    first = next(iter(packed.values()))
+    content = {
+        "version": made.version,
+        "recipe": work.recipe.name,
+        "order": splits.card["order"],
+        "order_file": splits.parts[0].files["order"].path,
+        # An order of more than a million places has several files, of which the one above is the first.
+        "order_files": [file.path for file in splits.files("order")],
+        "datasets": splits.card["datasets"],
+        "world_size": facts.world_size,
+        "seq_len": int(first.card["seq_len"]),
+        "places": order.places,
+        "steps": order.steps,
+        # Orders kept from a VERSION before 3 do not record it.
+        "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
+        "sets": {name: _describe_evaluation_set(work, name, one) for name, one in packed.items()},
+        "inputs": made.inputs,
+        "waivers": list(made.waivers),
+        "loosened": list(loosened),
+        "checks": [
+            {
+                "name": one.check,
+                "value": one.value,
+                "wanted": one.wanted,
+                "severity": one.severity,
+                "outcome": one.outcome,
+                "waiver": one.waiver,
+                "threshold_digest": one.threshold_digest,
+            }
+            for one in results
+        ],
+        "card": {k: v for k, v in first.card.items() if k != "dataset"},
+        "ranks": ranks,
+    }
+    work.store.write_sealed(f"{work.folder}/current.json", content)
+    cross_stage.write_published_counts(work.store, made)
+
+
+def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
+    """Describe a dataset's shards by split, in the order of its plans, and its tags, for evaluation."""
+    shards: dict[str, list[list[Any]]] = {}
+    for part in packed.parts:
+        if "shard" in part.files:
+            file = part.files["shard"]
+            shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
+    dataset = work.recipe.datasets.get(name)
+    tags = dataset.source.tags if dataset is not None else ()
+    return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}

@@ -1,0 +1,64 @@
+"""The parts of the output, one per rank: their names and fingerprints.
+
+What belongs here: what identifies a rank. What does not: its files (`copied_ranks.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.core.storage import digest_json
+from rowmill.recipe.recipe import Recipe
+from rowmill.stages import inputs
+from rowmill.stages.base import (
+    StageContext,
+)
+
+VERSION = 4
+"""Increase it when the bytes of any rank, or facts, may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPartitionsFacts:
+    """Facts of the stage's output."""
+
+    conservation: int
+    stale_rank: int
+    ranks: int
+    world_size: int
+    sequences: int
+    fillers: int
+    tokens: int
+    trained_tokens: int
+    trained_spread: float
+
+
+def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide ranks (`ranks`), and the tags for evaluation."""
+    return {
+        "ranks": {
+            "versions": [VERSION],
+            "world_size": recipe.partitions.world_size,
+            "seq_len": recipe.seq_len,
+            "weighted": recipe.has_loss_weights,
+        },
+        "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
+    }
+
+
+def rank_name(rank: int, world_size: int) -> str:
+    """Return the folder name of a rank: `rank-00003-of-00008`; it includes the world size."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+def rank_names(world_size: int) -> tuple[str, ...]:
+    """Return the folder names of all ranks."""
+    return tuple(rank_name(rank, world_size) for rank in range(world_size))
+
+
+def fingerprint_rank(work: StageContext, name: str) -> str:
+    """Return the fingerprint of a rank: the order, its sequences, the world size."""
+    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
+    # The order names sequences by number only, so the shards' content must be included.
+    packed = [one.version for one in inputs.get_packed_shards(work).values()]
+    return digest_json(GPU_PARTITIONS, identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name)

@@ -1,0 +1,167 @@
+"""The order and the shards → one folder of shards per data-parallel rank.
+
+What belongs here: moving sequences to ranks, conservation, the file that trainers open. What does not:
+which place belongs to which rank (`rank_assignment.py`).
+
+    rank-00003-of-00008/
+    ├── data/part-00000.parquet …   that rank's sequences, in training order
+    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+
+Trainers open `current.json`. It is written once all ranks of one order are built.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.shards import native
+from rowmill.shards.native import find_content_damage
+from rowmill.stages.base import (
+    ComparedFact,
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    compute_share,
+)
+from rowmill.stages.gpu_partitions.copied_ranks import make_rank_schema, write_ranks
+from rowmill.stages.gpu_partitions.publication import publish_gpu_partitions
+from rowmill.stages.gpu_partitions.rank_parts import (
+    GpuPartitionsFacts,
+    fingerprint_rank,
+    identify_gpu_partitions,
+    rank_names,
+)
+from rowmill.stages.kept_parts import load_kept_part, save_kept_part
+from rowmill.stats import StatsInputs, count_rows_by_fact
+
+
+def prepare_gpu_partitions(work: StageContext) -> PreparedStage:
+    """Determine the ranks of the output: one can be built without the others."""
+    return PreparedStage(list_ranks(work), lambda: make_gpu_partitions(work))
+
+
+def list_ranks(work: StageContext) -> tuple[str, ...]:
+    """Return the ranks that the manifest will name: the wanted ones and those already built."""
+    names = rank_names(work.recipe.partitions.world_size)
+    wanted = set(work.ranks or names)
+    return tuple(
+        name
+        for name in names
+        if name in wanted or load_kept_part(work.store, work.folder, fingerprint_rank(work, name))
+    )
+
+
+def count_stale_ranks(work: StageContext, present: Sequence[str]) -> int:
+    """Count partitions kept for an older order or other shards.
+
+    Ranks can be built one at a time; the others are then still from an older order, and must not be mixed with it.
+    """
+    known = {name for one in manifest.list_versions(work.store, work.key) for name in one.card.get("ranks", ())}
+    return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
+
+
+def make_gpu_partitions(work: StageContext) -> StageOutput:
+    """Write the wanted ranks that do not exist yet, and describe all."""
+    present = list_ranks(work)
+    kept = {name: load_kept_part(work.store, work.folder, fingerprint_rank(work, name)) for name in present}
+    missing = [name for name, part in kept.items() if part is None]
+    if missing:
+        for name, part in zip(missing, write_ranks(work, missing), strict=True):
+            save_kept_part(work.store, work.folder, part)
+            kept[name] = part
+    ranks = [part for part in kept.values() if part is not None]
+    return _build_ranks_output(work, list(present), ranks, reused=len(present) - len(missing))
+
+
+# ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
+
+
+def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
+    trained = [int(part.facts["trained_tokens"]) for part in ranks]
+    rows = [
+        (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
+        for name, p in zip(names, ranks, strict=True)
+    ]
+    return StageOutput(
+        parts=ranks,
+        facts=GpuPartitionsFacts(
+            conservation=sum(not part.facts["conserved"] for part in ranks),
+            stale_rank=count_stale_ranks(work, names),
+            ranks=len(ranks),
+            world_size=work.recipe.partitions.world_size,
+            sequences=sum(int(p.facts["sequences"]) for p in ranks),
+            fillers=sum(int(p.facts["fillers"]) for p in ranks),
+            tokens=sum(int(p.facts["tokens"]) for p in ranks),
+            trained_tokens=sum(trained),
+            trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+        ),
+        token_ledger=_account_rank_tokens(ranks),
+        tables={
+            "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
+            "datasets": _tabulate_datasets(work, ranks),
+        },
+        schema=tuple((f.name, str(f.type)) for f in make_rank_schema(work)),
+        card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
+        parts_reused=reused,
+        rows_made=sum(int(p.facts["sequences"]) for p in ranks),
+    )
+
+
+def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
+    """Classify every token of the ranks; shards store labels but not span kinds, so unlabeled tokens are context."""
+    tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
+    padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
+    return [
+        ("train", "trained", trained),
+        ("train", "context", tokens - trained),
+        ("train", "padding", padding),
+    ]
+
+
+def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTable:
+    """Tabulate each dataset's contribution to the ranks: sequences, tokens, trained tokens, and shares."""
+    sums = {
+        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
+        for name in work.recipe.datasets
+    }
+    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
+    measures = ("sequences", "tokens", "trained_tokens")
+    rows = [
+        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
+        for name, values in sums.items()
+    ]
+    return DisplayTable(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
+
+
+def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
+    for part in made.parts:
+        data = [file for name, file in part.files.items() if name.startswith("data/")]
+        rank = part.files["facts"].path.rsplit("/", 1)[0]
+        yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))
+
+
+STAGE = StageDeclaration(
+    name=GPU_PARTITIONS,
+    facts=GpuPartitionsFacts,
+    description="One folder of shards per data-parallel rank, in training order.",
+    scope="recipe",
+    identity=identify_gpu_partitions,
+    prepare=prepare_gpu_partitions,
+    inputs=(TRAINING_SPLITS, PACKED_SHARDS),
+    gates_on_every_dataset=True,
+    publish=publish_gpu_partitions,
+    partitions=lambda recipe: rank_names(recipe.partitions.world_size),
+    # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
+    stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),
+    summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
+    compared=(
+        ComparedFact("ranks", "ranks"),
+        ComparedFact("sequences of all ranks", "sequences"),
+        ComparedFact("tokens of all ranks", "tokens"),
+    ),
+    find_content_damage=_find_rank_damage,
+)

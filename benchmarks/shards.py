@@ -94,7 +94,9 @@ def writing(table: pa.Table) -> None:
         write(sink)
         return time.process_time() - begin
 
-    ours = measure.timed(lambda: once(lambda sink: native.write_native_shard(table, sink, {"format": "native"})))
+    ours = measure.timed(
+        lambda: once(lambda sink: native.write_native_shard(table, sink, {"format": "native"}, group_rows=1024))
+    )
     bare = measure.timed(lambda: once(lambda sink: pq.write_table(table, sink)))
     measure.emit(
         "shard_writing",

@@ -37,7 +37,7 @@ def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
 
 def _back(table: pa.Table) -> pa.Table:
     sink = BytesIO()
-    native.write_native_shard(table, sink, {"recipe": "demo"})
+    native.write_native_shard(table, sink, {"recipe": "demo"}, group_rows=1024)
     return native.read_native_shard(sink.getvalue())
 
 

@@ -60,6 +60,7 @@ class _RankTask:
     fingerprint: str
     wanted: Ints
     per_shard: int
+    group_rows: int
     card: dict[str, str]
     facts: pa.Table
 
@@ -76,7 +77,7 @@ def write_rank(task: _RankTask, source: _RankSource) -> tuple[Part, int]:
             gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         )
         sink = BytesIO()
-        native.write_native_shard(table, sink, task.card)
+        native.write_native_shard(table, sink, task.card, group_rows=task.group_rows)
         content = sink.getvalue()
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.at}/{name}", content)
@@ -202,6 +203,7 @@ def _make_rank_task(work: StageContext, name: str, wanted: Ints) -> _RankTask:
         fingerprint=fingerprint,
         wanted=wanted[rank::world],
         per_shard=max(1, SHARD_TOKENS // work.recipe.seq_len),
+        group_rows=native.count_group_rows(work.recipe.seq_len),
         card={k: str(v) for k, v in shard_card.items() if k != "dataset"} | own,
         facts=steps.filter(pc.equal(steps.column("rank"), rank)),
     )

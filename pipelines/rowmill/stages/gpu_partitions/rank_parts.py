@@ -14,7 +14,7 @@ from rowmill.stages.base import (
     StageContext,
 )
 
-VERSION = 4
+VERSION = 5
 """Increase it when the bytes of any rank, or facts, may change."""
 
 

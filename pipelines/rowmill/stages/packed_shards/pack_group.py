@@ -31,6 +31,7 @@ from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
+from rowmill.shards.sequence_hashes import join_hashes
 from rowmill.stages import part_files
 from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS, count_damaged_pairs, part_sides
 from rowmill.stages.packed_shards.shard_files import (
@@ -119,6 +120,7 @@ def pack_group(task: PackGroupTask) -> Part:
             card=task.card,
             packing=task.rules.packing,
             row_kind=task.rules.row_kind,
+            group_rows=native.count_group_rows(task.rules.seq_len),
         )
         per_shard = max(1, SHARD_TOKENS // task.rules.seq_len)
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
@@ -134,14 +136,29 @@ def pack_group(task: PackGroupTask) -> Part:
         "tokens": int(lengths.tokens[:own].sum()),
         "shards": [one.facts for one in shards],
         "expected": f"{expected % native.HASH_MODULUS:032x}",
-        "found": f"{sum(value for _, value in back) % native.HASH_MODULUS:032x}",
+        "found": f"{_sum_hashes([hashes for _, hashes in back]):032x}",
         "damaged": sum(damaged for damaged, _ in back),
         **_count_group(task, lengths, plans, left, own),
         **({"pairs": pairs} if pairs else {}),
     }
     named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
     lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}
-    return Part(task.fingerprint, named | lineage | files, facts)
+    hashes = {
+        f"sequences-{i:05d}": part_files.write_parquet(store, _name_hashes_file(one.shard.path), table)
+        for i, (one, (_, table)) in enumerate(zip(shards, back, strict=True))
+    }
+    return Part(task.fingerprint, named | lineage | hashes | files, facts)
+
+
+def _sum_hashes(tables: Sequence[pa.Table]) -> int:
+    joined = join_hashes(tables)
+    return joined.sum_content(np.arange(len(joined.tokens)))
+
+
+def _name_hashes_file(shard: str) -> str:
+    """Return the path of the hashes of a shard's sequences: `…/data/train/part-00000.parquet` beside `data`."""
+    folder, split, name = shard.rsplit("/", 2)
+    return f"{folder.removesuffix('/data')}/sequences/{split}-{name}"
 
 
 def is_intact(part: Part) -> bool:

@@ -25,6 +25,7 @@ from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import RowKind
 from rowmill.shards import native
+from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
 from rowmill.stages.packed_shards.segment_columns import make_segment_columns
 
 HASH_TOKENS = 2 << 20
@@ -151,6 +152,7 @@ class ShardWriter:
     card: Mapping[str, str]
     packing: Packing
     row_kind: RowKind
+    group_rows: int
 
     def write_split(self, split: str, plan: SequencePlan, per_shard: int) -> Iterator[WrittenShard]:
         """Write the sequences of a split, `per_shard` in a file."""
@@ -165,7 +167,7 @@ class ShardWriter:
     def _write_shard(self, split: str, name: str, plan: SequencePlan) -> WrittenShard:
         table = self._gather(plan)
         sink = BytesIO()
-        native.write_native_shard(table, sink, self.card)
+        native.write_native_shard(table, sink, self.card, group_rows=self.group_rows)
         shard = self._save(f"data/{split}/{name}.parquet", sink.getvalue(), table.num_rows)
         lineage = BytesIO()
         pq.write_table(self._build_lineage(table, split, plan), lineage, compression="zstd")
@@ -233,14 +235,13 @@ _EXAMPLE_ID_PATTERN = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]
 """An example's id taken apart as `rows.parse_row_id` does with a row's, for a whole column at once."""
 
 
-def read_back(store: Store, shard: File, segments: File) -> tuple[int, int]:
-    """Return how many of a shard's files are not what was written, and the content hash of its sequences.
+def read_back(store: Store, shard: File, segments: File) -> tuple[int, pa.Table]:
+    """Return how many of a shard's files are not what was written, and the hashes of its sequences.
 
-    A damaged shard has no content: its hash is 0.
+    A damaged shard has no content: no sequence of it has a hash.
     """
     content = store.read(shard.path)
     damaged = int(digest_bytes(store.read(segments.path)) != segments.digest)
     if digest_bytes(content) != shard.digest:
-        return damaged + 1, 0
-    hashes = native.hash_sequences(native.recover_segments(native.read_native_shard(content)))
-    return damaged, sum(hashes) % native.HASH_MODULUS
+        return damaged + 1, SEQUENCE_HASHES.empty_table()
+    return damaged, tabulate_hashes(native.read_native_shard(content))

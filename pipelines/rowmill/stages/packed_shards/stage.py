@@ -86,7 +86,7 @@ def _list_parts(groups: Sequence[Part]) -> list[Part]:
         for group in groups:
             for number, facts in enumerate(group.facts["shards"]):
                 if facts["split"] == split:
-                    files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments")}
+                    files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments", "sequences")}
                     parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
                     first += int(facts["sequences"])
     left = [one for one in groups if "left_out" in one.files]

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, Reader
-from rowmill.reader.published import Shard
-from rowmill.reader.sequences import RowGroupCache
+from rowmill.reader.shard_checks import ExpectedShard, Shard
+from rowmill.reader.stored_rows import StoredRows
 from tests.reader.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
@@ -212,13 +212,13 @@ def test_forked_copy_reads_while_a_thread_of_its_parent_does(tmp_path: Path) -> 
     """A lock that is held while a process forks is never released in the child."""
     columns = {name: pa.array([[5, 6, 7]], pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")}
     pq.write_table(pa.table(columns), tmp_path / "shard.parquet")
-    rank = ([Shard("shard.parquet", 1, "")], [np.array([0, 1])])
-    shelf = RowGroupCache(SlowInParent(str(tmp_path)), 1, {0: rank})
+    rows = StoredRows(SlowInParent(str(tmp_path)), [ExpectedShard(Shard("shard.parquet", 1, ""), {})])
+    first = np.array([0])
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=lambda: queue.put(shelf.at(np.array([0]))[0].input_ids.tolist()))
+    child = context.Process(target=lambda: queue.put(rows.at(first, first)[0].input_ids.tolist()))
     with ThreadPoolExecutor(1) as reading:
-        reading.submit(shelf.at, np.array([0]))
+        reading.submit(rows.at, first, first)
         SlowInParent.is_opening.wait(60)
         child.start()
         try:

@@ -7,8 +7,13 @@
 
 | module | what |
 |---|---|
-| `published` | `current.json`, and the checks of the files it names |
-| `sequences` | places of the order → sequences |
+| `published` | `current.json`: what trainers read |
+| `shard_checks` | the checks of the files that it names |
+| `places` | places of the order → rows of shards, for both layouts of ranks |
+| `stored_rows` | rows of shards → sequences |
+| `sequences` | one sequence, and decoded row groups |
+| `schedule` | which sequences make a batch |
+| `read_ahead` | the next batches, on a thread |
 | `layouts` | padding and joining sequences: `flat` and `padded` |
 | `preference_batches` | pairs → a batch of chosen, then rejected sides: `preference` |
 | `batch_layout` | sequences → a batch in one of the layouts, NumPy or torch |
@@ -18,16 +23,17 @@
 What belongs here: which sequences a rank delivers next, and the state of a run. What does not: the order itself. It is
 built, holds all epochs and does not depend on the world size: rank r of W takes the places p with p mod W = r.
 
-The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on,
-so it has no worker processes and needs no `DataLoader` around it. Inside a `DataLoader`, each worker's copy delivers
-its own share of the batches and counts only these. Rejected: counting what a prefetching worker has read, which makes
-a resumed run skip batches that were never delivered.
+The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on, so it
+has no worker processes and needs no `DataLoader` around it. A thread reads the next batches meanwhile. Inside a
+`DataLoader`, each worker's copy delivers its own share of the batches and counts only these. Rejected: counting what a
+prefetching worker has read, which makes a resumed run skip batches that were never delivered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from math import gcd
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,10 +42,13 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
-from rowmill.reader import batch_layout, published
-from rowmill.reader.batch_layout import Batch, LayoutName
-from rowmill.reader.published import PublishedBuild
-from rowmill.reader.sequences import PackedSequence, RowGroupCache
+from rowmill.reader import batch_layout, places, published
+from rowmill.reader.batch_layout import LayoutName
+from rowmill.reader.layouts import Batch
+from rowmill.reader.places import SequenceSource
+from rowmill.reader.read_ahead import read_ahead
+from rowmill.reader.schedule import PlannedBatch, RankSchedule
+from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
 from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 
@@ -108,10 +117,14 @@ class Reader:
         if tokenizer is not None:
             published.check_tokenizer(self._published, tokenizer)
         self._rank, self._world_size, self._batch_size, self._verify = rank, world_size, batch_size, verify
-        published.require_sequences(self._published, rank, self._find_number(self._published.places))
+        self._schedule = RankSchedule(
+            rank, world_size, self._published.step_offsets, self._published.has_steps, batch_size
+        )
+        published.require_sequences(self._published, rank, len(self._schedule))
+        self._source = places.open_order(self._published, rank, world_size, verify=verify)
         self._view = View(
-            length=self._find_number(self._published.places),
-            fetch=_make_fetch(self._published, rank, world_size, verify=verify),
+            length=len(self._schedule),
+            fetch=partial(_fetch_rank_sequences, self._source, rank, world_size),
             layout=batch_layout.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
             batch_size=batch_size or 1,
         )
@@ -135,16 +148,23 @@ class Reader:
             If the ranks' shares of a step are unequal, or if a worker that delivered a part of its share would restart.
 
         """
-        self._require_equal_shares(self._find_position())
+        self._schedule.require_equal_shares(self._find_position())
         share = self._begin_share()
-        while self._next < len(self):
-            begin, step_end = self._next, self._find_step_end(self._next)
-            end = self._find_batch_end(begin)
-            batch = self._view.get_batch(np.arange(begin, end))
-            # Counted before the yield: a state taken inside the loop includes the batch just delivered.
-            self._next = self._skip_batches(end, share.workers - 1)
-            self._step = self._make_step(begin, is_complete=end == step_end)
-            yield batch
+        while (begin := self._schedule.find_kept(self._next)) < len(self):
+            planned = self._schedule.plan_batches(begin, share.workers)
+            with closing(read_ahead(planned, self._read_batches, seq_len=self.seq_len)) as batches:
+                for one, batch in batches:
+                    if one.begin != self._schedule.find_kept(self._next):
+                        # The caller has moved the reader: what was read ahead does not come next any more.
+                        break
+                    # Counted before the yield: a state taken inside the loop includes the batch just delivered.
+                    self._next, self._step = one.following, self._make_step(one)
+                    yield batch
+
+    def _read_batches(self, planned: Sequence[PlannedBatch]) -> list[Batch]:
+        """Read several batches at once, so that each row group that they share is decoded once."""
+        rows = iter(self._view.fetch(np.concatenate([np.arange(one.begin, one.end) for one in planned])))
+        return [self._view.layout.make_batch(list(islice(rows, one.end - one.begin))) for one in planned]
 
     def _begin_share(self) -> WorkerShare:
         """Move on to the first batch of this process's share, and return that share."""
@@ -159,7 +179,7 @@ class Reader:
             )
         self._is_begun_in_worker = True
         if self._share is None:
-            self._next = self._skip_batches(self._next, worker.worker)
+            self._next = self._schedule.skip_batches(self._next, worker.worker)
             self._share = worker
         return worker
 
@@ -190,7 +210,7 @@ class Reader:
             "order": self._published.order,
             "content": self._published.content,
             "position": position,
-            "taken": self._next - self._find_number(position),
+            "taken": self._next - self._schedule.find_number(position),
             "world_size": self._world_size,
             "batch_size": self._batch_size,
             "worker": share.worker,
@@ -219,8 +239,8 @@ class Reader:
                 f"world_size: {self._world_size}, but the state is inside a step that {before} ranks began; the world "
                 f"size must not change inside a step; continue with {before} ranks, or from a state between steps"
             )
-        self._require_equal_shares(position)
-        self._move_to(self._find_number(position) + taken, origin=position, share=share)
+        self._schedule.require_equal_shares(position)
+        self._move_to(self._schedule.find_number(position) + taken, origin=position, share=share)
 
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
 
@@ -345,9 +365,9 @@ class Reader:
         }
 
     def _open_set(self, dataset: str, split: str) -> View:
-        shards, groups = published.open_set(self._published, dataset, split, verify=self._verify)
-        cache = RowGroupCache(self._published.store, 1, {0: (shards, groups)})
-        return replace(self._view, length=sum(shard.rows for shard in shards), fetch=cache.at)
+        source = places.open_split(self._published, dataset, split, verify=self._verify)
+        length = sum(shard.rows for shard in self._published.sets[dataset].shards.get(split, ()))
+        return replace(self._view, length=length, fetch=source.at)
 
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
 
@@ -373,48 +393,20 @@ class Reader:
             name: published.list_shard_paths(self._published, shards) for name, shards in self._published.ranks.items()
         }
 
-    # ── Places and numbers: this rank's sequence n is at place rank + n · world_size ───────────
+    # ── The position ───────────────────────────────────────────────────────────────────────────────
 
-    def _find_number(self, place: int) -> int:
-        """Return the number of this rank's first sequence at or after a place."""
-        return (place - self._rank + self._world_size - 1) // self._world_size
-
-    def _find_step(self, number: int) -> int:
-        return int(np.searchsorted(self._published.step_offsets, self._rank + number * self._world_size, "right")) - 1
-
-    def _find_step_end(self, number: int) -> int:
-        """Return the number that follows the last sequence of this rank in a sequence's step."""
-        return self._find_number(int(self._published.step_offsets[self._find_step(number) + 1]))
-
-    def _find_batch_end(self, begin: int) -> int:
-        """Return the number that follows the last sequence of the batch that begins at a number."""
-        step_end = self._find_step_end(begin)
-        return min(begin + self._choose_batch_size(step_end - begin), step_end)
-
-    def _skip_batches(self, number: int, batches: int) -> int:
-        """Return the number at which the batch `batches` later begins, at most the end."""
-        for _ in range(batches):
-            if number >= len(self):
-                break
-            number = self._find_batch_end(number)
-        return number
-
-    def _make_step(self, number: int, *, is_complete: bool) -> TrainingStep | None:
+    def _make_step(self, batch: PlannedBatch) -> TrainingStep | None:
         if not self._published.has_steps:
             return None
-        step = self._find_step(number)
+        step = self._schedule.find_step(batch.begin)
+        is_complete = batch.end == self._schedule.find_step_end(batch.begin)
         return TrainingStep(step, int(self._published.step_trained_tokens[step]), is_complete)
-
-    def _choose_batch_size(self, left: int) -> int:
-        if self._batch_size is not None:
-            return self._batch_size
-        return left if self._published.has_steps else 1
 
     def _find_position(self) -> int:
         if self._published.has_steps:
-            return int(self._published.step_offsets[self._find_step(self._next)])
+            return int(self._published.step_offsets[self._schedule.find_step(self._next)])
         # Without steps all ranks together take `world_size` places at a time.
-        return self._origin + (self._next - self._find_number(self._origin)) * self._world_size
+        return self._origin + (self._next - self._schedule.find_number(self._origin)) * self._world_size
 
     def _require_own_build(self, state: Mapping[str, Any]) -> None:
         own = {"version": STATE_VERSION, "order": self._published.order, "content": self._published.content}
@@ -447,31 +439,6 @@ class Reader:
                 )
         return share
 
-    def _require_equal_shares(self, position: int) -> None:
-        """Refuse a world size that gives ranks unequal shares of a step at or after a place."""
-        offsets = self._published.step_offsets
-        remaining = np.diff(offsets)[offsets[:-1] >= position] if self._published.has_steps else offsets[-1:] - position
-        common = int(np.gcd.reduce(remaining)) if len(remaining) else 0
-        if common % self._world_size:
-            below = next(d for d in range(self._world_size, 0, -1) if common % d == 0)
-            above = next((d for d in range(self._world_size, common + 1) if common % d == 0), below)
-            raise ConfigError(
-                f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes "
-                f"equally many sequences of a step; choose {join_choices(dict.fromkeys((below, above)))}, or build "
-                "with another "
-                "batch_size"
-            )
 
-
-def _make_fetch(build: PublishedBuild, rank: int, world_size: int, *, verify: bool) -> Any:
-    """Return the function that reads this rank's sequences by number, from the stored ranks that hold them."""
-    rounds = build.world_size // gcd(build.world_size, world_size)
-    needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
-    groups = published.open_shards(build, needed, verify=verify)
-    shards = list(build.ranks.values())
-    cache = RowGroupCache(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
-    return partial(_fetch_rank_sequences, cache, rank, world_size)
-
-
-def _fetch_rank_sequences(cache: RowGroupCache, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
-    return cache.at(rank + numbers * world_size)
+def _fetch_rank_sequences(source: SequenceSource, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
+    return source.at(rank + numbers * world_size)

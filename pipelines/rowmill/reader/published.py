@@ -1,46 +1,30 @@
-"""Open `current.json` and check the shards it names, before a trainer gets the first token.
+"""Open `current.json`, which names everything that a trainer reads.
 
-What belongs here: opening a published build, its steps, and refusing files that are missing, changed, or made for
-another order or tokenizer. What does not: tokens (`sequences.py`), the order of delivery (`__init__.py`).
+What belongs here: opening a published build, its steps, and refusing one that is incomplete, contradicts itself, or was
+made with another tokenizer. What does not: the files that it names (`shard_checks.py`), the order of delivery
+(`__init__.py`).
 
     <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is complete
-      ranks ─► files ─► footer: rows, size, identity card
-
-The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that
-its file must have; the card in it names order, rank and tokenizer. Changed tokens in a file of the right length are
-found by `verify`, which reads everything once.
+      ranks ─► layout copied: the shards of each rank        layout index: the index of each rank, and a filler
+      sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
-from rowmill.core.storage import Store, digest_bytes, digest_file, digest_json
+from rowmill.core.storage import Store, digest_json
+from rowmill.reader.shard_checks import Shard, raise_missing
 
-CHECKED_AT_ONCE = 16
-"""Shards whose footers are read at the same time."""
-
-# A Parquet file ends with its footer's length and four magic bytes.
-_PARQUET_TAIL_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A file of a stored rank, as `current.json` names it."""
-
-    path: str
-    rows: int
-    digest: str
+StoredLayout: TypeAlias = Literal["copied", "index"]
+"""How ranks are stored: each with shards of its own, or with an index of rows of the packed shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +40,10 @@ class PublishedBuild:
     """A build that trainers may read.
 
     `order` is the digest of the order, `content` that of the packed shards in it. Place p of the order is in stored
-    rank `p mod world_size` at row `p // world_size`. Step s is the places `[step_offsets[s], step_offsets[s + 1])`, and
-    `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false), the offsets are the start
-    and the end of the whole order.
+    rank `p mod world_size` at row `p // world_size`; `ranks` are the files that hold these rows, or lines of an index,
+    and `fillers` the shard of one filler for each rank with an index. Step s is the places `[step_offsets[s],
+    step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false),
+    the offsets are the start and the end of the whole order.
     """
 
     store: Store
@@ -73,7 +58,10 @@ class PublishedBuild:
     step_offsets: Ints
     step_trained_tokens: Ints
     card: dict[str, Any]
+    layout: StoredLayout
+    datasets: tuple[str, ...]
     ranks: dict[str, tuple[Shard, ...]]
+    fillers: dict[str, Shard]
     sets: dict[str, DatasetShards]
     waivers: tuple[str, ...]
 
@@ -184,7 +172,11 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         step_offsets=offsets.astype(np.int64),
         step_trained_tokens=trained.astype(np.int64),
         card=dict(raw["card"]),
+        # Builds from before there was a choice do not name their layout.
+        layout=raw.get("layout", "copied"),
+        datasets=tuple(raw["datasets"]),
         ranks=ranks,
+        fillers={name: Shard(*one["filler"]) for name, one in raw["ranks"].items() if "filler" in one},
         sets={name: _parse_dataset_shards(one) for name, one in raw["sets"].items()},
         waivers=tuple(raw["waivers"]),
     )
@@ -197,7 +189,7 @@ def _parse_dataset_shards(raw: dict[str, Any]) -> DatasetShards:
 
 def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
     if not store.exists(path):
-        _raise_missing(store.path(path))
+        raise_missing(store.path(path))
     table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
     # Every rank of the build has the same number of sequences of a step.
     sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
@@ -238,104 +230,6 @@ def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
             f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}, which is {expected[:16]}…; train "
             "with that tokenizer, or build with this one"
         )
-
-
-def open_shards(published: PublishedBuild, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
-    """Check the shards of some stored ranks; return the offsets of row groups per rank and shard.
-
-    Raises
-    ------
-    IntegrityError
-        For the first file that is missing or truncated, belongs to another order, rank or tokenizer, or (`verify`)
-        has another digest than the published one.
-
-    """
-    names = list(published.ranks)
-    built = {"order": published.order, "world_size": str(published.world_size)}
-    return {
-        rank: _check_shards(published, published.ranks[names[rank]], {**built, "rank": str(rank)}, verify=verify)
-        for rank in ranks
-    }
-
-
-def open_set(
-    published: PublishedBuild, name: str, split: str, *, verify: bool
-) -> tuple[tuple[Shard, ...], tuple[Ints, ...]]:
-    """Check a dataset's shards of a split; return them and the offsets of their row groups.
-
-    Raises
-    ------
-    IntegrityError
-        For the first file that is missing or truncated, or belongs to another dataset or tokenizer.
-
-    """
-    shards = published.sets[name].shards.get(split, ())
-    card = {"recipe": published.recipe, "dataset": name}
-    return shards, _check_shards(published, shards, card, verify=verify)
-
-
-def _check_shards(
-    published: PublishedBuild, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
-) -> tuple[Ints, ...]:
-    """Check shards concurrently: a rank may have thousands, and a remote footer costs a round trip."""
-    with ThreadPoolExecutor(max_workers=CHECKED_AT_ONCE) as threads:
-        return tuple(threads.map(lambda shard: _check_shard(published, shard, expected, verify=verify), shards))
-
-
-def open_parquet(store: Store, path: str) -> pq.ParquetFile:
-    """Open a shard; Arrow reads a local one itself, not through Python. Close it with `force=True`."""
-    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
-
-
-def _check_shard(published: PublishedBuild, shard: Shard, expected: Mapping[str, str], *, verify: bool) -> Ints:
-    where = published.store.path(shard.path)
-    if not published.store.exists(shard.path):
-        _raise_missing(where)
-    try:
-        opened = open_parquet(published.store, shard.path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise IntegrityError(f"{where}: not a readable Parquet file ({error}); remove it and build again") from error
-    metadata, schema = opened.metadata, opened.schema_arrow
-    opened.close(force=True)
-    _require_equal(where, "rows", metadata.num_rows, shard.rows)
-    _require_equal(where, "bytes", _read_file_size(published.store, shard.path), _compute_size_by_footer(metadata))
-    card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-    for name, value in {**expected, "tokenizer_digest": str(published.card["tokenizer_digest"])}.items():
-        _require_equal(where, name, card.get(f"rowmill.{name}"), value)
-    if verify:
-        _require_equal(where, "digest", _digest_shard(published.store, shard.path), shard.digest)
-    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(groups, dtype=np.int64)))
-
-
-def _require_equal(where: str, what: str, found: object, expected: object) -> None:
-    if found != expected:
-        raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
-
-
-def _raise_missing(where: str) -> NoReturn:
-    raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
-
-
-def _read_file_size(store: Store, path: str) -> int:
-    with store.open(path) as handle:
-        return handle.seek(0, 2)
-
-
-def _compute_size_by_footer(metadata: Any) -> int:
-    end = 4
-    for group in range(metadata.num_row_groups):
-        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
-        end = max(end, *(_find_column_start(column) + column.total_compressed_size for column in columns))
-    return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
-
-
-def _find_column_start(column: Any) -> int:
-    return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
-
-
-def _digest_shard(store: Store, path: str) -> str:
-    return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
 
 
 def list_shard_paths(published: PublishedBuild, shards: Sequence[Shard]) -> list[str]:

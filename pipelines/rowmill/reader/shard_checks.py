@@ -1,0 +1,148 @@
+"""Check the files that a published build names, before a token of them reaches a trainer.
+
+What belongs here: refusing files that are missing, changed, or made for another order or tokenizer. What does not:
+which files there are (`published.py`), their rows (`stored_rows.py`).
+
+    file ─► footer: rows, size, identity card                 verify: the digest of every byte as well
+
+The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that
+its file must have; the card in it names order, rank and tokenizer. Changed tokens in a file of the right length are
+found by `verify`, which reads everything once.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.errors import IntegrityError, PipelineError
+from rowmill.core.storage import Store, digest_bytes, digest_file
+
+# A Parquet file ends with its footer's length and four magic bytes.
+_PARQUET_TAIL_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of sequences, or an index of them, as `current.json` names it."""
+
+    path: str
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedShard:
+    """A shard, and values that its identity card must have."""
+
+    shard: Shard
+    card: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardFooter:
+    """What a checked shard's footer says: row group g has the rows `[offsets[g], offsets[g + 1])`."""
+
+    metadata: Any
+    offsets: Ints
+    columns: frozenset[str]
+
+
+def open_parquet(store: Store, path: str, metadata: Any = None) -> pq.ParquetFile:
+    """Open a shard; Arrow reads a local one itself, not through Python. Close it with `force=True`."""
+    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path), metadata=metadata)
+
+
+def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:
+    """Check a shard by its footer, with `verify` by its digest too.
+
+    Raises
+    ------
+    IntegrityError
+        If it is missing or truncated, belongs to another order, rank, dataset or tokenizer, or (`verify`) has another
+        digest than the published one.
+
+    """
+    shard, where = expected.shard, store.path(expected.shard.path)
+    try:
+        opened = open_parquet(store, shard.path)
+        size_bytes = _read_file_size(store, shard.path)
+    except FileNotFoundError:
+        raise_missing(where)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise IntegrityError(f"{where}: not a readable Parquet file ({error}); remove it and build again") from error
+    metadata, schema = opened.metadata, opened.schema_arrow
+    opened.close(force=True)
+    _require_equal(where, "rows", metadata.num_rows, shard.rows)
+    _require_equal(where, "bytes", size_bytes, _compute_size_by_footer(metadata))
+    card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    for name, value in expected.card.items():
+        _require_equal(where, name, card.get(f"rowmill.{name}"), value)
+    if verify:
+        _require_equal(where, "digest", _digest_shard(store, shard.path), shard.digest)
+    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names))
+
+
+def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.Table:
+    """Read columns of one row group of a checked shard.
+
+    Raises
+    ------
+    IntegrityError
+        If the file is missing by now, or the row group cannot be decoded.
+
+    """
+    try:
+        file = open_parquet(store, path, footer.metadata)
+        try:
+            return file.read_row_group(group, columns=list(columns), use_threads=False).combine_chunks()
+        finally:
+            file.close(force=True)
+    except FileNotFoundError:
+        raise_missing(store.path(path))
+    except PipelineError:
+        # The storage does not answer, which says nothing about the file.
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise IntegrityError(
+            f"{store.path(path)}: row group {group} cannot be read ({' '.join(str(error).split())}); it must be as the "
+            "build wrote it; copy it again, or remove it and build again"
+        ) from error
+
+
+def raise_missing(where: str) -> NoReturn:
+    """Raise the error for a file that is not there."""
+    raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
+
+
+def _require_equal(where: str, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
+
+
+def _read_file_size(store: Store, path: str) -> int:
+    if store.is_local:
+        return os.path.getsize(store.path(path))
+    with store.open(path) as handle:
+        return handle.seek(0, 2)
+
+
+def _compute_size_by_footer(metadata: Any) -> int:
+    end = 4
+    for group in range(metadata.num_row_groups):
+        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
+        end = max(end, *(_find_column_start(column) + column.total_compressed_size for column in columns))
+    return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
+
+
+def _find_column_start(column: Any) -> int:
+    return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+
+
+def _digest_shard(store: Store, path: str) -> str:
+    return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))

@@ -1,0 +1,104 @@
+"""Reading ahead changes no batch: the same ones, in order, also where the caller moves the reader meanwhile."""
+
+import shutil
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.core.errors import IntegrityError
+from rowmill.reader.read_ahead import BLOCK_SEQUENCES, DEPTH, read_ahead
+from rowmill.reader.schedule import PlannedBatch
+from tests.reader.test_reader import STEPPED, delivered, make, open_reader, shard_of
+
+# Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("built") / "project", **STEPPED)
+
+
+def plan(sizes: Sequence[int]) -> list[PlannedBatch]:
+    ends = np.cumsum(sizes).tolist()
+    return [PlannedBatch(end - size, end, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def names(block: Sequence[PlannedBatch]) -> list[str]:
+    return [f"{one.begin}-{one.end}" for one in block]
+
+
+@given(sizes=st.lists(st.integers(1, 100), max_size=60), seq_len=st.sampled_from([64, 4096, 1 << 20]))
+def test_batches_come_in_order_and_blocks_stay_small(sizes: list[int], seq_len: int) -> None:
+    planned = plan(sizes)
+    blocks: list[int] = []
+
+    def read(block: Sequence[PlannedBatch]) -> list[str]:
+        blocks.append(sum(one.end - one.begin for one in block[:-1]))
+        return names(block)
+
+    assert list(read_ahead(iter(planned), read, seq_len=seq_len)) == list(zip(planned, names(planned), strict=True))
+    assert max(blocks, default=0) < BLOCK_SEQUENCES
+    assert blocks[:1] in ([], [0]), "the first batch is read alone"
+
+
+def test_error_comes_in_place_of_the_block_that_has_it() -> None:
+    def read(block: Sequence[PlannedBatch]) -> list[str]:
+        if block[-1].end > 5:
+            raise IntegrityError("gone")
+        return names(block)
+
+    seen: list[str] = []
+    with pytest.raises(IntegrityError, match="gone"):
+        seen += (name for _, name in read_ahead(iter(plan([1] * 20)), read, seq_len=4096))
+
+    assert seen == ["0-1", "1-2", "2-3"]
+
+
+def test_nothing_more_is_read_once_the_iterator_is_closed() -> None:
+    read: list[str] = []
+
+    def remember(block: Sequence[PlannedBatch]) -> list[str]:
+        read.extend(names(block))
+        return names(block)
+
+    batches = read_ahead(iter(plan([1] * 10_000)), remember, seq_len=4096)
+    next(batches)
+    batches.close()
+
+    assert len(read) < BLOCK_SEQUENCES * (DEPTH + 1)
+
+
+def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) -> None:
+    whole = delivered(open_reader(built, batch_size=1))
+    reader, seen = open_reader(built, batch_size=1), []
+    for number, batch in enumerate(reader):
+        seen.append(batch["input_ids"].tobytes())
+        if number == 4:
+            state = reader.state_dict()
+        if number == 9:
+            reader.load_state_dict(state)
+        if number == 12:
+            reader.rewind()
+        if number == 20:
+            break
+
+    assert seen == [*whole[:10], *whole[5:8], *whole[:8]]
+
+
+def test_damaged_page_of_a_shard_is_an_error_that_names_it(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built / "tiny" / "gpu_partitions", tmp_path / "tiny" / "gpu_partitions")
+    shard = shard_of(tmp_path, 0)
+    content = bytearray(shard.read_bytes())
+    # The first page begins behind four magic bytes.
+    content[4:60] = bytes(56)
+    shard.write_bytes(content)
+    reader = open_reader(tmp_path, 0, 4)
+
+    with pytest.raises(IntegrityError, match=rf"{shard.name}: row group 0 cannot be read .*; copy it again"):
+        list(islice(reader, 3))

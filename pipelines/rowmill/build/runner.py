@@ -230,7 +230,9 @@ def _restore_version(project: Project, step: Step, work: StageContext, version: 
     kept = manifest.load_version(work.store, work.key, version)
     inputs = manifest.load_inputs(work.store, kept)
     require_open_ancestry(project, inputs.values())
-    manifest.verify_files(work.store, kept)
+    shared = step.stage.list_shared_inputs(kept)
+    for one in (kept, *(made for made in inputs.values() if made.stage in shared)):
+        manifest.verify_files(work.store, one)
     manifest.make_current(work.store, kept)
     return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
 

@@ -4,9 +4,9 @@ What belongs here: the manifests that a trace reads, and finding rows, segments 
 following a row (`trace.py`) or a sequence (`sequence_trace.py`), showing either (`reports/row_view.py`).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from rowmill.sources import SourcePart
 from rowmill.stages import inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.gpu_partitions import stage as gpu_partitions
-from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, is_index
+from rowmill.stages.gpu_partitions.rank_sources import list_train_shards, load_packed_inputs
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
@@ -191,27 +192,21 @@ def locate_segments(
 
 @dataclass(frozen=True, slots=True)
 class _TrainingOrder:
-    """The order of training for one dataset, and the ranks' files if they are built."""
+    """The order of training for one dataset, and where the ranks have its sequences if they are built."""
 
     sequences: "np.ndarray[Any, np.dtype[np.int64]]"
     steps: "np.ndarray[Any, np.dtype[np.int64]]"
     passes: "np.ndarray[Any, np.dtype[np.int64]]"
     world_size: int
-    files: Mapping[int, Sequence[tuple[str, int]]]
+    locate: Callable[[int, int], tuple[str, int]]
+    """Return the file, and the row in it, of a row of a rank; no file if the ranks are not built."""
 
     def showings(self, sequence: int) -> Iterator[SequenceOccurrence]:
         """Yield every occurrence of a sequence: place p of the order is row p // W of rank p % W."""
         for place in np.flatnonzero(self.sequences == sequence).tolist():
             rank, row = place % self.world_size, place // self.world_size
-            file, file_row = self._locate_file(rank, row)
+            file, file_row = self.locate(rank, row)
             yield SequenceOccurrence(rank, int(self.steps[place]), int(self.passes[place]), file, file_row)
-
-    def _locate_file(self, rank: int, row: int) -> tuple[str, int]:
-        for path, rows in self.files.get(rank, ()):
-            if row < rows:
-                return path, row
-            row -= rows
-        return "", row
 
 
 def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
@@ -235,14 +230,37 @@ def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
         world_size=read_facts(GpuPartitionsFacts, ranks.facts).world_size
         if ranks is not None and fits
         else project.recipe.partitions.world_size,
-        files=_list_rank_files(project.store, ranks) if ranks is not None and fits else {},
+        locate=_locate_nowhere if ranks is None or not fits else _make_rank_locator(project.store, ranks),
     ), "" if fits else "the ranks are not built from this order yet"
 
 
-def _list_rank_files(store: Store, ranks: Manifest) -> dict[int, list[tuple[str, int]]]:
-    return {
-        int(name.split("-")[1]): [
-            (store.path(f.path), f.rows) for key, f in sorted(part.files.items()) if key.startswith("data/")
-        ]
-        for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)
-    }
+def _locate_nowhere(rank: int, row: int) -> tuple[str, int]:
+    del rank
+    return "", row
+
+
+def _make_rank_locator(store: Store, ranks: Manifest) -> Callable[[int, int], tuple[str, int]]:
+    parts = {int(name.split("-")[1]): part for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)}
+    if not is_index(ranks):
+        return partial(_locate_copied_row, store, parts)
+    shards = [part.files["shard"].path for part in list_train_shards(load_packed_inputs(store, ranks))]
+    tables = {rank: store.table(part.files["index"], ("shard", "row")) for rank, part in parts.items()}
+    return partial(_locate_indexed_row, store, tables, shards)
+
+
+def _locate_copied_row(store: Store, parts: Mapping[int, manifest.Part], rank: int, row: int) -> tuple[str, int]:
+    files = parts[rank].files if rank in parts else {}
+    for _, file in sorted((name, file) for name, file in files.items() if name.startswith("data/")):
+        if row < file.rows:
+            return store.path(file.path), row
+        row -= file.rows
+    return "", row
+
+
+def _locate_indexed_row(
+    store: Store, tables: Mapping[int, pa.Table], shards: Sequence[str], rank: int, row: int
+) -> tuple[str, int]:
+    if rank not in tables:
+        return "", row
+    shard, shard_row = (int(tables[rank].column(name)[row].as_py()) for name in ("shard", "row"))
+    return store.path(shards[shard]), shard_row

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ FILLER = -1
 _FULL_LOAD = 1 << 62
 # Steps are balanced in batches; a million members at a time need less than 100 MB of memory.
 _MEMBERS_AT_ONCE = 1 << 20
+
+
+RankLayout: TypeAlias = Literal["copied", "index"]
 
 
 class Partitions(Config):
@@ -55,6 +58,11 @@ class Partitions(Config):
 
     balance_ranks: Annotated[int, Field(ge=1)] = 192
     """Loads are balanced for every world size that divides this number."""
+
+    layout: RankLayout = "copied"
+    """What a rank's files hold: `copied` its sequences, so that the folder of a rank can be moved; `index` only which
+    rows of the packed shards they are, so that tokens are stored once and another world size is made in no time. The
+    reader gives the same batches for both."""
 
     @model_validator(mode="after")
     def _require_use_of_flops(self) -> "Partitions":

@@ -388,7 +388,20 @@ class Reader:
 
     @property
     def data_files(self) -> dict[str, list[str]]:
-        """The shards of each stored rank, in order, as `load_dataset("parquet", data_files=…)` takes them."""
+        """The shards of each stored rank, in order, as `load_dataset("parquet", data_files=…)` takes them.
+
+        Raises
+        ------
+        ConfigError
+            If ranks are indexes, which have no sequences of their own.
+
+        """
+        if self._published.layout == "index":
+            raise ConfigError(
+                f"{self._published.where}: data_files of a build with partitions.layout: index; its ranks name rows of "
+                "shards that they share, and files of a rank's own are needed; build with partitions.layout: copied, "
+                "export the recipe, or read it with this reader"
+            )
         return {
             name: published.list_shard_paths(self._published, shards) for name, shards in self._published.ranks.items()
         }

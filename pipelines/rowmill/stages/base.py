@@ -178,6 +178,11 @@ def _summarize_rows(facts: object, rows: str) -> Sequence[str]:
     return (rows,)
 
 
+def _share_nothing(made: Manifest) -> tuple[str, ...]:
+    del made
+    return ()
+
+
 def _applies_to_all(dataset: Dataset) -> bool:
     del dataset
     return True
@@ -226,6 +231,9 @@ class StageDeclaration:
     """Describe what changed outside the recipe and the inputs since an earlier output, or return None."""
     publish: Publish | None = None
     """Publish an output for trainers; None for stages whose output the reader does not open."""
+
+    list_shared_inputs: Callable[[Manifest], tuple[str, ...]] = _share_nothing
+    """Names of the inputs whose files readers of an output open, because it names them instead of copying them."""
 
     # Hooks of reports and statistics.
     stats_inputs: StatsInputs = field(default_factory=StatsInputs)

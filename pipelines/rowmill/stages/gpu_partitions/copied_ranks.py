@@ -1,35 +1,50 @@
 """Ranks as folders of shards: the sequences of the order, copied in the order of training.
 
-What belongs here: moving sequences to ranks, their conservation. What does not: which place belongs to which rank
-(`rank_assignment.py`), the manifest (`stage.py`).
+What belongs here: moving sequences to ranks, their conservation. What does not: what ranks are made of
+(`rank_sources.py`), ranks without tokens of their own (`rank_indexes.py`).
+
+    rank-00003-of-00008/
+    ├── data/part-00000.parquet …   that rank's sequences, in training order
+    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+
+    tasks    rank 0, steps 0–99 · rank 0, steps 100–199 · rank 1, steps 0–99 · …
+
+A task writes `TASK_SHARDS` shards of one rank, whatever that rank's size is. Rows come from copies of the packed shards
+on the task's host, which the first task that needs one makes. Rejected: taking rows out of the packed shards
+themselves. In a shuffled order each sequence of 4,096 tokens comes from another row group, so that every token would be
+decoded some fifteen times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.stage_names import TRAINING_SPLITS
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.examples import WEIGHT_COLUMN
-from rowmill.schema.manifest import File, Manifest, Part
-from rowmill.schema.rows import SEGMENT_COLUMNS
+from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
-from rowmill.stages import inputs, part_files
-from rowmill.stages.base import (
-    StageContext,
-    open_host_scratch,
-)
+from rowmill.stages.base import StageContext, open_host_scratch
 from rowmill.stages.gpu_partitions.rank_parts import fingerprint_rank
+from rowmill.stages.gpu_partitions.rank_sources import (
+    list_segment_columns,
+    make_rank_card,
+    open_rank_sources,
+    summarize_rank,
+    write_step_facts,
+)
 from rowmill.stages.kept_parts import part_folder
 
 SHARD_TOKENS = 2 << 20
+"""Maximum tokens of a shard: some 60 MB while a worker gathers and writes it."""
+
+TASK_SHARDS = 8
+"""Shards that one task writes: a dozen seconds of work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,35 +59,99 @@ class _RankSource:
     filler: pa.Table
 
 
-def hash_shard(shard: NumberedShard, source: _RankSource) -> bytes:
-    """Return the content hashes of a shard's sequences, 16 bytes each; leave a copy for the ranks of this host."""
-    return _hash_sequences(source.copies.read(shard))
-
-
-def _hash_sequences(segments: native.Segments) -> bytes:
-    return b"".join(value.to_bytes(16, "little") for value in native.hash_sequences(segments))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _RankTask:
+    """Shards of one rank, the first of them number `first`; `wanted` are the rows of their sequences."""
+
     root: str
-    at: str
-    fingerprint: str
+    folder: str
+    first: int
     wanted: Ints
     per_shard: int
     group_rows: int
     card: dict[str, str]
-    facts: pa.Table
 
 
-def write_rank(task: _RankTask, source: _RankSource) -> tuple[Part, int]:
-    """Write one rank's shards; return the part and the content hash of the files read back."""
+@dataclass(frozen=True, slots=True)
+class _WrittenShards:
+    """The files of a task by name, their content hash, and the counts of each dataset, all from the files read back."""
+
+    files: dict[str, File]
+    found: int
+    counted: dict[str, list[int]]
+
+
+def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Part]:
+    """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
+    sources = open_rank_sources(work)
+    rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
+    shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
+    tasks = {name: _plan_tasks(work, name, rows[name]) for name in names}
+    size = 4 * sum(shard.file.bytes for shard in shards)
+    with open_host_scratch(work) as scratch:
+        source = _RankSource(ShardCopies(work.store.root, shards, scratch), sources.first_rows, sources.filler)
+        every = [task for own in tasks.values() for task in own]
+        made = work.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
+        for name, own in tasks.items():
+            written = [next(made) for _ in own]
+            yield _make_rank_part(work, name, sources.hashes.sum_content(rows[name]), written)
+
+
+def make_rank_schema(work: StageContext) -> pa.Schema:
+    """Return the columns of a rank's shards."""
+    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=list_segment_columns(work))
+
+
+def _parse_rank(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+def _locate_rank(work: StageContext, name: str) -> str:
+    return f"{part_folder(work.folder, fingerprint_rank(work, name))}/{name}"
+
+
+def _plan_tasks(work: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
+    per_shard = max(1, SHARD_TOKENS // work.recipe.seq_len)
+    per_task = TASK_SHARDS * per_shard
+    return [
+        _RankTask(
+            root=work.store.root,
+            folder=_locate_rank(work, name),
+            first=begin // per_shard,
+            wanted=wanted[begin : begin + per_task],
+            per_shard=per_shard,
+            group_rows=native.count_group_rows(work.recipe.seq_len),
+            card=make_rank_card(work, _parse_rank(name)),
+        )
+        for begin in range(0, len(wanted), per_task)
+    ]
+
+
+def _make_rank_part(work: StageContext, name: str, expected: int, written: Sequence[_WrittenShards]) -> Part:
+    counted: dict[str, list[int]] = {}
+    for one in written:
+        for dataset, counts in one.counted.items():
+            before = counted.get(dataset, [0, 0, 0])
+            counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
+    found = sum(one.found for one in written) % native.HASH_MODULUS
+    files = {file: value for one in written for file, value in one.files.items()}
+    sequences = sum(file.rows for file in files.values())
+    files["facts"] = write_step_facts(work, _locate_rank(work, name), _parse_rank(name))
+    facts = summarize_rank(sequences, counted) | {"conserved": found == expected, "content_hash": f"{found:032x}"}
+    return Part(fingerprint_rank(work, name), files, facts)
+
+
+# ── One task ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
+    """Write some shards of a rank, and read them back."""
     store = Store(task.root)
     sources = _require_rank_sources(task, source)
     files: dict[str, File] = {}
     found = 0
     counted: dict[str, list[int]] = {}
-    for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
+    for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
         table = _restore_shard_types(
             gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         )
@@ -80,34 +159,21 @@ def write_rank(task: _RankTask, source: _RankSource) -> tuple[Part, int]:
         native.write_native_shard(table, sink, task.card, group_rows=task.group_rows)
         content = sink.getvalue()
         name = f"data/part-{number:05d}.parquet"
-        store.write(f"{task.at}/{name}", content)
-        files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
+        store.write(f"{task.folder}/{name}", content)
+        files[name] = File(f"{task.folder}/{name}", len(content), digest_bytes(content), table.num_rows)
         back = store.table(files[name]).combine_chunks()
         found += sum(native.hash_sequences(native.recover_segments(back)))
         _count_rank_tokens(back, counted)
-    files["facts"] = part_files.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
-    fillers = counted.pop(_FILLERS, [0])[0]
-    facts = {
-        "sequences": len(task.wanted),
-        "fillers": fillers,
-        "tokens": sum(tokens for _, tokens, _ in counted.values()),
-        "trained_tokens": sum(trained for _, _, trained in counted.values()),
-        "datasets": dict(sorted(counted.items())),
-    }
-    return Part(task.fingerprint, files, facts), found % native.HASH_MODULUS
+    return _WrittenShards(files, found % native.HASH_MODULUS, counted)
 
 
 def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:
-    """Return this host's copies of all shards, of which those that the rank needs are there, and of the filler."""
+    """Return this host's copies of all shards, of which those that the task needs are there, and of the filler."""
     scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
     needed = np.unique(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
     source.copies.require(needed[needed < fillers].tolist())
     scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
     return [*source.copies.files, scratch.locate("filler.arrow")]
-
-
-_FILLERS = ""
-"""The dataset name of fillers; no dataset has an empty name."""
 
 
 def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
@@ -129,81 +195,3 @@ def _restore_shard_types(table: pa.Table) -> pa.Table:
     own = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
     columns = [pa.field(name, typed.schema.field(name).type.value_type) for name in own]
     return typed.cast(native.make_sequence_schema(weighted=weighted, columns=columns))
-
-
-def write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
-    """Write some ranks' shards, and compare their content with that of the packed shards."""
-    packed = inputs.get_packed_shards(work)
-    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
-    shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in parts)
-    first_rows = compute_offsets([*(shard.file.rows for shard in shards), 1])
-    wanted = _locate_ordered_rows(work, packed)
-    ranks = [_make_rank_task(work, name, wanted) for name in names]
-    size = 4 * sum(shard.file.bytes for shard in shards)
-    with open_host_scratch(work) as scratch:
-        copies = ShardCopies(work.store.root, shards, scratch)
-        source = _RankSource(copies, first_rows, _make_filler(work))
-        hashes = b"".join(work.pool.map(hash_shard, shards, size_bytes=size, shared=source))
-        made = list(work.pool.map(write_rank, ranks, size_bytes=size, shared=source))
-    hashes += _hash_sequences(native.recover_segments(source.filler.combine_chunks()))
-    values = [int.from_bytes(hashes[16 * i : 16 * i + 16], "little") for i in range(len(hashes) // 16)]
-    done: list[Part] = []
-    for task, (part, found) in zip(ranks, made, strict=True):
-        expected = sum(values[i] for i in task.wanted.tolist()) % native.HASH_MODULUS
-        facts = part.facts | {"conserved": found == expected, "content_hash": f"{found:032x}"}
-        done.append(Part(part.fingerprint, part.files, facts))
-    return done
-
-
-def _make_filler(work: StageContext) -> pa.Table:
-    card = next(iter(inputs.get_packed_shards(work).values())).card
-    pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
-    return native.make_fillers(
-        1,
-        pad_id=int(pad),
-        dataset="",
-        weighted=work.recipe.has_loss_weights,
-        columns=_list_segment_columns(work),
-    )
-
-
-def _list_segment_columns(work: StageContext) -> Sequence[pa.Field]:
-    """Return the columns of segments that only one kind of rows has; all datasets of such a recipe are of that kind."""
-    return SEGMENT_COLUMNS.get(next(iter(work.recipe.datasets.values())).row_kind, ())
-
-
-def make_rank_schema(work: StageContext) -> pa.Schema:
-    """Return the columns of a rank's shards."""
-    columns = _list_segment_columns(work)
-    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=columns)
-
-
-def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
-    """Return for each place of the order the row of its sequence over all shards; fillers are the last row."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    order = inputs.load_order(work.store, splits, ("dataset", "sequence_id", "filler"))
-    rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
-    firsts = compute_offsets(rows)
-    filler = order.column("filler").to_numpy(zero_copy_only=False)
-    datasets = np.where(filler, 0, order.column("dataset").to_numpy())
-    return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())
-
-
-def _make_rank_task(work: StageContext, name: str, wanted: Ints) -> _RankTask:
-    world = work.recipe.partitions.world_size
-    rank = int(name.split("-")[1])
-    fingerprint = fingerprint_rank(work, name)
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    steps = inputs.load_rank_steps(work.store, splits)
-    shard_card = next(iter(inputs.get_packed_shards(work).values())).card
-    own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
-    return _RankTask(
-        root=work.store.root,
-        at=f"{part_folder(work.folder, fingerprint)}/{name}",
-        fingerprint=fingerprint,
-        wanted=wanted[rank::world],
-        per_shard=max(1, SHARD_TOKENS // work.recipe.seq_len),
-        group_rows=native.count_group_rows(work.recipe.seq_len),
-        card={k: str(v) for k, v in shard_card.items() if k != "dataset"} | own,
-        facts=steps.filter(pc.equal(steps.column("rank"), rank)),
-    )

@@ -1,7 +1,7 @@
 """Publishing ranks: `current.json`, which trainers open.
 
-What belongs here: what the file says, and when it is written. What does not: making ranks (`copied_ranks.py`), reading
-the file (`reader/published.py`).
+What belongs here: what the file says, and when it is written. What does not: making ranks (`stage.py`), reading the
+file (`reader/published.py`).
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
-from rowmill.schema.manifest import Manifest
+from rowmill.schema.manifest import Manifest, Part
 from rowmill.stages.base import (
     StageContext,
 )
-from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, rank_names
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, is_index, rank_names
 
 
 def publish_gpu_partitions(
@@ -32,14 +32,7 @@ def publish_gpu_partitions(
     if facts.conservation or facts.ranks != facts.world_size:
         return
     splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    ranks = {
-        name: {
-            "folder": part.files["facts"].path.rsplit("/", 1)[0],
-            "files": [[f.path, f.rows, f.digest] for n, f in part.files.items() if n.startswith("data/")],
-            "sequences": part.facts["sequences"],
-        }
-        for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)
-    }
+    ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)}
     order = read_facts(TrainingSplitsFacts, splits.facts)
     packed = {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
@@ -52,6 +45,7 @@ def publish_gpu_partitions(
         "order_files": [file.path for file in splits.files("order")],
         "datasets": splits.card["datasets"],
         "world_size": facts.world_size,
+        "layout": "index" if is_index(made) else "copied",
         "seq_len": int(first.card["seq_len"]),
         "places": order.places,
         "steps": order.steps,
@@ -78,6 +72,17 @@ def publish_gpu_partitions(
     }
     work.store.write_sealed(f"{work.folder}/current.json", content)
     cross_stage.write_published_counts(work.store, made)
+
+
+def _describe_rank(part: Part) -> dict[str, Any]:
+    """Describe a rank's files: its shards, or its index and the filler that the index may name."""
+    described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
+    return {
+        "folder": part.files["facts"].path.rsplit("/", 1)[0],
+        "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
+        "sequences": part.facts["sequences"],
+        **({"filler": described["filler"]} if "filler" in described else {}),
+    }
 
 
 def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) -> dict[str, Any]:

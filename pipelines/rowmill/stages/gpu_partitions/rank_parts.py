@@ -1,6 +1,6 @@
 """The parts of the output, one per rank: their names and fingerprints.
 
-What belongs here: what identifies a rank. What does not: its files (`copied_ranks.py`).
+What belongs here: what identifies a rank. What does not: its files (`copied_ranks.py`, `rank_indexes.py`).
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.manifest import Manifest
 from rowmill.stages import inputs
 from rowmill.stages.base import (
     StageContext,
@@ -41,9 +42,16 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
             "world_size": recipe.partitions.world_size,
             "seq_len": recipe.seq_len,
             "weighted": recipe.has_loss_weights,
+            # Recipes with the default layout keep their identity.
+            **({} if recipe.partitions.layout == "copied" else {"layout": recipe.partitions.layout}),
         },
         "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
     }
+
+
+def is_index(made: Manifest) -> bool:
+    """Return whether the ranks of an output are indexes of the packed shards."""
+    return any("index" in part.files for part in made.parts)
 
 
 def rank_name(rank: int, world_size: int) -> str:

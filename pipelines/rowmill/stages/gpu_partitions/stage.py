@@ -1,20 +1,19 @@
-"""The order and the shards → one folder of shards per data-parallel rank.
+"""The order and the shards → one partition per data-parallel rank.
 
-What belongs here: moving sequences to ranks, conservation, the file that trainers open. What does not:
-which place belongs to which rank (`rank_assignment.py`).
-
-    rank-00003-of-00008/
-    ├── data/part-00000.parquet …   that rank's sequences, in training order
-    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+What belongs here: which ranks are made, their manifest, checks of their content. What does not: the files of a rank
+(`copied_ranks.py`, `rank_indexes.py`), which place belongs to which rank (`rank_assignment.py`).
 
 Trainers open `current.json`. It is written once all ranks of one order are built.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
 
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
+from rowmill.packing.rank_assignment import RankLayout
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
@@ -27,12 +26,14 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
 )
-from rowmill.stages.gpu_partitions.copied_ranks import make_rank_schema, write_ranks
+from rowmill.stages.gpu_partitions.copied_ranks import make_rank_schema, write_copied_ranks
 from rowmill.stages.gpu_partitions.publication import publish_gpu_partitions
+from rowmill.stages.gpu_partitions.rank_indexes import RANK_INDEX_SCHEMA, find_index_damage, write_rank_indexes
 from rowmill.stages.gpu_partitions.rank_parts import (
     GpuPartitionsFacts,
     fingerprint_rank,
     identify_gpu_partitions,
+    is_index,
     rank_names,
 )
 from rowmill.stages.kept_parts import load_kept_part, save_kept_part
@@ -70,11 +71,18 @@ def make_gpu_partitions(work: StageContext) -> StageOutput:
     kept = {name: load_kept_part(work.store, work.folder, fingerprint_rank(work, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
     if missing:
+        write_ranks = _RANK_WRITERS[work.recipe.partitions.layout]
         for name, part in zip(missing, write_ranks(work, missing), strict=True):
             save_kept_part(work.store, work.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
     return _build_ranks_output(work, list(present), ranks, reused=len(present) - len(missing))
+
+
+_RANK_WRITERS: Mapping[RankLayout, Callable[[StageContext, Sequence[str]], Iterator[Part]]] = {
+    "copied": write_copied_ranks,
+    "index": write_rank_indexes,
+}
 
 
 # ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
@@ -104,11 +112,15 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
             "datasets": _tabulate_datasets(work, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in make_rank_schema(work)),
+        schema=tuple((f.name, str(f.type)) for f in _get_rank_schema(work)),
         card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
+
+
+def _get_rank_schema(work: StageContext) -> pa.Schema:
+    return make_rank_schema(work) if work.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA
 
 
 def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
@@ -138,6 +150,9 @@ def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTabl
 
 
 def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
+    if is_index(made):
+        yield from find_index_damage(store, made)
+        return
     for part in made.parts:
         data = [file for name, file in part.files.items() if name.startswith("data/")]
         rank = part.files["facts"].path.rsplit("/", 1)[0]
@@ -147,13 +162,14 @@ def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
 STAGE = StageDeclaration(
     name=GPU_PARTITIONS,
     facts=GpuPartitionsFacts,
-    description="One folder of shards per data-parallel rank, in training order.",
+    description="One folder of shards, or one index of shards, per data-parallel rank, in training order.",
     scope="recipe",
     identity=identify_gpu_partitions,
     prepare=prepare_gpu_partitions,
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     publish=publish_gpu_partitions,
+    list_shared_inputs=lambda made: (PACKED_SHARDS,) if is_index(made) else (),
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
     # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
     stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),

@@ -55,7 +55,10 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),
-            "partitions": recipe.partitions.model_dump(mode="json", exclude=None if by_flops else {"flops_linear"}),
+            # The order is the same for both layouts of ranks.
+            "partitions": recipe.partitions.model_dump(
+                mode="json", exclude={"layout"} if by_flops else {"layout", "flops_linear"}
+            ),
             # Recipes that are balanced otherwise keep their identity.
             **({"open_attention": list_open_datasets(recipe)} if by_flops else {}),
             "seed": recipe.seed,

@@ -1,0 +1,363 @@
+"""Ranks as indexes give the batches that copied ranks give, byte for byte, wherever a run begins, and fail as clearly.
+
+What belongs here: both layouts side by side. What does not: what each stage writes (`tests/stages/`).
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import orjson
+import pytest
+
+from rowmill.build import gate, runner, steps
+from rowmill.build.gc import collect_garbage
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.core.storage import Store
+from rowmill.inspection import trace
+from rowmill.reader import Batch, Reader
+from rowmill.schema import manifest
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, sentence
+
+# Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+
+WORLD = 4
+
+
+def mixed(road: Road, layout: str, *, rows: int = 60, world_size: int = WORLD, **options: Any) -> Road:
+    """Write a mixture of weighted chats, pairs and documents over two passes, with validation and fillers."""
+    chats = [chat(i, turns=1 + i % 3, words=5 + i % 20) for i in range(rows)]
+    for i, one in enumerate(chats):
+        one["messages"][1]["weight"] = (0.5, 1, 2)[i % 3]
+    content = {
+        "chats": (chats, CHAT),
+        "pairs": ([pair(i) for i in range(23)], PAIR),
+        "texts": ([document(i, words=90) for i in range(11)], TEXT),
+    }
+    datasets: dict[str, Any] = {
+        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", some)]}, "format": kind}
+        for name, (some, kind) in content.items()
+    }
+    datasets["chats"] |= {"splits": {"validation": 0.2}, "loss": {"weights": True}}
+    partitions = {"world_size": world_size, "layout": layout}
+    mixture = {"batch_size": 8, "epochs": 2}
+    return road.recipe(datasets, seq_len=128, partitions=partitions, mixture=mixture, **options)
+
+
+def preferences(road: Road, layout: str) -> Road:
+    """Write a recipe of pairs of answers, some with a margin."""
+    rows = [
+        {
+            "prompt": chat(i, turns=2)["messages"][:3],
+            "chosen": sentence(i, 9),
+            "rejected": sentence(i + 1, 5 + i % 7),
+            **({"margin": i / 4} if i % 2 else {}),
+        }
+        for i in range(30)
+    ]
+    source = {"train_urls": [road.write("a.jsonl", rows)]}
+    datasets = {"rows": {"source": source, "format": {"kind": "preference"}, "packing": {"pack": True}}}
+    partitions = {"world_size": WORLD, "layout": layout}
+    return road.recipe(datasets, seq_len=512, partitions=partitions, mixture={"batch_size": 4})
+
+
+RECIPES = {"mixed": mixed, "preferences": preferences}
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
+    """Build a recipe in both layouts; return the builds by layout."""
+    road = Road(tmp_path_factory.mktemp("copied"))
+    made = {"copied": RECIPES[request.param](road, "copied").build()}
+    other = tmp_path_factory.mktemp("index") / "project"
+    shutil.copytree(road.folder, other)
+    return made | {"index": RECIPES[request.param](Road(other), "index").build()}
+
+
+@pytest.fixture
+def indexed(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, indexed_once: Path) -> Road:
+    """Return a copy of a project with indexes, to be changed."""
+    shutil.copytree(indexed_once, tmp_path / "project")
+    return Road(tmp_path / "project")
+
+
+@pytest.fixture(scope="module")
+def indexed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    road = mixed(Road(tmp_path_factory.mktemp("once")), "index")
+    road.build()
+    return road.folder
+
+
+def open_reader(made: "Built | Road", rank: int = 0, world_size: int = 1, **options: Any) -> Reader:
+    return Reader(made.project.store.root, "road", rank=rank, world_size=world_size, as_torch=False, **options)
+
+
+def in_bytes(batches: Iterator[Batch]) -> list[dict[str, Any]]:
+    """Return batches with their arrays as dtype, shape and bytes."""
+    return [
+        {name: (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+         for name, value in batch.items()}
+        for batch in batches
+    ]  # fmt: skip
+
+
+def shard_of(road: Road) -> Path:
+    """Return the first packed shard that the indexes name."""
+    sets = current(road)["sets"]
+    return road.store / sets["chats"]["shards"]["train"][0][0]
+
+
+def current(road: Road) -> dict[str, Any]:
+    return orjson.loads((road.store / "road" / "gpu_partitions" / "current.json").read_bytes())
+
+
+# ── The same batches ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded", "preference"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_batches_of_both_layouts_are_equal(both: dict[str, Built], world_size: int, layout: Any) -> None:
+    has_pairs = "chats" not in {key[0] for key in both["copied"].steps}
+    if layout == "preference" and not has_pairs:
+        with pytest.raises(ConfigError, match="no sides"):
+            list(open_reader(both["index"], layout=layout))
+        return
+    for rank in range(world_size):
+        copied, index = (
+            in_bytes(iter(open_reader(both[name], rank, world_size, layout=layout))) for name in ("copied", "index")
+        )
+
+        assert index == copied
+        assert copied
+
+
+def test_sequences_with_all_their_fields_are_equal_in_any_order(both: dict[str, Built]) -> None:
+    copied, index = (open_reader(both[name]) for name in ("copied", "index"))
+    numbers = np.random.default_rng(0).permutation(len(copied)).tolist()
+    fillers = 0
+    for number in numbers:
+        one, other = copied[number], index[number]
+        for name in one.__dataclass_fields__:
+            expected, found = getattr(one, name), getattr(other, name)
+            assert (expected is None) == (found is None)
+            assert expected is None or (expected.dtype == found.dtype and expected.tobytes() == found.tobytes())
+        fillers += bool((one.labels == -100).all())
+
+    assert len(copied) == len(index)
+    assert fillers > 0, "the order has no filler to compare"
+
+
+def test_run_goes_on_in_the_other_layout_at_every_batch(both: dict[str, Built]) -> None:
+    whole = in_bytes(iter(open_reader(both["copied"], 1, 2, batch_size=3)))
+    for before, after in (("copied", "index"), ("index", "copied"), ("index", "index")):
+        for stop in range(0, len(whole), 2):
+            first = open_reader(both[before], 1, 2, batch_size=3)
+            seen = in_bytes(islice(first, stop))
+            second = open_reader(both[after], 1, 2, batch_size=3)
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+            assert seen + in_bytes(islice(second, 2)) == whole[: stop + 2]
+
+
+def test_facts_ledgers_and_checks_are_equal(both: dict[str, Built]) -> None:
+    copied, index = (both[name].manifest("gpu_partitions") for name in ("copied", "index"))
+    results = [
+        [(one.check, one.value, one.outcome) for one in both[name].steps[("gpu_partitions",)][1]]
+        for name in ("copied", "index")
+    ]
+
+    assert index.facts == copied.facts
+    assert index.token_ledger == copied.token_ledger
+    assert index.tables == copied.tables
+    assert [part.facts for part in index.parts] == [part.facts for part in copied.parts]
+    assert results[0] == results[1]
+    assert copied.facts["conservation"] == 0
+    assert both["index"].manifest("training_splits").version == both["copied"].manifest("training_splits").version
+
+
+def test_held_out_sets_are_equal(both: dict[str, Built]) -> None:
+    sets = [open_reader(both[name]).validation_sets() for name in ("copied", "index")]
+    ids = [{name: [row.input_ids.tolist() for row in (view[i] for i in range(len(view)))] for name, view in one.items()}
+           for one in sets]  # fmt: skip
+
+    assert ids[0] == ids[1]
+
+
+# ── What it costs, and what stays ──────────────────────────────────────────────────────────────────
+
+
+def test_another_world_size_makes_integers_only(indexed: Road) -> None:
+    batches = in_bytes(iter(open_reader(indexed)))
+    shard = shard_of(indexed)
+    before = shard.stat().st_mtime_ns
+
+    made = mixed(indexed, "index", world_size=2).build()
+
+    ranks = made.manifest("gpu_partitions")
+    assert made.made() == {"training_splits", "gpu_partitions"}
+    assert {name for part in ranks.parts for name in part.files} == {"index", "filler", "facts"}
+    assert shard.stat().st_mtime_ns == before
+    assert in_bytes(iter(open_reader(indexed))) == batches
+
+
+def test_index_names_the_sequence_of_every_place(indexed: Road) -> None:
+    found = current(indexed)
+    store, shards = (
+        indexed.project.store,
+        [one for name in found["datasets"] for one in found["sets"][name]["shards"]["train"]],
+    )
+    order = store.unchecked_table(found["order_file"]).to_pylist()
+    lines = [line for one in found["ranks"].values() for line in store.unchecked_table(one["files"][0][0]).to_pylist()]
+    by_place = {line["place"]: line for line in lines}
+
+    assert sorted(by_place) == list(range(len(order)))
+    for place, expected in enumerate(order):
+        line = by_place[place]
+        assert [line[name] for name in ("step", "pass", "sequence_id")] == [
+            expected[name] for name in ("step", "pass", "sequence_id")
+        ]
+        if expected["filler"]:
+            assert (line["shard"], line["row"], line["dataset"]) == (-1, 0, "")
+        else:
+            assert line["dataset"] == found["datasets"][expected["dataset"]]
+            assert shards[line["shard"]][0].split("/")[1] == line["dataset"]
+            assert 0 <= line["row"] < shards[line["shard"]][1]
+
+
+def test_shards_that_an_index_names_stay_when_garbage_is_collected(indexed: Road) -> None:
+    batches = in_bytes(iter(open_reader(indexed, verify=True)))
+    mixed(indexed, "index", rows=75)
+    only = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+    indexed.build(only=only)
+    newest = manifest.load_current(indexed.project.store, ("road", "chats", "packed_shards"))
+
+    collect_garbage(indexed.project, keep=1, dry_run=False)
+
+    assert newest is not None
+    assert newest.version != current(indexed)["inputs"]["road/chats/packed_shards"]
+    assert in_bytes(iter(open_reader(indexed, verify=True))) == batches
+
+
+def test_version_that_is_used_again_gives_its_batches_again(indexed: Road) -> None:
+    batches, version = in_bytes(iter(open_reader(indexed))), current(indexed)["version"]
+    mixed(indexed, "copied", rows=75).build()
+    assert in_bytes(iter(open_reader(indexed))) != batches
+
+    step = steps.find_step(indexed.project, ("road", "gpu_partitions"))
+    runner.run_step(indexed.project, step, {}, version=version)
+
+    assert current(indexed)["layout"] == "index"
+    assert in_bytes(iter(open_reader(indexed))) == batches
+
+
+def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Road) -> None:
+    version, shard = current(indexed)["version"], shard_of(indexed)
+    mixed(indexed, "copied", rows=75).build()
+    published = current(indexed)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+
+    step = steps.find_step(indexed.project, ("road", "gpu_partitions"))
+    with pytest.raises(IntegrityError, match=shard.name):
+        runner.run_step(indexed.project, step, {}, version=version)
+
+    assert current(indexed) == published
+
+
+def test_ranks_built_one_at_a_time_are_published_together(tmp_path: Path) -> None:
+    road = mixed(Road(tmp_path), "index", world_size=2)
+    road.build(only=[step.name for step in steps.plan_steps(road.project) if step.name != "gpu_partitions"])
+    step = steps.find_step(road.project, ("road", "gpu_partitions"))
+    inputs = gate.open_inputs(road.project, step)
+    runner.run_step(road.project, step, inputs, ranks=["rank-00000-of-00002"])
+    assert not (road.store / "road" / "gpu_partitions" / "current.json").exists()
+
+    runner.run_step(road.project, step, inputs, ranks=["rank-00001-of-00002"])
+
+    assert len(open_reader(road, verify=True)) == current(road)["places"]
+
+
+def test_trace_names_the_row_of_the_shared_shard(indexed: Road) -> None:
+    found = trace.trace_source(indexed.project, "data/chats.jsonl:7")
+    store = indexed.project.store
+    segments = [one for row in found for one in row.places]
+    shown = [(segment, showing) for segment in segments for showing in segment.showings]
+
+    assert len(shown) >= 2, "two passes"
+    for segment, showing in shown:
+        (ids,) = [
+            row["example_ids"]
+            for row in store.unchecked_table(showing.file.removeprefix(f"{store.path('')}/")).to_pylist()[
+                showing.file_row : showing.file_row + 1
+            ]
+        ]
+        assert (showing.file, showing.file_row) == (segment.shard, segment.shard_row)
+        assert segment.example_id in ids
+
+
+def test_build_on_remote_storage_reads_as_the_local_one(indexed: Road) -> None:
+    remote = fsspec.filesystem("memory")
+    remote.put(str(indexed.store / "road"), "/indexed/road", recursive=True)
+    far = Reader("memory://indexed", "road", rank=0, world_size=1, as_torch=False, verify=True)
+
+    assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
+
+
+# ── Faults ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_shard_that_is_missing_is_refused_at_once(indexed: Road) -> None:
+    shard_of(indexed).unlink()
+    with pytest.raises(IntegrityError, match=r"part-00000\.parquet: missing; current\.json names it"):
+        open_reader(indexed)
+
+
+def test_shard_cut_short_is_refused(indexed: Road) -> None:
+    shard = shard_of(indexed)
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match="not a readable Parquet file"):
+        open_reader(indexed)
+
+
+def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Road) -> None:
+    shard = shard_of(indexed)
+    content = bytearray(shard.read_bytes())
+    content[60] ^= 1
+    shard.write_bytes(content)
+
+    assert len(open_reader(indexed)) > 0
+    with pytest.raises(IntegrityError, match="digest"):
+        open_reader(indexed, verify=True)
+
+
+@pytest.mark.parametrize("kind", ["index", "filler"])
+def test_file_of_another_rank_is_refused(indexed: Road, kind: str) -> None:
+    ranks = list(current(indexed)["ranks"].values())
+    paths = [indexed.store / (one["files"][0] if kind == "index" else one["filler"])[0] for one in ranks]
+    shutil.copyfile(paths[1], paths[0])
+    with pytest.raises(IntegrityError, match="rank 1, but 0 was published"):
+        open_reader(indexed)
+
+
+def test_index_that_names_other_rows_is_found_by_verify(indexed: Road) -> None:
+    """Whatever wrote it, the content that an index names must be that of the order."""
+    made = manifest.load_current(indexed.project.store, ("road", "gpu_partitions"))
+    assert made is not None
+    first, second = made.parts[:2]
+    swapped = replace(made, parts=(replace(first, files=second.files), *made.parts[1:]))
+    find = steps.find_step(indexed.project, ("road", "gpu_partitions")).stage.find_content_damage
+    assert find is not None
+
+    assert list(find(Store(str(indexed.store)), made)) == []
+    assert "the sequences that its index names hash to" in "".join(find(Store(str(indexed.store)), swapped))
+
+
+def test_files_of_a_rank_are_refused_with_what_to_do(indexed: Road) -> None:
+    with pytest.raises(ConfigError, match=r"partitions\.layout: index; .* build with partitions\.layout: copied"):
+        open_reader(indexed).data_files  # noqa: B018

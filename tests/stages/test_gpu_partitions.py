@@ -1,10 +1,14 @@
 """Ranks depend on the content of sequences, not only on their numbers, and account for every token."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.manifest import Manifest
+from rowmill.stages.gpu_partitions import copied_ranks
 from tests.support.recipes import CHAT, Road, chat
 
 
@@ -66,6 +70,22 @@ def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp
     assert sum(counted(ranks).values()) - counted(ranks)["padding"] == ranks.facts["tokens"]
     assert counted(export) == classes(exported)
     assert sum(counted(export).values()) == export.facts["tokens"]
+
+
+def test_ranks_are_equal_however_many_tasks_copy_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task writes a few shards of a rank; which ones decides nothing about their bytes."""
+    monkeypatch.setattr(copied_ranks, "SHARD_TOKENS", 256)
+    road = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(60)])
+    found: list[tuple[str, dict[str, str]]] = []
+    for shards in (1, 3, 1000):
+        monkeypatch.setattr(copied_ranks, "TASK_SHARDS", shards)
+        made = road.build()
+        ranks = made.manifest("gpu_partitions")
+        found.append((ranks.version, {path: digest for path, digest in made.digests().items() if "/data/" in path}))
+        shutil.rmtree(road.store / "road" / "gpu_partitions")
+
+    assert len([name for name in ranks.parts[0].files if name.startswith("data/")]) > 3
+    assert found[0] == found[1] == found[2]
 
 
 def counted(made: Manifest) -> dict[str, int]:

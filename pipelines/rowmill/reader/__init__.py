@@ -29,7 +29,7 @@ has no worker processes and needs no `DataLoader` around it. A thread reads the 
 prefetching worker has read, which makes a resumed run skip batches that were never delivered.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rowmill.core.arrays import Ints
-from rowmill.core.errors import ConfigError, IntegrityError, join_choices
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import Store
 from rowmill.reader import batch_layout, places, published
 from rowmill.reader.batch_layout import LayoutName
@@ -53,9 +53,6 @@ from rowmill.reader.views import BatchFunction, SequenceFunction, View
 from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 
 __all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
-
-STATE_VERSION = 1
-"""The version of `state_dict()`; increase it when an older one can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +185,39 @@ class Reader:
         """The step of the last delivered batch; None before the first, and where the recipe has no `batch_size`."""
         return self._step
 
+    def example_ids(self, step: int) -> list[list[str]]:
+        """Return the examples that a step shows, over all ranks: a list per place of the step, empty for a filler.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such step.
+
+        """
+        self._schedule.require_steps([step])
+        begin, end = self._published.step_offsets[step : step + 2]
+        return self._source.list_example_ids(np.arange(begin, end))
+
+    def skip_steps(self, steps: Iterable[int]) -> None:
+        """Leave out some steps from now on, besides those that are left out already; states keep them.
+
+        Every rank must leave out the same ones.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such step, or in a `DataLoader` worker that has begun, whose share would overlap with others.
+
+        """
+        wanted = frozenset(int(step) for step in steps)
+        self._schedule.require_steps(wanted)
+        if self._share is not None:
+            raise ConfigError(
+                f"{self._published.where}: skip_steps in DataLoader {self._share}; shares would overlap; every worker "
+                "must leave out the same steps from the start; call it before the DataLoader is made"
+            )
+        self._schedule = replace(self._schedule, skipped=self._schedule.skipped | wanted)
+
     def rewind(self) -> None:
         """Restart at the first batch of the order."""
         self._move_to(0, origin=0, share=None)
@@ -197,7 +227,7 @@ class Reader:
         self._share, self._is_begun_in_worker = share, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run, counting delivered batches: plain strings and integers.
+        """Return the position of the run, counting delivered batches: plain strings, integers and a list of integers.
 
         `position` is the place at which the current step starts, the same on every rank; `taken` is the number of its
         sequences that this rank delivered. In one of several `DataLoader` workers both give the next batch of this
@@ -206,7 +236,7 @@ class Reader:
         position = self._find_position()
         share = self._share or WHOLE_SHARE
         return {
-            "version": STATE_VERSION,
+            "version": published.STATE_VERSION,
             "order": self._published.order,
             "content": self._published.content,
             "position": position,
@@ -215,12 +245,14 @@ class Reader:
             "batch_size": self._batch_size,
             "worker": share.worker,
             "workers": share.workers,
+            "skip_steps": sorted(self._schedule.skipped),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume a run: inside a step with the same world size, between steps with any world size that divides them.
 
-        The state of one of several `DataLoader` workers resumes the same worker of the same number of workers.
+        The state of one of several `DataLoader` workers resumes the same worker of the same number of workers. Steps to
+        leave out are those of the state's `skip_steps`, to which steps may be added by hand between runs.
 
         Raises
         ------
@@ -231,7 +263,7 @@ class Reader:
             to another `DataLoader` worker.
 
         """
-        self._require_own_build(state)
+        published.require_own_state(self._published, state)
         share = self._require_own_share(state)
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:
@@ -240,6 +272,9 @@ class Reader:
                 f"size must not change inside a step; continue with {before} ranks, or from a state between steps"
             )
         self._schedule.require_equal_shares(position)
+        skipped = frozenset(int(step) for step in state.get("skip_steps", ()))
+        self._schedule.require_steps(skipped)
+        self._schedule = replace(self._schedule, skipped=skipped)
         self._move_to(self._schedule.find_number(position) + taken, origin=position, share=share)
 
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
@@ -421,15 +456,6 @@ class Reader:
         # Without steps all ranks together take `world_size` places at a time.
         return self._origin + (self._next - self._schedule.find_number(self._origin)) * self._world_size
 
-    def _require_own_build(self, state: Mapping[str, Any]) -> None:
-        own = {"version": STATE_VERSION, "order": self._published.order, "content": self._published.content}
-        for name, value in own.items():
-            if state.get(name) != value:
-                raise IntegrityError(
-                    f"{self._published.where}: the state's {name} is {state.get(name)!r}, the build's is "
-                    f"{value!r}; resume with the build that the run began with (make it current again), or restart"
-                )
-
     def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
         """Return the share that a state belongs to, None for the whole rank; refuse another worker's."""
         share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
@@ -443,8 +469,10 @@ class Reader:
                 "StatefulDataLoader, or from the state of a reader outside workers"
             )
         # Workers are at different batches: divided again, their shares would overlap.
-        for name, value in {"world_size": self._world_size, "batch_size": self._batch_size}.items():
-            if state[name] != value:
+        own: dict[str, Any] = {"world_size": self._world_size, "batch_size": self._batch_size}
+        own["skip_steps"] = sorted(self._schedule.skipped)
+        for name, value in own.items():
+            if state.get(name, []) != value:
                 raise ConfigError(
                     f"{name}: {value}, but the state belongs to DataLoader {share} with {state[name]}; for workers "
                     f"the batches must stay the same; continue with {state[name]}, or from the state of a reader "

@@ -9,7 +9,7 @@ made with another tokenizer. What does not: the files that it names (`shard_chec
       sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,9 @@ from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
 from rowmill.reader.shard_checks import Shard, raise_missing
+
+STATE_VERSION = 1
+"""The version of a reader's `state_dict()`; increase it when an older one can no longer be read."""
 
 StoredLayout: TypeAlias = Literal["copied", "index"]
 """How ranks are stored: each with shards of its own, or with an index of rows of the packed shards."""
@@ -216,6 +219,24 @@ def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> N
         "at least one; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
         "to read only held-out sets"
     )
+
+
+def require_own_state(published: PublishedBuild, state: Mapping[str, Any]) -> None:
+    """Refuse the state of a run on another build.
+
+    Raises
+    ------
+    IntegrityError
+        If its order or its content is another, or it is of another version of rowmill.
+
+    """
+    own = {"version": STATE_VERSION, "order": published.order, "content": published.content}
+    for name, value in own.items():
+        if state.get(name) != value:
+            raise IntegrityError(
+                f"{published.where}: the state's {name} is {state.get(name)!r}, the build's is "
+                f"{value!r}; resume with the build that the run began with (make it current again), or restart"
+            )
 
 
 def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:

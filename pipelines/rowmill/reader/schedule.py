@@ -8,7 +8,7 @@ What belongs here: steps, batches and their borders, steps that a user skips. Wh
     number      0   1     2   3
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,21 @@ class RankSchedule:
         if self.batch_size is not None:
             return self.batch_size
         return left if self.has_steps else 1
+
+    def require_steps(self, steps: Iterable[int]) -> None:
+        """Refuse numbers that are not of a step.
+
+        Raises
+        ------
+        ConfigError
+            With the numbers that are.
+
+        """
+        count = len(self.step_offsets) - 1 if self.has_steps else 0
+        wrong = sorted(step for step in steps if not 0 <= step < count)
+        if wrong:
+            has = f"steps are 0 to {count - 1}" if count else "the recipe has no mixture.batch_size, so it has no steps"
+            raise ConfigError(f"reader: step {join_choices(wrong)}; {has}; correct the number")
 
     def require_equal_shares(self, position: int) -> None:
         """Refuse a world size that gives ranks unequal shares of a step at or after a place.

@@ -194,6 +194,19 @@ def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
     return cast(bytes, fs.cat_file(path, **options))
 
 
+def read_range(url: str, address: str, begin: int, end: int) -> bytes:
+    """Read the bytes `[begin, end)` of a file in one request; fewer count as a failure."""
+    fs, path = open_filesystem(url)
+
+    def fetch() -> bytes:
+        content = cast(bytes, fs.cat_file(path, start=begin, end=end))
+        if len(content) != end - begin:
+            raise ConnectionError(f"{len(content):,} bytes came of the {end - begin:,} from {begin:,} on")
+        return content
+
+    return retry_request(fs, address, "read", fetch, size_bytes=end - begin)
+
+
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
     """Return the storage's facts about a path, such as `type` and `size`; None if it does not exist."""
     try:

@@ -10,6 +10,7 @@ its file must have; the card in it names order, rank and tokenizer. Changed toke
 found by `verify`, which reads everything once.
 """
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError, PipelineError
+from rowmill.core.remote import read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 
 # A Parquet file ends with its footer's length and four magic bytes.
@@ -52,9 +54,9 @@ class ShardFooter:
     columns: frozenset[str]
 
 
-def open_parquet(store: Store, path: str, metadata: Any = None) -> pq.ParquetFile:
+def _open_parquet(store: Store, path: str) -> pq.ParquetFile:
     """Open a shard; Arrow reads a local one itself, not through Python. Close it with `force=True`."""
-    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path), metadata=metadata)
+    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
 
 
 def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:
@@ -69,7 +71,7 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     """
     shard, where = expected.shard, store.path(expected.shard.path)
     try:
-        opened = open_parquet(store, shard.path)
+        opened = _open_parquet(store, shard.path)
         size_bytes = _read_file_size(store, shard.path)
     except FileNotFoundError:
         raise_missing(where)
@@ -98,7 +100,8 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
 
     """
     try:
-        file = open_parquet(store, path, footer.metadata)
+        source = store.path(path) if store.is_local else _fetch_columns(store, path, footer.metadata, group, columns)
+        file = pq.ParquetFile(source, metadata=footer.metadata)
         try:
             return file.read_row_group(group, columns=list(columns), use_threads=False).combine_chunks()
         finally:
@@ -113,6 +116,47 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
             f"{store.path(path)}: row group {group} cannot be read ({' '.join(str(error).split())}); it must be as the "
             "build wrote it; copy it again, or remove it and build again"
         ) from error
+
+
+class _FileRange(io.RawIOBase):
+    """Some bytes of a file, at the positions that they have in it; no others may be read."""
+
+    def __init__(self, begin: int, content: bytes, size: int) -> None:
+        self._begin, self._content, self._size, self._position = begin, content, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        begin = self._position - self._begin
+        content = self._content[begin : begin + size]
+        if begin < 0 or len(content) != size:
+            raise ValueError(f"bytes {self._position} to {self._position + size} were not fetched")
+        self._position += size
+        return content
+
+
+def _fetch_columns(store: Store, path: str, metadata: Any, group: int, columns: Sequence[str]) -> _FileRange:
+    """Fetch columns of a row group, and what lies between them, in one request.
+
+    Opening the file would take three, and read ahead what is not wanted.
+    """
+    chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
+    wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    begin = min(_find_column_start(chunk) for chunk in wanted)
+    end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in wanted)
+    content = read_range(store.path(path), store.address(path), begin, end)
+    return _FileRange(begin, content, _compute_size_by_footer(metadata))
 
 
 def raise_missing(where: str) -> NoReturn:

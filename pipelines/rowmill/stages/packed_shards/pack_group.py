@@ -136,7 +136,7 @@ def pack_group(task: PackGroupTask) -> Part:
         "tokens": int(lengths.tokens[:own].sum()),
         "shards": [one.facts for one in shards],
         "expected": f"{expected % native.HASH_MODULUS:032x}",
-        "found": f"{_sum_hashes([hashes for _, hashes in back]):032x}",
+        "found": f"{_sum_content_hashes([hashes for _, hashes in back]):032x}",
         "damaged": sum(damaged for damaged, _ in back),
         **_count_group(task, lengths, plans, left, own),
         **({"pairs": pairs} if pairs else {}),
@@ -150,7 +150,7 @@ def pack_group(task: PackGroupTask) -> Part:
     return Part(task.fingerprint, named | lineage | hashes | files, facts)
 
 
-def _sum_hashes(tables: Sequence[pa.Table]) -> int:
+def _sum_content_hashes(tables: Sequence[pa.Table]) -> int:
     joined = join_hashes(tables)
     return joined.sum_content(np.arange(len(joined.tokens)))
 

@@ -32,6 +32,7 @@ from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages.base import StageContext, open_host_scratch
 from rowmill.stages.gpu_partitions.rank_parts import fingerprint_rank
 from rowmill.stages.gpu_partitions.rank_sources import (
+    RankSources,
     list_segment_columns,
     make_rank_card,
     open_rank_sources,
@@ -94,7 +95,7 @@ def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Par
         made = work.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
         for name, own in tasks.items():
             written = [next(made) for _ in own]
-            yield _make_rank_part(work, name, sources.hashes.sum_content(rows[name]), written)
+            yield _make_rank_part(sources, name, rows[name], written)
 
 
 def make_rank_schema(work: StageContext) -> pa.Schema:
@@ -127,7 +128,8 @@ def _plan_tasks(work: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
     ]
 
 
-def _make_rank_part(work: StageContext, name: str, expected: int, written: Sequence[_WrittenShards]) -> Part:
+def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequence[_WrittenShards]) -> Part:
+    work, expected = sources.work, sources.hashes.sum_content(rows)
     counted: dict[str, list[int]] = {}
     for one in written:
         for dataset, counts in one.counted.items():
@@ -136,7 +138,7 @@ def _make_rank_part(work: StageContext, name: str, expected: int, written: Seque
     found = sum(one.found for one in written) % native.HASH_MODULUS
     files = {file: value for one in written for file, value in one.files.items()}
     sequences = sum(file.rows for file in files.values())
-    files["facts"] = write_step_facts(work, _locate_rank(work, name), _parse_rank(name))
+    files["facts"] = write_step_facts(sources, _locate_rank(work, name), _parse_rank(name))
     facts = summarize_rank(sequences, counted) | {"conserved": found == expected, "content_hash": f"{found:032x}"}
     return Part(fingerprint_rank(work, name), files, facts)
 

@@ -71,7 +71,7 @@ def _write_rank_index(work: StageContext, sources: RankSources, name: str) -> Pa
     files = {
         "index": _save_index(work.store, f"{folder}/index.parquet", _tabulate_index(sources, own), card),
         "filler": _save_filler(work.store, f"{folder}/filler.parquet", sources.filler, card),
-        "facts": write_step_facts(work, folder, rank),
+        "facts": write_step_facts(sources, folder, rank),
     }
     found = sources.hashes.sum_content(_locate_lines(work.store, files["index"], sources.first_rows))
     facts = summarize_rank(len(sources.rows[own]), _count_tokens(sources, own)) | {

@@ -47,6 +47,12 @@ class RankSources:
         return compute_offsets([*(part.files["shard"].rows for part in self.shards), 1])
 
     @cached_property
+    def steps(self) -> pa.Table:
+        """The facts of all ranks per step."""
+        splits = self.work.inputs[(self.work.recipe.name, TRAINING_SPLITS)]
+        return inputs.load_rank_steps(self.work.store, splits)
+
+    @cached_property
     def filler(self) -> pa.Table:
         """One sequence without a target, which fills a place that no sequence has."""
         card = next(iter(self.packed.values())).card
@@ -117,12 +123,10 @@ def make_rank_card(work: StageContext, rank: int) -> dict[str, str]:
     return {k: str(v) for k, v in shard_card.items() if k != "dataset"} | own
 
 
-def write_step_facts(work: StageContext, folder: str, rank: int) -> File:
+def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
     """Write a rank's facts per step beside its files, so that the folder of a rank is complete."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    steps = inputs.load_rank_steps(work.store, splits)
-    own = steps.filter(pc.equal(steps.column("rank"), rank))
-    return part_files.write_parquet(work.store, f"{folder}/facts.parquet", own)
+    own = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
+    return part_files.write_parquet(sources.work.store, f"{folder}/facts.parquet", own)
 
 
 def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]]) -> dict[str, Any]:

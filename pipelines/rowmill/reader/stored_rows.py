@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 CHECKED_AT_ONCE = 16
 """Shards that are checked, and on remote storage read, at the same time: a remote footer costs round trips."""
 
-KEPT_BYTES = 64 << 20
+KEPT_BYTES = 32 << 20
 """Memory for decoded row groups, unless the row groups that are read in turn need more."""
 
 KEPT_FOOTERS = 256

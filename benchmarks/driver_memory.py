@@ -1,0 +1,244 @@
+"""Memory of the calling process in the steps that see a whole dataset: duplicates, the order, lists of parts.
+
+    python -m benchmarks.driver_memory duplicates 10000000 [folder]
+    python -m benchmarks.driver_memory near_duplicates 10000000 [folder]
+    python -m benchmarks.driver_memory order 100000000 [folder]
+    python -m benchmarks.driver_memory manifest 100000000 [folder]
+
+Rows are generated as finished parts of canonical rows, and sequences as the numbers that the order reads of them, so
+that sizes can be tried which would take days to tokenise. Everything else is what a build does, with two workers. What
+is measured is anonymous memory (`RssAnon`) over what the process held before the step; the folder wants 3 GB for 10⁸.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measure import emit
+from benchmarks.scale import MemoryWatch
+from rowmill.core.storage import Store
+from rowmill.executors import LocalPool
+from rowmill.packing import rank_assignment
+from rowmill.packing.mixture import schedule_sequences
+from rowmill.recipe.recipe import Recipe, parse_recipe
+from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
+from rowmill.schema.manifest import File, Manifest, Part, read_manifest
+from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
+from rowmill.stages.base import StageContext, open_host_scratch
+from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
+from rowmill.stages.kept_parts import part_folder
+from rowmill.stages.part_files import write_parquet
+from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts
+
+WORKERS = 2
+PART_ROWS = 200_000
+REPEATED = 0.01
+"""Share of the rows of every tenth part that repeat a row of the first part."""
+BYTES_OF_ROW = 2000
+"""A conversation's, by which a manifest's parts are counted."""
+
+
+def make_context(folder: Path, stage: tuple[str, ...]) -> StageContext:
+    """Return the context of a stage of a small recipe, with an empty store."""
+    recipe = _parse(folder)
+    dataset = stage[0] if len(stage) > 1 else None
+    return StageContext(recipe, Store(str(folder)), folder, (recipe.name, *stage), dataset, {}, LocalPool(WORKERS))
+
+
+def _parse(folder: Path) -> Recipe:
+    source = {"source": {"train_urls": [str(folder / "rows.jsonl")]}, "format": {"kind": "text"}}
+    near = {"filters": {"near_duplicates": {"min_words": 1, "ngram": 2}}}
+    values: dict[str, Any] = {
+        "tokenizer": "tokenizer",
+        "seq_len": 4096,
+        "datasets": {"a": source | near, "b": source, "c": source},
+        "mixture": {"batch_size": 512},
+        "partitions": {"world_size": 8},
+    }
+    return parse_recipe(values, name="bench", where="benchmark")
+
+
+# ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_rows(work: StageContext, count: int) -> list[Part]:
+    """Write parts of canonical rows, of a few words each."""
+    parts: list[Part] = []
+    for number in range(-(-count // PART_ROWS)):
+        rows = min(PART_ROWS, count - number * PART_ROWS)
+        hashes = np.random.default_rng(number).bytes(16 * rows)
+        if number and number % 10 == 0:
+            hashes = np.random.default_rng(0).bytes(16 * int(REPEATED * rows)) + hashes[16 * int(REPEATED * rows) :]
+        parts.append(_write_part(work, number, rows, hashes))
+    return parts
+
+
+def _write_part(work: StageContext, number: int, rows: int, hashes: bytes) -> Part:
+    row_ids = pa.array([f"{number:016x}:{k}" for k in range(rows)])
+    texts = pa.array(
+        [f"{number} {k} some {k % 977} words {k % 1009} of {k % 1013} a {k % 1019} row" for k in range(rows)]
+    )
+    given = {
+        "row_id": row_ids,
+        "content_hash": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(hashes)]),
+        "dataset": pa.repeat("a", rows),
+        "kind": pa.repeat("text", rows),
+        "split": pa.repeat("train", rows),
+        "text": texts,
+        "schema": pa.repeat("text", rows),
+    }
+    schema = make_row_schema("text")
+    columns = [given[f.name] if f.name in given else _fill_column(f, rows) for f in schema]
+    at, fingerprint = part_folder(work.folder, f"{number:032x}"), f"{number:032x}"
+    ledger = [row_ids, *(pa.repeat(value, rows) for value in ("canonical_rows", KEPT, ""))]
+    files = {
+        "rows": write_parquet(work.store, f"{at}/rows.parquet", pa.table(columns, schema=schema)),
+        "rejects": write_parquet(work.store, f"{at}/rejects.parquet", REJECT_SCHEMA.empty_table()),
+        "ledger": write_parquet(work.store, f"{at}/ledger.parquet", pa.table(ledger, schema=LEDGER_SCHEMA)),
+    }
+    facts = {"kept": rows, "reasons": {}, "examples_of_rejects": {}, "noticed": {}, "splits": {"train": rows}}
+    return Part(fingerprint, files, facts | count_messages([]))
+
+
+def _fill_column(field: pa.Field, rows: int) -> pa.Array:
+    """Return a column of nulls, or of the empty values of its type."""
+    if field.nullable:
+        return pa.nulls(rows, field.type)
+    if pa.types.is_list(field.type):
+        return pa.ListArray.from_arrays(np.zeros(rows + 1, np.int32), pa.array([], field.type.value_type))
+    return pa.repeat(pa.scalar(0).cast(field.type), rows)
+
+
+def measure_duplicates(folder: Path, count: int) -> dict[str, Any]:
+    """Find and remove the duplicates among so many rows."""
+    work = make_context(folder, ("a", "canonical_rows"))
+    made = make_rows(work, count)
+    found = measure_step(lambda: duplicate_rows.drop_duplicates(work, made).parts)
+    kept = sum(int(part.facts["kept"]) for part in found.pop("result"))
+    return {"rows": count, "parts": len(made), "duplicates": count - kept, **found}
+
+
+def measure_near_duplicates(folder: Path, count: int) -> dict[str, Any]:
+    """Find and remove the near duplicates among so many rows."""
+    work = make_context(folder, ("a", "canonical_rows"))
+    made = make_rows(work, count)
+    found = measure_step(lambda: near_duplicate_rows.remove_near_duplicates(work, made))
+    return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows, **found}
+
+
+# ── Sequences ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_order(folder: Path, count: int) -> dict[str, Any]:
+    """Order so many sequences of three datasets, one epoch, and count what became of them."""
+    work = make_context(folder, ("training_splits",))
+    sizes = {"a": count * 6 // 10, "b": count * 3 // 10, "c": count // 10}
+    with open_host_scratch(work) as scratch:
+        scratch.require({"sequences.bin": lambda path: _write_sequences(Path(path), sum(sizes.values()))})
+        sequences = sequence_facts.SequenceTable(sum(sizes.values()), None, scratch)
+        found = measure_step(lambda: _order_sequences(work, sizes, sequences))
+    places = found.pop("result")
+    return {"sequences": count, "places": places, **found}
+
+
+def _order_sequences(work: StageContext, sizes: dict[str, int], sequences: sequence_facts.SequenceTable) -> int:
+    mixture = work.recipe.mixture
+    mixed = schedule_sequences(mixture, sizes, 0)
+    steps = rank_assignment.plan_steps(
+        work.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
+    )
+    source = order_blocks.OrderSource(
+        work.store.root, work.folder, mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens"
+    )
+    written = order_blocks.write_order(work, source, ("bench", sizes))
+    states = schedule.find_sequence_states(work.store, source, written)
+    schedule.tabulate_schedule(list(sizes), source, written, states)
+    return sum(int(part.facts["places"]) for part in written.parts)
+
+
+def _write_sequences(path: Path, count: int) -> None:
+    random = np.random.default_rng(0)
+    with path.open("wb") as file:
+        for begin in range(0, count, 1 << 20):
+            some = np.zeros(min(1 << 20, count - begin), sequence_facts.SEQUENCE_DTYPE)
+            some["tokens"] = random.integers(3000, 4097, len(some))
+            some["trained_tokens"] = some["tokens"] // 3
+            some["segments"] = 9
+            some["longest_segment"] = 900
+            file.write(some.tobytes())
+
+
+# ── Manifests ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_manifest(folder: Path, count: int) -> dict[str, Any]:
+    """Write and read the manifest of a stage with the parts that so many rows have at 16 MiB."""
+    work = make_context(folder, ("a", "canonical_rows"))
+    parts = max(1, count * BYTES_OF_ROW >> 24)
+
+    def make(number: int) -> Part:
+        name = f"{number:032x}"
+        at = part_folder(work.folder, name)
+        files = {kind: File(f"{at}/{kind}.parquet", 1 << 22, name, 8000) for kind in ("rows", "rejects", "ledger")}
+        counts = ("reasons", "schemas", "messages_by_role", "reasoning_and_calls", "noticed", "notes", "roles")
+        facts = {"kept": 8000, "splits": {"train": 7900, "validation": 100}, **{of: {"a": 1, "b": 2} for of in counts}}
+        return Part(name, files, facts)
+
+    def write_and_read() -> int:
+        made = Manifest(work.key, "canonical_rows", "f", "c", {}, tuple(map(make, range(parts))), {})
+        work.store.write_sealed("manifest.json", made)
+        loaded = read_manifest(work.store, "manifest.json")
+        return 0 if loaded is None else len(loaded.parts)
+
+    found = measure_step(write_and_read)
+    return {"rows": count, "parts": found.pop("result"), **found}
+
+
+# ── Measuring ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_step(step: Callable[[], Any]) -> dict[str, Any]:
+    """Run a step; return its result, seconds, and what this process and the largest worker held at most, in GB."""
+    watch = MemoryWatch()
+    watch.start()
+    time.sleep(0.5)
+    before, begin, worked = watch.own, time.perf_counter(), time.process_time()
+    result = step()
+    seconds, own = time.perf_counter() - begin, time.process_time() - worked
+    watch.stopped.set()
+    return {
+        "result": result,
+        "seconds": round(seconds, 1),
+        "own_cpu_s": round(own, 1),
+        "caller_gb": round(watch.own / 1e9, 3),
+        "before_gb": round(before / 1e9, 3),
+    }
+
+
+STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "duplicates": measure_duplicates,
+    "near_duplicates": measure_near_duplicates,
+    "order": measure_order,
+    "manifest": measure_manifest,
+}
+
+
+def main(steps: Iterator[str], count: int, at: str | None) -> None:
+    """Measure some steps, each in an empty folder."""
+    for step in steps:
+        folder = Path(tempfile.mkdtemp(dir=at))
+        try:
+            emit(f"driver_memory_{step}", **STEPS[step](folder, count))
+        finally:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(iter([sys.argv[1]]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

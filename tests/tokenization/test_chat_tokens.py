@@ -117,6 +117,26 @@ def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("text", "reasoning", "trained", "mask"),
+    [
+        # Reasoning that truncation cut ends in a full stop, and the trained end of its frame begins with a line break.
+        ("xaby", (0, 2), (2, 4), [False, False, True]),
+        ("xyab", (3, 4), (1, 3), [False, True, False]),
+    ],
+    ids=["before", "behind"],
+)
+def test_token_shared_with_untrained_text_of_its_own_message_does_not_train(
+    tmp_path: Path, text: str, reasoning: tuple[int, int], trained: tuple[int, int], mask: list[bool]
+) -> None:
+    row = MaskedConversation(text, (Span(0, 4, 0),), (Span(*trained, 0),), (ContentSpan(*reasoning, 0, "reasoning"),))
+
+    (made,) = make_examples([row], [[]], merging(tmp_path), TokenizationCounts())
+
+    assert isinstance(made, Example)
+    assert made.mask.tolist() == mask
+
+
+@pytest.mark.parametrize(
     ("text", "pieces", "trained"),
     [
         # The header's last character and the answer's first are one token, as a space and a SentencePiece word are.

@@ -16,9 +16,9 @@ from rowmill.tokenization.encoded_texts import EncodedTexts
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
-    `before` int64 is where the nearest text of another message ends before each range, 0 without one; `behind` is where
-    the next one begins, the text's length or more without one. `weights` float32 are the ranges' loss weights (None:
-    all are 1).
+    `before` int64 is where the nearest foreign text, of another message or untrained, ends before each range, 0 without
+    one; `behind` is where the next one begins, the text's length or more without one. `weights` float32 are the ranges'
+    loss weights (None: all are 1).
     """
 
     texts: Ints
@@ -32,8 +32,8 @@ class FlatSpans:
 def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools, int]:
     """Return which tokens train, bool[T], and how many of them cross an edge of a span.
 
-    A token trains if one of its bytes is in a trained span and none belongs to another message's text, as in
-    `transformers` and TRL, at both edges. The first token of a text never trains, because no token precedes it.
+    A token trains if one of its bytes is in a trained span and none belongs to foreign text, as in `transformers` and
+    TRL, at both edges. The first token of a text never trains, because no token precedes it.
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
@@ -74,7 +74,7 @@ def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, I
     last = np.searchsorted(starts, right, "left")
     kept = (first < last) & (left < right)
     begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
-    # A token across an edge is left out if it reaches the text of the neighboring message.
+    # A token across an edge is left out if it reaches the neighboring foreign text.
     shares_left = kept & (begins < left) & (begins < spans.before + offset)
     first = first + shares_left
     shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)

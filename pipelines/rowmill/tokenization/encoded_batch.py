@@ -69,7 +69,7 @@ NO_TEXT_BEHIND = 1 << 62
 
 
 def flatten_trained_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    """Return the trained ranges of masked texts, with the bounds of the neighboring text of other messages."""
+    """Return the trained ranges of masked texts, with the bounds of the neighboring foreign text."""
     rows: list[tuple[int, int, int, int, int]] = []
     for i, one in enumerate(masked):
         at = to_bytes[i]
@@ -93,12 +93,22 @@ def _collect_span_weights(masked: Sequence[MaskedConversation]) -> Weights | Non
 
 
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
-    """Return the end of the last text of another message before a trained range, and the start of the next one."""
+    """Return the end of the last foreign text before a trained range, and the start of the next one.
+
+    Foreign is the text of other messages, and text of the same message that does not train, such as reasoning that
+    truncation cut.
+    """
     pieces = one.pieces
     at = bisect_left(pieces, trained.start, key=_get_start)
-    before = next((p.end for p in reversed(pieces[:at]) if p.message != trained.message), 0)
-    behind = next((p.start for p in pieces[at:] if p.message != trained.message and p.start >= trained.end), None)
+    before = next((p.end for p in reversed(pieces[:at]) if _is_foreign(p, trained, one)), 0)
+    behind = next((p.start for p in pieces[at:] if p.start >= trained.end and _is_foreign(p, trained, one)), None)
     return before, NO_TEXT_BEHIND if behind is None else behind
+
+
+def _is_foreign(piece: ContentSpan, trained: Span, one: MaskedConversation) -> bool:
+    if piece.message != trained.message:
+        return True
+    return not any(span.start < piece.end and piece.start < span.end for span in one.trained)
 
 
 def _get_start(piece: ContentSpan) -> int:

@@ -37,7 +37,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 5
+MASKING_VERSION = 6
 """Increment it when any mask may change."""
 
 

@@ -93,6 +93,7 @@ def test_answers_with_a_control_token_are_those_of_trl_and_of_a_build(
         assert trained.strip().endswith(f"</think>\n\n{answer}")
 
 
+@pytest.mark.slow
 def test_program_prints_what_the_readme_shows_with_trl_installed(real_data: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
     command = [sys.executable, str(PROGRAM), str(real_data / "tokenizers/qwen3")]

@@ -23,6 +23,8 @@ CODE = ("assets", "benchmarks", "configs", "docs", "pipelines", "tests")
 TOLD_HOSTS = {
     "127.0.0.1",
     "localhost",
+    # The user's name before the host, in the address of the database that a container of ours runs.
+    "dagster",
     # Standards and licences are named by URLs that nothing requests.
     "json-schema.org",
     "keepachangelog.com",

@@ -23,7 +23,7 @@ from rowmill.reports.current_build import CurrentBuild
 from rowmill.reports.flows import Flow, sum_flows
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import Histogram, Manifest
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
 
 CARD_WIDTH, CARD_HEIGHT = 300, 130
 LENGTH_HISTOGRAMS = ((TRUNCATION_STATS, "lengths"), (TOKENIZED_EXAMPLES, "example_tokens"))

@@ -160,9 +160,15 @@ def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", ["keep", "drop"])
-@pytest.mark.parametrize("splits", [{"validation": 0}, {"validation": 0.2, "test": 0.1}], ids=["train", "three splits"])
-def test_joined_documents_do_not_depend_on_groups(tmp_path: Path, tail: str, splits: dict[str, Any]) -> None:
-    options = {"pack_strategy": "concat", "tail": tail}
+@pytest.mark.parametrize(
+    ("splits", "multiple"),
+    [({"validation": 0}, 1), ({"validation": 0.2, "test": 0.1}, 1), ({"validation": 0.2, "test": 0.1}, 16)],
+    ids=["train", "three splits", "padded"],
+)
+def test_joined_documents_do_not_depend_on_groups(
+    tmp_path: Path, tail: str, splits: dict[str, Any], multiple: int
+) -> None:
+    options = {"pack_strategy": "concat", "tail": tail, "segment_multiple_of": multiple}
     files = list(range(6))
     one = packed(road_of(tmp_path / "one", files, "text", packing=options, splits=splits))
     many = packed(road_of(tmp_path / "many", files, "text", packing=options | {"group_tokens": 20_000}, splits=splits))

@@ -98,6 +98,9 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
 }
 """Options without which another is refused; they are on both sides of the comparison."""
 
+SHARED: frozenset[OptionPath] = frozenset({("datasets", "*", "packing", "segment_multiple_of")})
+"""Options that must be the same in all datasets; they are changed in all."""
+
 _OF_STRATEGY = "only whether rows over the limit are left to packing, which `keeps_overlong` says"
 DERIVED: dict[tuple[str, str, str], str] = {
     ("Packing", "pack", "tokenized_examples"): _OF_STRATEGY,
@@ -217,7 +220,10 @@ def changed(road: Road, written: Mapping[str, Any], path: OptionPath, model: Bas
         return None
     for value in candidates(path, model, name):
         values = copy.deepcopy(before)
-        put(values, path, value)
+        for place in (
+            [("datasets", one, *path[2:]) for one in values["datasets"]] if pattern(path) in SHARED else [path]
+        ):
+            put(values, place, value)
         with contextlib.suppress(PipelineError):
             after = parsed(road, values)
             if json.dumps(get(after, path), default=str) != json.dumps(get(base, path), default=str):

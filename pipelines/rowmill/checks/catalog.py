@@ -256,6 +256,11 @@ CHECKS: tuple[Check, ...] = (
         "seq_len if most rows are short",
         of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
         "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len", is_share=True),
+    Check("padding_share", (PACKED_SHARDS,), "at_most", 0.05, "warn",
+        "share of pad tokens after segments among all tokens of the sequences",
+        "lower packing.segment_multiple_of to what the trainer needs; short segments cost most, so leave out or join "
+        "the shortest rows", applies_to="recipes with packing.segment_multiple_of", is_on_request=True,
+        is_share=True),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),

@@ -33,6 +33,21 @@ def compute_offsets(lengths: ArrayLike) -> Ints:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
 
 
+def sum_by_span(values: Integers, segment_offsets: Ints, span_offsets: Ints) -> Tokens:
+    """Sum one value per segment over attention spans: a span is a segment, or with open attention a whole sequence.
+
+    `segment_offsets` and `span_offsets` int64[S + 1] cut segments and spans into sequences.
+
+    values 1 3 2 of sequences with 2 and 1 segments ─► 1 3 2, or with open attention 4 2
+    """
+    segments = np.diff(segment_offsets)
+    is_open = np.repeat(np.diff(span_offsets) < segments, segments)
+    within = np.arange(len(values)) - np.repeat(segment_offsets[:-1] - segment_offsets[0], segments)
+    spans = np.repeat(span_offsets[:-1] - span_offsets[0], segments) + np.where(is_open, 0, within)
+    count = int(span_offsets[-1] - span_offsets[0])
+    return np.bincount(spans, weights=values, minlength=count).astype(np.int32)
+
+
 def expand_ranges(starts: Integers, lengths: Integers) -> Ints:
     """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array, to gather tokens once.
 

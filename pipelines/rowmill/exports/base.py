@@ -171,6 +171,8 @@ class ExportContext:
     card: str = "{}"
     pad_id: int | None = None
     objective: Objective = "next_token"
+    segment_multiple_of: int = 1
+    """What the recipe pads its segments to a multiple of."""
 
 
 # ── The kinds' base ────────────────────────────────────────────────────────────────────────────────

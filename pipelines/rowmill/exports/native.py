@@ -12,10 +12,20 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.arrays import Ints, Tokens, expand_ranges
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile, write_parquet
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Segments, Spans, make_shard_table, number_sequences
+from rowmill.shards.native import (
+    ROW_GROUP,
+    SEQUENCE_SCHEMA,
+    Padding,
+    Segments,
+    Spans,
+    choose_pad_id,
+    make_shard_table,
+    number_sequences,
+)
 from rowmill.shards.sequences import SequenceBatch
 
 # ── The export ─────────────────────────────────────────────────────────────────────────────────────
@@ -45,7 +55,7 @@ class Native(Sharded):
     ) -> list[WrittenFile]:
         """Write one shard."""
         path = f"data/{job.name}.parquet"
-        return [write_packed(chunks, folder, path, terms)]
+        return [write_packed(chunks, folder, path, terms, multiple=terms.segment_multiple_of)]
 
     def pointer(self, data: str, terms: ExportContext) -> str:
         """Return TRL's configuration."""
@@ -78,13 +88,19 @@ def count_group_rows(seq_len: int) -> int:
     return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
 
 
-def write_packed(chunks: Iterator[SequenceBatch], folder: Path, path: str, terms: ExportContext) -> WrittenFile:
-    """Write packed sequences as one Parquet file with the card in its schema."""
+def write_packed(
+    chunks: Iterator[SequenceBatch], folder: Path, path: str, terms: ExportContext, *, multiple: int = 1
+) -> WrittenFile:
+    """Write packed sequences as one Parquet file with the card in its schema.
+
+    Segments are padded to a multiple as in the shards of the recipe.
+    """
     tally = FileCounts()
+    pad_id = choose_pad_id({"pad_id": terms.pad_id, "eos_id": terms.eos_id})
 
     def tables() -> Iterator[pa.Table]:
         for chunk in chunks:
-            table = make_packed_table(chunk)
+            table = make_packed_table(chunk, multiple=multiple, pad_id=pad_id)
             tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
             yield table
 
@@ -108,16 +124,32 @@ def make_segments(sequences: SequenceBatch) -> Segments:
     )
 
 
-def make_packed_table(sequences: SequenceBatch) -> pa.Table:
+def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: int = 0) -> pa.Table:
     """Return sequences in the columns of a shard, with their weights if they have some."""
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
+    padding = None
+    if multiple > 1:
+        after_spans = -lengths % np.int32(multiple)
+        padding = Padding(_assign_to_last_segments(after_spans, borders, sequences.offsets), pad_id)
+        lengths = lengths + after_spans
     spans = Spans(
         labels=label_conventions.make_unshifted_labels(sequences.ids, sequences.trained),
-        position_ids=sequences.position_ids,
+        position_ids=expand_ranges(np.zeros_like(lengths), lengths).astype(np.int32),
         lengths=lengths,
         offsets=span_offsets,
     )
-    table = number_sequences(make_shard_table(make_segments(sequences), spans, dataset=""), sequences.numbers)
+    made = make_shard_table(make_segments(sequences), spans, dataset="", padding=padding)
+    table = number_sequences(made, sequences.numbers)
     place = table.schema.get_field_index("dataset")
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())
+
+
+def _assign_to_last_segments(values: Tokens, borders: Ints, offsets: Ints) -> Tokens:
+    """Return one value per segment: that of an attention span for its last segment, 0 for the others.
+
+    `borders` and `offsets` are the tokens at which spans and segments begin and end.
+    """
+    assigned = np.zeros(len(offsets) - 1, np.int32)
+    assigned[np.searchsorted(offsets, borders[1:]) - 1] = values
+    return assigned

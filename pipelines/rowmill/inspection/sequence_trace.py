@@ -27,6 +27,7 @@ from rowmill.inspection.trace import find_example_files
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import parse_row_id
+from rowmill.shards.segment_padding import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer_card
@@ -84,7 +85,8 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     part = _find_shard_part(lineage, split, sequence, place)
     order, note = load_order(lineage)
     named = list(locate_segments(lineage, part, sequence, order))
-    row = project.store.table(part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1).to_pylist()[0]
+    shard = project.store.table(part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1)
+    row = drop_padding(shard).to_pylist()[0]
     if token is not None and token >= row["tokens"]:
         raise ConfigError(
             f"--sequence {place}: the sequence has {row['tokens']} tokens; expected a token from 0 to "

@@ -53,11 +53,28 @@ def attention_spans(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return span lengths int32[Q] (`seq_lengths` of all sequences, concatenated) and their offsets int64[S + 1].
 
-    With blocked attention every segment is a span, with open attention every sequence.
+    With blocked attention every segment is a span, with open attention every sequence. Padding is not included.
     """
     if block_cross_document_attention:
         return plan.ranges[:, 1].copy(), plan.sequence_offsets
     return plan.tokens.astype(np.int32), np.arange(plan.sequences + 1, dtype=np.int64)
+
+
+def count_padding(plan: SequencePlan, multiple: int, *, block_cross_document_attention: bool) -> NDArray[np.int32]:
+    """Return the pad tokens after each segment, int32[K], that make its attention span a multiple of `multiple`.
+
+    Multiple of 4, lengths 3 5 ─► 1 3; with open attention, where only the sequence counts, 0 0.
+    """
+    if block_cross_document_attention:
+        return -plan.ranges[:, 1] % np.int32(multiple)
+    padding = np.zeros(len(plan.ranges), np.int32)
+    padding[plan.sequence_offsets[1:] - 1] = -plan.tokens % multiple
+    return padding
+
+
+def round_up(lengths: Integers, multiple: int) -> NDArray[np.int64]:
+    """Return lengths rounded up to multiples: multiple of 4, lengths 3 5 8 ─► 4 8 8."""
+    return -(-lengths.astype(np.int64) // multiple) * multiple
 
 
 def position_ids(span_lengths: Integers) -> NDArray[np.int32]:

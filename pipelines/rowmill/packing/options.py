@@ -67,6 +67,11 @@ class Packing(Config):
     of all others, so that new rows leave earlier groups as they are. null: 2,048 sequences of `seq_len`, but from 8 Mi
     to 256 Mi tokens."""
 
+    segment_multiple_of: Annotated[int, Field(ge=1)] = 1
+    """Each segment of a packed sequence (with open attention, each sequence) is padded to a multiple of this number,
+    as context parallelism needs: 2 × CP, times TP with sequence parallelism. It must divide `seq_len` and be the same
+    for all datasets."""
+
     block_cross_document_attention: bool = True
     """Whether each example is a separate attention span; false: the whole sequence is one span."""
 
@@ -107,6 +112,14 @@ class Packing(Config):
         if self.tail == "drop" and not joins:
             raise ValueError("tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
         return self
+
+    @property
+    def room_multiple(self) -> int:
+        """The number that the tokens of each segment are rounded up to in a plan.
+
+        With open attention only sequences are padded, which their limit always allows.
+        """
+        return self.segment_multiple_of if self.block_cross_document_attention else 1
 
     @property
     def segment_limit(self) -> int | None:

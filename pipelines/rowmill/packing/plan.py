@@ -31,24 +31,40 @@ from rowmill.packing.slicing import ExampleSlices, require_positive
 
 
 def plan_slices(
-    slices: ExampleSlices, *, limit: int, strategy: Strategy, max_segments: int | None, tail: Literal["keep", "drop"]
+    slices: ExampleSlices,
+    *,
+    limit: int,
+    strategy: Strategy,
+    max_segments: int | None,
+    tail: Literal["keep", "drop"],
+    room: Integers | None = None,
 ) -> SequencePlan:
     """Plan the pieces of examples into sequences of at most `limit` tokens and `max_segments` segments.
 
-    `concat` takes pieces of any length and has no segment limit; `single` puts one piece into each sequence.
+    `room` are the tokens that each piece takes in a sequence if padding follows it; None: its length. `concat` takes
+    pieces of any length and has no segment limit; `single` puts one piece into each sequence.
     """
+    room = slices.lengths if room is None else room
     match strategy:
         case "best_fit":
-            plan = plan_best_fit(slices.lengths, limit, max_segments)
+            plan = plan_best_fit(room, limit, max_segments)
         case "greedy":
-            plan = plan_greedy(slices.lengths, limit, max_segments)
+            plan = plan_greedy(room, limit, max_segments)
         case "concat":
-            plan = plan_concat(slices.lengths, limit, tail)
+            plan = plan_concat(room, limit, tail)
         case "single":
-            plan = plan_single(slices.lengths, limit)
+            plan = plan_single(room, limit)
+    plan = leave_out_padding(plan, slices.lengths)
     ranges = plan.ranges.copy()
     ranges[:, 0] += slices.starts[plan.examples]
     return SequencePlan(plan.sequence_offsets, slices.examples[plan.examples], ranges)
+
+
+def leave_out_padding(plan: SequencePlan, lengths: Integers) -> SequencePlan:
+    """Return a plan of the room of examples as one of their tokens; padding is at the end of each example."""
+    ranges = plan.ranges.copy()
+    ranges[:, 1] = np.minimum(ranges[:, 1], lengths[plan.examples] - ranges[:, 0])
+    return SequencePlan(plan.sequence_offsets, plan.examples, ranges)
 
 
 def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> SequencePlan:

@@ -18,6 +18,10 @@ What belongs here: padding, joining, the dtypes that models expect. What does no
                        segment_ids    [[0 0 1] [0 0 -1]]
                        attention_mask [[1 1 1] [1 1 0]]
 
+Where the recipe pads segments (`packing.segment_multiple_of`), `flat` also has `cu_seqlens`, the borders of spans as if
+they had no padding, and `cu_seqlens_padded`, where they are: what context parallelism in Transformer Engine takes.
+`padded` marks that padding like its own.
+
 Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
 is a label, 0 elsewhere and on padding.
 
@@ -31,7 +35,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Weights
+from rowmill.core.arrays import Tokens, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
@@ -44,7 +48,7 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
     """Join sequences into one row [1, T]; `cu_seq_lens_*` int32[K + 1] separate the spans.
 
     With `length` the row is filled up to it, for kernels that need a fixed shape: the padding is one more span, without
-    a target, and has −1 in `seq_idx`.
+    a target, and has −1 in `seq_idx`; for `cu_seqlens` it is empty.
     """
     tokens = sum(len(row.input_ids) for row in rows)
     gap = _count_padding(tokens, length)
@@ -52,8 +56,7 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         filler = np.full(gap, pad_id, np.int32)
         rows = [*rows, PackedSequence(filler, np.full(gap, IGNORED_LABEL, np.int32), np.array([gap], np.int32))]
     lengths = np.concatenate([row.seq_lengths for row in rows])
-    bounds = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=bounds[1:])
+    bounds = _cumulate_lengths(lengths)
     longest = int(lengths.max(initial=0))
     weights = _collect_weights(rows)
     return {
@@ -65,7 +68,25 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
-    } | ({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]})
+        **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
+        **_make_real_bounds(rows, bounds, is_filled=gap > 0),
+    }
+
+
+def _make_real_bounds(rows: Sequence[PackedSequence], bounds: Tokens, *, is_filled: bool) -> Batch:
+    """Return the borders of spans without and with their padding, if segments are padded."""
+    if all(row.padding is None for row in rows):
+        return {}
+    lengths = np.concatenate([row.real_lengths for row in rows])
+    if is_filled:
+        lengths[-1] = 0
+    return {"cu_seqlens": _cumulate_lengths(lengths), "cu_seqlens_padded": bounds}
+
+
+def _cumulate_lengths(lengths: Tokens) -> Tokens:
+    bounds = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 def _number_spans(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
@@ -102,6 +123,10 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
         batch["position_ids"][i, :end] = row.position_ids
         batch["segment_ids"][i, :end] = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
         batch["attention_mask"][i, :end] = 1
+        if row.padding is not None:
+            added = np.flatnonzero(row.position_ids >= np.repeat(row.real_lengths, row.seq_lengths))
+            batch["attention_mask"][i, added] = 0
+            batch["segment_ids"][i, added] = -1
     weights = _collect_weights(rows)
     if weights is None:
         return dict(batch)

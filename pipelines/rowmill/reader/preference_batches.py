@@ -16,7 +16,6 @@ rank has the same number of batches. Loss weights, if the recipe has them, are l
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -52,13 +51,14 @@ def _part_pairs(row: PackedSequence) -> Iterator[tuple[PackedSequence, PackedSeq
     if row.sides is None:
         _raise_not_paired("these sequences have no sides")
     if (row.sides < 0).all():
-        filler = _take_span(row, 0, 0, len(row.input_ids))
+        filler = _take_span(row, 0, 0, int(row.real_lengths[0]))
         yield filler, filler
         return
     if row.sides.tolist() != [1, 0] * (len(row.seq_lengths) // 2):
         _raise_not_paired("these sequences hold single answers with a label")
-    ends = np.cumsum(row.seq_lengths).tolist()
-    spans = [_take_span(row, i, *edges) for i, edges in enumerate(pairwise([0, *ends]))]
+    ends = np.cumsum(row.seq_lengths)
+    edges = zip((ends - row.seq_lengths).tolist(), row.real_lengths.tolist(), strict=True)
+    spans = [_take_span(row, i, first, first + length) for i, (first, length) in enumerate(edges)]
     yield from zip(spans[::2], spans[1::2], strict=True)
 
 
@@ -67,7 +67,7 @@ def _take_span(row: PackedSequence, number: int, first: int, end: int) -> Packed
     return PackedSequence(
         input_ids=row.input_ids[here],
         labels=row.labels[here],
-        seq_lengths=row.seq_lengths[span],
+        seq_lengths=np.array([end - first], np.int32),
         loss_weights=None if row.loss_weights is None else row.loss_weights[here],
         margins=None if row.margins is None else row.margins[span],
     )

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, Tokens, Weights
+from rowmill.core.arrays import Ints, Tokens, Weights, sum_by_span
 from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.rows import PADDING_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
-_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins")
+_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDING_COLUMN)
 """Read only where the shards have them."""
 
 
@@ -29,7 +30,7 @@ def list_columns(stored: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
-    """One sequence, without padding: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
+    """One sequence: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
 
     Labels are unshifted: position i is itself the target, or -100. The first token of each of the K attention
     spans is not a target. `loss_weights` float32[T] are 0 where there is no target; None if the recipe has no weights.
@@ -37,6 +38,9 @@ class PackedSequence:
     Preferences have values per span, which is a side: `sides` int8[K] are 1 for the chosen or good answer and 0 for the
     rejected or bad one; each begins with `prompt_lengths` int32[K] tokens of prompt; `margins` float32[K] are NaN where
     none is set. In a filler, sides and prompt lengths are -1. All three are None for other recipes.
+
+    If the recipe has `packing.segment_multiple_of`, the last `padding` int32[K] tokens of each span are padding,
+    without a target; else there is none, and `padding` is None.
     """
 
     input_ids: Tokens
@@ -46,11 +50,17 @@ class PackedSequence:
     sides: NDArray[np.int8] | None = None
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
+    padding: Tokens | None = None
 
     @property
     def position_ids(self) -> Ints:
         """The position ids, int64[T], from 0 in each attention span."""
         return make_position_ids(self.seq_lengths)
+
+    @property
+    def real_lengths(self) -> Tokens:
+        """The lengths of the attention spans without padding, int32[K]."""
+        return self.seq_lengths if self.padding is None else self.seq_lengths - self.padding
 
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
@@ -77,6 +87,7 @@ class DecodedRowGroup:
     sides: NDArray[np.int8] | None = None
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
+    padding: Tokens | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, pa.ListArray]) -> "DecodedRowGroup":
@@ -92,6 +103,7 @@ class DecodedRowGroup:
             sides=_fill_nulls(columns.get("sides"), -1),
             prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
             margins=_fill_nulls(columns.get("margins"), float("nan")),
+            padding=_sum_padding(columns),
         )
 
     @property
@@ -103,8 +115,9 @@ class DecodedRowGroup:
         """Return a sequence: views of the row group, so copy it if it is kept."""
         here, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
         weights = None if self.weights is None else self.weights[here]
+        padding = None if self.padding is None else self.padding[spans]
         if self.sides is None:
-            return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights)
+            return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights, padding=padding)
         return PackedSequence(
             self.ids[here],
             self.labels[here],
@@ -113,7 +126,17 @@ class DecodedRowGroup:
             sides=self.sides[spans],
             prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[spans],
             margins=None if self.margins is None else self.margins[spans],
+            padding=padding,
         )
+
+
+def _sum_padding(columns: Mapping[str, pa.ListArray]) -> Tokens | None:
+    """Return the padding of each attention span from that of each segment, if the shards have it."""
+    if PADDING_COLUMN not in columns:
+        return None
+    segments, spans = columns[PADDING_COLUMN], columns["seq_lengths"]
+    offsets = (np.asarray(one.offsets, np.int64) for one in (segments, spans))
+    return sum_by_span(segments.values.to_numpy(), *offsets)
 
 
 def _fill_nulls(column: pa.ListArray | None, null: float) -> Any:

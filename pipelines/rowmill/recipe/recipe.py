@@ -75,15 +75,32 @@ class Recipe(Config):
         for name, dataset in self.datasets.items():
             option, limit = dataset.format.get_length_limit(dataset)
             sides = dataset.format.count_sides()
-            if limit is not None and sides > 1 and sides * limit > self.seq_len:
+            if limit is not None and sides > 1 and limit > self._limit_sides(sides):
                 raise ValueError(
                     f"datasets.{name}.{option} is {limit}, and {sides} sides of an example are in one sequence; at "
-                    f"most {self.seq_len // sides} fit into seq_len {self.seq_len}; lower it, or raise seq_len"
+                    f"most {self._limit_sides(sides)} fit into seq_len {self.seq_len}; lower it, or raise seq_len"
                 )
             if limit is not None and limit > self.seq_len:
                 raise ValueError(
                     f"datasets.{name}.{option} is {limit}, seq_len {self.seq_len} is the most allowed; lower it, or "
                     "raise seq_len"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _segments_fill_sequences(self) -> "Recipe":
+        first = next(iter(self.datasets))
+        for name, dataset in self.datasets.items():
+            multiple = dataset.packing.segment_multiple_of
+            if self.seq_len % multiple:
+                raise ValueError(
+                    f"datasets.{name}.packing.segment_multiple_of: {multiple} does not divide seq_len {self.seq_len}; "
+                    "a sequence must hold whole multiples; choose a divisor, or another seq_len"
+                )
+            if multiple != self.segment_multiple_of:
+                raise ValueError(
+                    f"datasets.{name}.packing.segment_multiple_of: {multiple}, and datasets.{first} has "
+                    f"{self.segment_multiple_of}; one trainer reads all datasets, so they have one; set it in defaults"
                 )
         return self
 
@@ -201,6 +218,11 @@ class Recipe(Config):
         return any(dataset.loss.weights for dataset in self.datasets.values())
 
     @property
+    def segment_multiple_of(self) -> int:
+        """The number that segments of all datasets are padded to a multiple of."""
+        return next(iter(self.datasets.values())).packing.segment_multiple_of
+
+    @property
     def total_workers(self) -> int:
         """The number of worker processes to use on this machine."""
         import os
@@ -215,7 +237,12 @@ class Recipe(Config):
     def limit_of(self, dataset: str) -> int:
         """Return the maximum number of tokens of a dataset's examples; of a pair's, that of each side."""
         chosen = self.datasets[dataset]
-        return chosen.format.get_length_limit(chosen)[1] or self.seq_len // chosen.format.count_sides()
+        return chosen.format.get_length_limit(chosen)[1] or self._limit_sides(chosen.format.count_sides())
+
+    def _limit_sides(self, sides: int) -> int:
+        """Return how long each side of an example can be if all are in one sequence, each padded."""
+        multiple = self.segment_multiple_of if sides > 1 else 1
+        return self.seq_len // sides // multiple * multiple
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

@@ -222,6 +222,10 @@ class PackedShardsFacts:
     trained_tokens: int
     tokens_left_out: int
     content_hash: str
+    # Recipes with packing.segment_multiple_of only.
+    padding: int | Uncounted = UNCOUNTED
+    """Pad tokens after segments."""
+    padding_share: float | Uncounted = UNCOUNTED
     # Preferences only.
     pair_intact: int | Uncounted = UNCOUNTED
     """Sides that are not followed by the other side of their pair in their sequence."""

@@ -87,6 +87,13 @@ A segment is a side of a preference: those of a pair follow each other. Fillers 
 """
 
 
+PADDING_COLUMN = "segment_padding"
+
+PADDING_FIELD = pa.field(PADDING_COLUMN, pa.int32())
+"""Pad tokens after each segment, in shards of recipes that pad segments (`packing.segment_multiple_of`); a shard has a
+list of them for each sequence, after the columns of its kind of rows."""
+
+
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> dict[str, list[str]]:
     """Return the columns of one kind for a stage's identity; empty for a kind without any."""
     return {"columns": [f"{one.name} {one.type}" for one in columns[kind]]} if kind in columns else {}

@@ -31,7 +31,9 @@ from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
+from rowmill.schema.rows import PADDING_COLUMN
 from rowmill.shards import gather
+from rowmill.shards.segment_padding import PaddedSegments, drop_padding
 
 ROW_GROUP = 1024
 """Maximum rows of a row group of exports in this form."""
@@ -63,7 +65,8 @@ SEQUENCE_SCHEMA = pa.schema(
     ]
 )
 """The columns of sequences in training order. `starts`: the first token of each segment in its example. `sequence_id`:
-the sequence's number in its split of its dataset, −1 for a filler. Sequences have no padding."""
+the sequence's number in its split of its dataset, −1 for a filler. Sequences have no padding, unless segments are
+padded to a multiple (`segment_padding.py`); `tokens` does not count it."""
 
 SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_id"))
 """The columns of a packed shard. The numbers of its sequences follow from its manifest, and change when earlier shards
@@ -125,7 +128,8 @@ def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) ->
 class Spans:
     """Labels and positions of each token, and the lengths of attention spans, derived from a plan.
 
-    `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span.
+    `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span. If segments are
+    padded, positions and lengths include the padding.
     """
 
     labels: Tokens
@@ -134,15 +138,28 @@ class Spans:
     offsets: Ints
 
 
-def make_shard_table(segments: Segments, spans: Spans, *, dataset: str, filler: bool = False) -> pa.Table:
-    """Make the rows of a packed shard."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Padding:
+    """The pad tokens after each segment, int32[K], and their id."""
+
+    lengths: Tokens
+    pad_id: int
+
+
+def make_shard_table(
+    segments: Segments, spans: Spans, *, dataset: str, filler: bool = False, padding: Padding | None = None
+) -> pa.Table:
+    """Make the rows of a packed shard; with `padding`, its tokens follow the segments, and it has a column of them."""
     token_offsets = segments.offsets[segments.sequence_offsets]
     counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORED_LABEL)))
     count = len(segments.sequence_offsets) - 1
+    stored = _StoredTokens(segments.ids, spans.labels, segments.weights, token_offsets)
+    if padding is not None:
+        stored = _pad_tokens(stored, segments, padding)
     columns = [
-        make_list_array(token_offsets, segments.ids),
-        make_list_array(token_offsets, spans.labels),
-        make_list_array(token_offsets, spans.position_ids),
+        make_list_array(stored.offsets, stored.ids),
+        make_list_array(stored.offsets, stored.labels),
+        make_list_array(stored.offsets, spans.position_ids),
         make_list_array(spans.offsets, spans.lengths),
         pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
         make_list_array(segments.sequence_offsets, segments.starts.astype(np.int32)),
@@ -152,19 +169,51 @@ def make_shard_table(segments: Segments, spans: Spans, *, dataset: str, filler: 
         pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
         pa.array(np.full(count, filler)),
     ]
-    if segments.weights is not None:
-        columns.append(make_list_array(token_offsets, segments.weights))
-    own = [pa.field(name, values.type) for name, values in segments.columns.items()]
+    if stored.weights is not None:
+        columns.append(make_list_array(stored.offsets, stored.weights))
+    values = dict(segments.columns)
+    if padding is not None:
+        values[PADDING_COLUMN] = pa.array(padding.lengths)
+    own = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
     offsets = pa.array(segments.sequence_offsets, pa.int32())
-    columns += [pa.ListArray.from_arrays(offsets, values) for values in segments.columns.values()]
+    columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
     schema = make_shard_schema(weighted=segments.weights is not None, columns=own)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _StoredTokens:
+    """The tokens of a shard's rows with their padding; `offsets` int64[S + 1] cut them into sequences."""
+
+    ids: Tokens
+    labels: Tokens
+    weights: Weights | None
+    offsets: Ints
+
+
+def _pad_tokens(tokens: _StoredTokens, segments: Segments, padding: Padding) -> _StoredTokens:
+    padded = PaddedSegments.of(np.diff(segments.offsets), padding.lengths)
+    return _StoredTokens(
+        ids=padded.insert(tokens.ids, padding.pad_id),
+        labels=padded.insert(tokens.labels, IGNORED_LABEL),
+        weights=None if tokens.weights is None else padded.insert(tokens.weights, 0),
+        offsets=padded.offsets[segments.sequence_offsets],
+    )
+
+
+def choose_pad_id(card: Mapping[str, Any]) -> int:
+    """Return the id that fills up sequences: the tokenizer's pad token, else its end of sequence, else 0."""
+    return int(next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0))
+
+
 def make_fillers(
-    count: int, *, pad_id: int, dataset: str, weighted: bool, columns: Iterable[pa.Field] = ()
+    count: int, *, pad_id: int, dataset: str, weighted: bool, columns: Iterable[pa.Field] = (), multiple: int = 1
 ) -> pa.Table:
-    """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences."""
+    """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences.
+
+    If segments are padded to a multiple, these are, too.
+    """
+    padded = 2 + -2 % multiple
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
         mask=np.zeros(2 * count, bool),
@@ -177,11 +226,12 @@ def make_fillers(
     )
     spans = Spans(
         labels=np.full(2 * count, IGNORED_LABEL, np.int32),
-        position_ids=np.tile(np.array([0, 1], np.int32), count),
-        lengths=np.full(count, 2, np.int32),
+        position_ids=np.tile(np.arange(padded, dtype=np.int32), count),
+        lengths=np.full(count, padded, np.int32),
         offsets=np.arange(count + 1),
     )
-    table = make_shard_table(segments, spans, dataset=dataset, filler=True)
+    padding = Padding(np.full(count, padded - 2, np.int32), pad_id) if multiple > 1 else None
+    table = make_shard_table(segments, spans, dataset=dataset, filler=True, padding=padding)
     return number_sequences(table, np.full(count, -1, np.int64))
 
 
@@ -204,7 +254,8 @@ def read_native_shard(content: bytes) -> pa.Table:
 
 
 def recover_segments(table: pa.Table) -> Segments:
-    """Recover the segments of a shard's rows from its columns."""
+    """Recover the segments of a shard's rows from its columns, without their padding."""
+    table = drop_padding(table)
     if not table.num_rows:
         empty = np.zeros(1, np.int64)
         return Segments(

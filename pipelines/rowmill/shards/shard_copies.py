@@ -15,6 +15,7 @@ from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import native
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.shards.segment_padding import drop_padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class NumberedShard:
 class ShardCopies:
     """Shards of the store at `root`, each copied to a host when a task there first needs it.
 
-    A copy has the numbers of its sequences, which the shard itself lacks.
+    A copy has the numbers of its sequences, which the shard itself lacks. `keeps_padding` says whether copies have the
+    padding of segments.
     """
 
     root: str
     shards: tuple[NumberedShard, ...]
     scratch: HostScratch
+    keeps_padding: bool
 
     @property
     def files(self) -> list[str]:
@@ -44,23 +47,22 @@ class ShardCopies:
     def require(self, numbers: Iterable[int]) -> None:
         """Copy some shards, as far as this host lacks them."""
         chosen = {_name_copy(self.shards[number]): self.shards[number] for number in numbers}
-        self.scratch.require({name: partial(_copy_shard, self.root, shard) for name, shard in chosen.items()})
+        self.scratch.require({name: partial(self._copy_shard, shard) for name, shard in chosen.items()})
 
     def read(self, shard: NumberedShard) -> native.Segments:
         """Return a shard's segments, and copy it while it is in memory."""
         table = Store(self.root).table(shard.file).combine_chunks()
-        self.scratch.require({_name_copy(shard): partial(_write_copy, table, shard.first_sequence)})
+        self.scratch.require({_name_copy(shard): partial(self._write_copy, table, shard.first_sequence)})
         return native.recover_segments(table)
+
+    def _copy_shard(self, shard: NumberedShard, target: str) -> None:
+        self._write_copy(Store(self.root).table(shard.file), shard.first_sequence, target)
+
+    def _write_copy(self, table: pa.Table, first_sequence: int, target: str) -> None:
+        numbers = np.arange(first_sequence, first_sequence + table.num_rows, dtype=np.int64)
+        kept = table if self.keeps_padding else drop_padding(table)
+        native.write_shard_scratch(native.number_sequences(kept, numbers), target)
 
 
 def _name_copy(shard: NumberedShard) -> str:
     return f"{shard.file.digest}-{shard.first_sequence}.arrow"
-
-
-def _copy_shard(root: str, shard: NumberedShard, target: str) -> None:
-    _write_copy(Store(root).table(shard.file), shard.first_sequence, target)
-
-
-def _write_copy(table: pa.Table, first_sequence: int, target: str) -> None:
-    numbers = np.arange(first_sequence, first_sequence + table.num_rows, dtype=np.int64)
-    native.write_shard_scratch(native.number_sequences(table, numbers), target)

@@ -11,7 +11,9 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.stage_names import PACKED_SHARDS
 from rowmill.core.storage import Store
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, RowKind
 from rowmill.sources import FileScan, PartGroup
 from rowmill.stages.base import StageContext
 
@@ -49,6 +51,11 @@ def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = N
 def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
     """Return the totals of each rank and step; those of a rank are in order of steps."""
     return pa.concat_tables([store.table(file) for file in splits.files("rank_steps")])
+
+
+def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
+    """Return what shards have of each segment: the columns of its kind of rows, and padding if the recipe pads."""
+    return [*SEGMENT_COLUMNS.get(kind, ()), *([PADDING_FIELD] if recipe.segment_multiple_of > 1 else [])]
 
 
 def get_packed_shards(work: StageContext) -> dict[str, Manifest]:

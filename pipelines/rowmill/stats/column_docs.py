@@ -36,7 +36,8 @@ VIEW_DOCS: Final[Mapping[str, str]] = {
     "check_results": "Check results: the last one of each check on each current version.",
     "findings": "An older name of check_results, with its column check_name called law.",
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
-    "token_ledger": "Where tokens ended, each in exactly one class; for packed_shards, those in no sequence.",
+    "token_ledger": "Where tokens ended, each in exactly one class; for packed_shards, those in no sequence, and "
+    "padding after segments.",
     "rejects": "Rejected records, one row each.",
     "contamination": "Rows that have an item of a benchmark, removed or not, beside the item that they match most.",
     "near_duplicate_groups": "Rows that resemble a longer row, removed or not; those of one kept_row_id are a group.",

@@ -53,7 +53,8 @@ def measure_segments(shard: NumberedShard, shelf: ExportShelf) -> bytes:
 def open_shelf(work: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShelf:
     """Return what the jobs of an export read."""
     shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
-    return ExportShelf(ShardCopies(work.store.root, shards, scratch), _locate_first_segments(source))
+    copies = ShardCopies(work.store.root, shards, scratch, keeps_padding=False)
+    return ExportShelf(copies, _locate_first_segments(source))
 
 
 def measure_shelf(work: StageContext, shelf: ExportShelf) -> "NDArray[np.void]":

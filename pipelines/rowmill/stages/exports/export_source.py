@@ -162,6 +162,7 @@ def build_export_card(
     """Return the identity card that is written next to the files."""
     packed = inputs.get_packed_shards(work)
     own = next(iter(packed.values())).card
+    multiple = work.recipe.segment_multiple_of
     return {
         "format": export.kind_name,
         "format_version": export.VERSION,
@@ -173,6 +174,7 @@ def build_export_card(
         "vocab_size": _resolve_export_vocab_size(work, own),
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
         "seq_len": work.recipe.seq_len,
+        **({"segment_multiple_of": multiple} if multiple > 1 else {}),
         "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
         **({} if work.recipe.objective == DEFAULT_OBJECTIVE else {"objective": work.recipe.objective}),
         "recipe": work.recipe.name,
@@ -209,4 +211,5 @@ def build_export_terms(card: Mapping[str, Any], *, text: str = "{}") -> ExportCo
         card=text,
         pad_id=card["pad_id"],
         objective=card.get("objective", DEFAULT_OBJECTIVE),
+        segment_multiple_of=int(card.get("segment_multiple_of", 1)),
     )

@@ -28,12 +28,14 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
+from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
+from rowmill.stages import inputs
 from rowmill.stages.base import StageContext, open_host_scratch
 from rowmill.stages.gpu_partitions.rank_parts import fingerprint_rank
 from rowmill.stages.gpu_partitions.rank_sources import (
     RankSources,
-    list_segment_columns,
+    get_row_kind,
     make_rank_card,
     open_rank_sources,
     summarize_rank,
@@ -75,11 +77,12 @@ class _RankTask:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenShards:
-    """The files of a task by name, their content hash, and the counts of each dataset, all from the files read back."""
+    """The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
 
     files: dict[str, File]
     found: int
     counted: dict[str, list[int]]
+    padding: int
 
 
 def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Part]:
@@ -90,7 +93,8 @@ def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Par
     tasks = {name: _plan_tasks(work, name, rows[name]) for name in names}
     size = 4 * sum(shard.file.bytes for shard in shards)
     with open_host_scratch(work) as scratch:
-        source = _RankSource(ShardCopies(work.store.root, shards, scratch), sources.first_rows, sources.filler)
+        copies = ShardCopies(work.store.root, shards, scratch, keeps_padding=True)
+        source = _RankSource(copies, sources.first_rows, sources.filler)
         every = [task for own in tasks.values() for task in own]
         made = work.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
         for name, own in tasks.items():
@@ -100,7 +104,8 @@ def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Par
 
 def make_rank_schema(work: StageContext) -> pa.Schema:
     """Return the columns of a rank's shards."""
-    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=list_segment_columns(work))
+    columns = inputs.list_segment_columns(work.recipe, get_row_kind(work.recipe))
+    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=columns)
 
 
 def _parse_rank(name: str) -> int:
@@ -139,7 +144,11 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
     files = {file: value for one in written for file, value in one.files.items()}
     sequences = sum(file.rows for file in files.values())
     files["facts"] = write_step_facts(sources, _locate_rank(work, name), _parse_rank(name))
-    facts = summarize_rank(sequences, counted) | {"conserved": found == expected, "content_hash": f"{found:032x}"}
+    padding = sum(one.padding for one in written)
+    facts = summarize_rank(sequences, counted, padding) | {
+        "conserved": found == expected,
+        "content_hash": f"{found:032x}",
+    }
     return Part(fingerprint_rank(work, name), files, facts)
 
 
@@ -151,7 +160,7 @@ def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
     store = Store(task.root)
     sources = _require_rank_sources(task, source)
     files: dict[str, File] = {}
-    found = 0
+    found = padding = 0
     counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
         table = _restore_shard_types(
@@ -166,7 +175,8 @@ def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
         back = store.table(files[name]).combine_chunks()
         found += sum(native.hash_sequences(native.recover_segments(back)))
         _count_rank_tokens(back, counted)
-    return _WrittenShards(files, found % native.HASH_MODULUS, counted)
+        padding += count_padding_tokens(back)
+    return _WrittenShards(files, found % native.HASH_MODULUS, counted, padding)
 
 
 def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:

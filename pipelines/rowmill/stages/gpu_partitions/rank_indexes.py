@@ -74,7 +74,9 @@ def _write_rank_index(work: StageContext, sources: RankSources, name: str) -> Pa
         "facts": write_step_facts(sources, folder, rank),
     }
     found = sources.hashes.sum_content(_locate_lines(work.store, files["index"], sources.first_rows))
-    facts = summarize_rank(len(sources.rows[own]), _count_tokens(sources, own)) | {
+    facts = summarize_rank(
+        len(sources.rows[own]), _count_tokens(sources, own), int(sources.padding[sources.rows[own]].sum())
+    ) | {
         "conserved": found == sources.hashes.sum_content(sources.rows[own]),
         "content_hash": f"{found:032x}",
     }

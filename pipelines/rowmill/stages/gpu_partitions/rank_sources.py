@@ -19,10 +19,12 @@ import pyarrow.compute as pc
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
-from rowmill.schema.rows import SEGMENT_COLUMNS
+from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
+from rowmill.shards.segment_padding import list_padding_tokens
 from rowmill.shards.sequence_hashes import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import StageContext
@@ -55,15 +57,23 @@ class RankSources:
     @cached_property
     def filler(self) -> pa.Table:
         """One sequence without a target, which fills a place that no sequence has."""
-        card = next(iter(self.packed.values())).card
-        pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
+        recipe, card = self.work.recipe, next(iter(self.packed.values())).card
         return native.make_fillers(
             1,
-            pad_id=int(pad),
+            pad_id=native.choose_pad_id(card),
             dataset="",
-            weighted=self.work.recipe.has_loss_weights,
-            columns=list_segment_columns(self.work),
+            weighted=recipe.has_loss_weights,
+            columns=SEGMENT_COLUMNS.get(get_row_kind(recipe), ()),
+            multiple=recipe.segment_multiple_of,
         )
+
+    @cached_property
+    def padding(self) -> Ints:
+        """The pad tokens of each row: int64[R]; all 0 where the recipe pads no segments."""
+        if self.work.recipe.segment_multiple_of == 1:
+            return np.zeros(int(self.first_rows[-1]), np.int64)
+        shards = (self.work.store.table(part.files["shard"], [PADDING_COLUMN]) for part in self.shards)
+        return np.concatenate([list_padding_tokens(one) for one in (*shards, self.filler)])
 
     @cached_property
     def hashes(self) -> SequenceHashes:
@@ -105,9 +115,9 @@ def load_packed_inputs(store: Store, made: Manifest) -> dict[str, Manifest]:
     return {name: found[(made.key[0], name, PACKED_SHARDS)] for name in names}
 
 
-def list_segment_columns(work: StageContext) -> Sequence[pa.Field]:
-    """Return the columns of segments that only one kind of rows has; all datasets of such a recipe are of that kind."""
-    return SEGMENT_COLUMNS.get(next(iter(work.recipe.datasets.values())).row_kind, ())
+def get_row_kind(recipe: Recipe) -> RowKind:
+    """Return the kind of the first dataset's rows: all datasets are of it if it has columns of its own in shards."""
+    return next(iter(recipe.datasets.values())).row_kind
 
 
 def make_rank_card(work: StageContext, rank: int) -> dict[str, str]:
@@ -129,7 +139,7 @@ def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
     return part_files.write_parquet(sources.work.store, f"{folder}/facts.parquet", own)
 
 
-def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding: int) -> dict[str, Any]:
     """Return a rank's facts from each dataset's sequences, tokens and trained tokens; fillers have an empty name."""
     own = {name: list(counts) for name, counts in sorted(counted.items()) if name != FILLERS}
     return {
@@ -138,6 +148,7 @@ def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]]) -> dict
         "tokens": sum(tokens for _, tokens, _ in own.values()),
         "trained_tokens": sum(trained for _, _, trained in own.values()),
         "datasets": own,
+        **({"padding": padding} if padding else {}),
     }
 
 

@@ -14,15 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
+from rowmill.packing.layout import round_up
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
+from rowmill.shards import native
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
 from rowmill.stages.base import PartTask, StageContext
@@ -38,9 +42,11 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
     dataset = recipe.datasets[name]
     held = get_holdout_size(recipe, name)
+    padded = recipe.segment_multiple_of > 1
     return {
         "versions": [VERSION],
-        "packing": dataset.packing.model_dump(mode="json"),
+        # Recipes without padding keep their identity.
+        "packing": dataset.packing.model_dump(mode="json", exclude=None if padded else {"segment_multiple_of"}),
         "row_kind": dataset.row_kind,
         "seq_len": recipe.seq_len,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
@@ -74,7 +80,7 @@ def plan_groups(work: StageContext, held: HeldOutValidation | None) -> list[Part
     parts = _list_example_parts(work, held)
     target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
     borders = cut_groups([one.tokens for one in parts], [one.file.digest for one in parts], target)
-    streams = _count_streams(work, parts, held) if rules.strategy == "concat" else None
+    streams = _count_streams(work, rules, parts, held) if rules.strategy == "concat" else None
     planned: list[PartTask] = []
     for first, end in borders:
         stretches = None if streams is None else _find_stretches(rules, streams, first, end)
@@ -111,6 +117,7 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
         card=_format_card(work),
         stores_weights=work.recipe.has_loss_weights,
         weighted=work.recipe.has_loss_weights,
+        pad_id=_choose_pad_id(work),
         splits=np.full(sum(file.rows for file in files), SPLITS.index("validation"), np.int8),
         planned=held.plan,
     )
@@ -196,6 +203,7 @@ def _make_task(
         card=_format_card(work),
         stores_weights=work.dataset.loss.weights,
         weighted=work.recipe.has_loss_weights,
+        pad_id=_choose_pad_id(work),
         stretches=stretches,
         splits=joined,
     )
@@ -215,6 +223,10 @@ def _identify_group(work: StageContext, files: Sequence[File], own: int) -> str:
     )
 
 
+def _choose_pad_id(work: StageContext) -> int | None:
+    return native.choose_pad_id(build_shard_card(work)) if work.recipe.segment_multiple_of > 1 else None
+
+
 def _format_card(work: StageContext) -> dict[str, str]:
     return {name: str(value) for name, value in build_shard_card(work).items()}
 
@@ -224,17 +236,20 @@ def _format_card(work: StageContext) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Streams:
-    """The tokens of each split by part, int64[P], and before each part, int64[P + 1]."""
+    """The tokens of each split by part, int64[P], and before each part, int64[P + 1]; with padding, if there is any."""
 
     tokens: Mapping[str, Ints]
     before: Mapping[str, Ints]
 
 
-def _count_streams(work: StageContext, parts: Sequence[_ExamplePart], held: HeldOutValidation | None) -> _Streams:
-    if held is None:
+def _count_streams(
+    work: StageContext, rules: PackingRules, parts: Sequence[_ExamplePart], held: HeldOutValidation | None
+) -> _Streams:
+    multiple = rules.packing.room_multiple
+    if held is None and multiple == 1:
         counts = [_sum_split_tokens(one.facts) for one in parts]
     else:
-        counts = [_count_held_tokens(work, one) for one in parts]
+        counts = [_count_split_room(work, one, multiple) for one in parts]
     tokens = {split: np.array([one.get(split, 0) for one in counts], np.int64) for split in SPLITS}
     before = {split: np.concatenate((np.zeros(1, np.int64), np.cumsum(own))) for split, own in tokens.items()}
     return _Streams(tokens, before)
@@ -248,10 +263,14 @@ def _sum_split_tokens(facts: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _count_held_tokens(work: StageContext, part: _ExamplePart) -> dict[str, int]:
-    assert part.splits is not None
-    tokens = work.store.table(part.file, ["tokens"]).column(0).to_numpy()
-    return {split: int(tokens[part.splits == code].sum()) for code, split in enumerate(SPLITS)}
+def _count_split_room(work: StageContext, part: _ExamplePart, multiple: int) -> dict[str, int]:
+    """Sum the tokens of a part's examples by split, each rounded up to a multiple."""
+    table = work.store.table(part.file, ["tokens", "split"])
+    room = round_up(table.column("tokens").to_numpy(), multiple)
+    splits = part.splits
+    if splits is None:
+        splits = pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy()
+    return {split: int(room[splits == code].sum()) for code, split in enumerate(SPLITS)}
 
 
 def _find_stretches(rules: PackingRules, streams: _Streams, first: int, end: int) -> dict[str, StreamStretch]:

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
+from rowmill.shards.segment_padding import drop_padding
 from rowmill.shards.sequence_hashes import join_hashes
 from rowmill.stages import part_files
 from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS, count_damaged_pairs, part_sides
@@ -101,6 +102,8 @@ class PackGroupTask:
     stretches: Mapping[str, StreamStretch] | None = None
     splits: "NDArray[np.int8] | None" = None
     planned: SplitPlan | None = None
+    pad_id: int | None = None
+    """Set if segments are padded."""
 
 
 def pack_group(task: PackGroupTask) -> Part:
@@ -121,6 +124,7 @@ def pack_group(task: PackGroupTask) -> Part:
             packing=task.rules.packing,
             row_kind=task.rules.row_kind,
             group_rows=native.count_group_rows(task.rules.seq_len),
+            pad_id=task.pad_id,
         )
         per_shard = max(1, SHARD_TOKENS // task.rules.seq_len)
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
@@ -131,7 +135,7 @@ def pack_group(task: PackGroupTask) -> Part:
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [one.shard for one, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
-        pairs = sum_counts(count_damaged_pairs(store.table(shard), tokens.own) for shard in paired)
+        pairs = sum_counts(count_damaged_pairs(drop_padding(store.table(shard)), tokens.own) for shard in paired)
     facts = {
         "tokens": int(lengths.tokens[:own].sum()),
         "shards": [one.facts for one in shards],
@@ -246,7 +250,7 @@ def _make_group_lengths(
     lengths = make_lengths(columns, counts, read_column)
     if task.splits is None:
         return lengths
-    return ExampleLengths(lengths.tokens, lengths.trained, task.splits, lengths.first_rows, read_column)
+    return replace(lengths, splits=task.splits)
 
 
 def _make_array(scratch: Path | None, name: str, dtype: Any, size: int) -> "NDArray[Any]":
@@ -310,16 +314,16 @@ def _count_group(
         "trained_lost": sum(one.trained_lost for one in plans) + tails,
         "left_out": dict(sorted(fates.items())),
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
-        "unlimited": sum(_count_unlimited(task.rules, one) for one in plans),
+        "unlimited": sum(_count_unlimited(task.rules, lengths, one) for one in plans),
         "fill": _count_fills(task.rules, plans),
     }
 
 
-def _count_unlimited(rules: PackingRules, one: SplitPlan) -> int:
+def _count_unlimited(rules: PackingRules, lengths: ExampleLengths, one: SplitPlan) -> int:
     """Return the number of sequences if one could have any number of segments."""
     if rules.strategy != "best_fit" or rules.packing.segment_limit is None:
         return one.plan.sequences
-    return count_best_fit(one.plan.ranges[:, 1], rules.seq_len)
+    return count_best_fit(rules.measure_room(lengths, one.plan.examples, one.plan.ranges[:, 1]), rules.seq_len)
 
 
 def _count_fills(rules: PackingRules, plans: Sequence[SplitPlan]) -> list[int]:

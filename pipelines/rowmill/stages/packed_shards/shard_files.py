@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, sum_by_span
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
@@ -25,6 +25,7 @@ from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import RowKind
 from rowmill.shards import native
+from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
 from rowmill.stages.packed_shards.segment_columns import make_segment_columns
 
@@ -153,6 +154,8 @@ class ShardWriter:
     packing: Packing
     row_kind: RowKind
     group_rows: int
+    pad_id: int | None
+    """None: the recipe does not pad segments."""
 
     def write_split(self, split: str, plan: SequencePlan, per_shard: int) -> Iterator[WrittenShard]:
         """Write the sequences of a split, `per_shard` in a file."""
@@ -178,6 +181,7 @@ class ShardWriter:
             "segments": len(plan.examples),
             "tokens": int(plan.ranges[:, 1].sum()),
             "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
+            **({} if self.pad_id is None else {"padding": count_padding_tokens(table)}),
         }
         return WrittenShard(shard, segments, facts)
 
@@ -191,9 +195,8 @@ class ShardWriter:
         starts, lengths = plan.ranges[:, 0].astype(np.int64), plan.ranges[:, 1].astype(np.int64)
         index = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
         cut_ids, cut_mask = tokens.ids[index], tokens.mask[index]
-        span_lengths, span_offsets = layout.attention_spans(
-            plan, block_cross_document_attention=self.packing.block_cross_document_attention
-        )
+        blocked = self.packing.block_cross_document_attention
+        span_lengths, span_offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
         labels = layout.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=self.packing.ignore_token_id)
         segments = native.Segments(
             ids=cut_ids,
@@ -205,13 +208,19 @@ class ShardWriter:
             weights=tokens.weights_at(index, labels != IGNORED_LABEL),
             columns=make_segment_columns(self.row_kind, tokens.own, plan),
         )
+        padding = None
+        if self.pad_id is not None:
+            multiple = self.packing.segment_multiple_of
+            own = layout.count_padding(plan, multiple, block_cross_document_attention=blocked)
+            span_lengths = span_lengths + sum_by_span(own, plan.sequence_offsets, span_offsets)
+            padding = native.Padding(own, self.pad_id)
         spans = native.Spans(
             labels=labels,
             position_ids=layout.position_ids(span_lengths),
             lengths=span_lengths,
             offsets=span_offsets,
         )
-        return native.make_shard_table(segments, spans, dataset=self.dataset)
+        return native.make_shard_table(segments, spans, dataset=self.dataset, padding=padding)
 
     def _build_lineage(self, table: pa.Table, split: str, plan: SequencePlan) -> pa.Table:
         example_ids = table.column("example_ids").combine_chunks().flatten()

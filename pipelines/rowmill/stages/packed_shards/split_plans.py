@@ -15,15 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints
+from rowmill.core.arrays import Bools, Integers, Ints, compute_offsets
+from rowmill.packing import layout, slicing
 from rowmill.packing import plan as packing
-from rowmill.packing import slicing
 from rowmill.packing.groups import StreamStretch
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Packing, Strategy
 from rowmill.packing.slicing import ExampleSlices
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.rows import RowKind
+from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS
 
 SPLITS = ("train", "validation", "test")
 
@@ -44,13 +45,28 @@ class PackingRules:
         """The strategy for the dataset's rows."""
         return self.packing.strategy_for(self.row_kind)
 
+    def measure_room(self, lengths: "ExampleLengths", numbers: Ints, tokens: Integers) -> Integers:
+        """Return the tokens that pieces of some examples take in a sequence, padding after each segment included.
+
+        A pair has two segments, and is never cut.
+        """
+        multiple = self.packing.room_multiple
+        if multiple == 1:
+            return tokens
+        if lengths.sides is None or not len(numbers):
+            return layout.round_up(tokens, multiple)
+        sides = lengths.sides.take(pa.array(numbers))
+        rounded = layout.round_up(sides.flatten().to_numpy(), multiple)
+        return np.add.reduceat(rounded, compute_offsets(sides.value_lengths().to_numpy())[:-1])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExampleLengths:
     """The columns of examples that planning reads, and the number of each part's first example.
 
     tokens, trained int64[N] · splits int8[N], indices in `SPLITS` · first_rows int64[P + 1]. `read_column` returns a
-    column of part p, which is read for examples that are cut.
+    column of part p, which is read for examples that are cut. `sides` are the lengths of each example's sides; None
+    for examples without sides.
     """
 
     tokens: Ints
@@ -58,6 +74,7 @@ class ExampleLengths:
     splits: NDArray[np.int8]
     first_rows: Ints
     read_column: Callable[[int, str], pa.Array]
+    sides: pa.ListArray | None = None
 
     def find_part(self, numbers: "Ints | int") -> Any:
         """Return the part of some examples, by their numbers."""
@@ -77,6 +94,7 @@ def make_lengths(columns: pa.Table, counts: "list[int]", read_column: Callable[[
         splits=pc.index_in(columns.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
         first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
         read_column=read_column,
+        sides=columns.column(SIDE_LENGTHS).combine_chunks() if SIDE_LENGTHS in columns.column_names else None,
     )
 
 
@@ -112,6 +130,7 @@ def plan_split(rules: PackingRules, lengths: ExampleLengths, split: str, numbers
         strategy=rules.strategy,
         max_segments=rules.packing.segment_limit,
         tail=rules.packing.tail,
+        room=rules.measure_room(lengths, numbers[pieces.examples], pieces.lengths),
     )
     left = packing.count_left_out_tokens(plan, lengths.tokens[numbers])
     return SplitPlan(split, _renumber(plan, numbers), numbers, left, rejected, trained_lost)
@@ -120,11 +139,15 @@ def plan_split(rules: PackingRules, lengths: ExampleLengths, split: str, numbers
 def plan_stretch(
     rules: PackingRules, lengths: ExampleLengths, split: str, numbers: Ints, stretch: StreamStretch
 ) -> SplitPlan:
-    """Plan a stretch of joined documents: the examples of a group, and of the following parts as far as needed."""
+    """Plan a stretch of joined documents: the examples of a group, and of the following parts as far as needed.
+
+    Documents with padding after each are joined, so `stretch` counts it, too.
+    """
     own = lengths.tokens[numbers]
-    plan = packing.plan_stream(own, rules.seq_len, stretch.begin, stretch.end)
-    ends = np.cumsum(own)
-    left = np.minimum(ends, stretch.left_until) - np.maximum(ends - own, stretch.end)
+    room = rules.measure_room(lengths, numbers, own)
+    plan = packing.leave_out_padding(packing.plan_stream(room, rules.seq_len, stretch.begin, stretch.end), own)
+    begins = np.cumsum(room) - room
+    left = np.minimum(begins + own, stretch.left_until) - np.maximum(begins, stretch.end)
     return SplitPlan(split, _renumber(plan, numbers), numbers, np.maximum(left, 0))
 
 

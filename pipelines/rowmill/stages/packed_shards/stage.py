@@ -24,10 +24,9 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.schema.facts import PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
-from rowmill.stages import part_files
+from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     ComparedFact,
     PreparedStage,
@@ -107,6 +106,7 @@ def _build_shards_output(
     kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
     losses = _sum_losses(groups)
     found = _add_group_hashes(groups, "found")
+    padding = _measure_padding(work, shards, planned)
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
@@ -123,10 +123,14 @@ def _build_shards_output(
             trained_tokens=trained,
             tokens_left_out=total - planned,
             content_hash=f"{found:032x}",
+            **padding,
             **sum_counts(group.facts.get("pairs", {}) for group in groups),
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
-        token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
+        token_ledger=[
+            *([("all", "dropped", total - planned)] if total > planned else []),
+            *([("all", "padding", padding["padding"])] if padding else []),
+        ],
         tables={"splits": _tabulate_splits(work, groups, shards), "packing": _tabulate_packing(work, shards)},
         histograms={"fill": _make_fill_histogram(groups)},
         schema=tuple((f.name, str(f.type)) for f in _make_packed_schema(work)),
@@ -141,8 +145,16 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 
 
 def _make_packed_schema(work: StageContext) -> pa.Schema:
-    own = SEGMENT_COLUMNS.get(work.dataset.row_kind, ())
+    own = inputs.list_segment_columns(work.recipe, work.dataset.row_kind)
     return native.make_shard_schema(weighted=work.recipe.has_loss_weights, columns=own)
+
+
+def _measure_padding(work: StageContext, shards: Sequence[Part], tokens: int) -> dict[str, Any]:
+    """Count the pad tokens after segments, and their share of all; nothing where segments are not padded."""
+    if work.recipe.segment_multiple_of == 1:
+        return {}
+    padding = sum(int(part.facts["padding"]) for part in shards)
+    return {"padding": padding, "padding_share": compute_share(padding, tokens + padding)}
 
 
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:

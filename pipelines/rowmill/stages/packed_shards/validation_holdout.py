@@ -29,8 +29,10 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File
+from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
+from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS
 from rowmill.stages.packed_shards.split_plans import (
     SPLITS,
     SURPLUS_CODE,
@@ -80,7 +82,7 @@ def hold_out_validation(work: StageContext, rules: PackingRules, wanted: int) ->
     """
     _require_no_other_validation(work)
     files = work.input(TOKENIZED_EXAMPLES).files("examples")
-    lengths = _read_lengths(work, files)
+    lengths = _read_lengths(work, files, rules)
     rows = _hash_rows(work, files)
     u = np.concatenate([one.of_examples for one in rows]) if rows else np.empty(0, np.uint64)
     in_train = lengths.splits == _TRAIN
@@ -88,7 +90,8 @@ def hold_out_validation(work: StageContext, rules: PackingRules, wanted: int) ->
     pieces, _, _ = slice_examples(rules, lengths, train)
     alone = rules.strategy == "single"
     room = np.zeros(len(lengths.tokens), np.int64)
-    np.add.at(room, train[pieces.examples], 1 if alone else pieces.lengths)
+    filled = rules.measure_room(lengths, train[pieces.examples], pieces.lengths)
+    np.add.at(room, train[pieces.examples], 1 if alone else filled)
     chosen = hold_out_groups(u, room, in_train, wanted if alone else wanted * rules.seq_len)
     if chosen is None:
         raise _make_shortage_error(work, wanted, int(room.sum()), alone=alone)
@@ -143,8 +146,9 @@ def _renumber_held(whole: SplitPlan, first: SequencePlan, held: Ints, tokens: In
     )
 
 
-def _read_lengths(work: StageContext, files: Sequence[File]) -> ExampleLengths:
-    tables = [work.store.table(file, ["tokens", "trained_tokens", "split"]) for file in files]
+def _read_lengths(work: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
+    own = [one.name for one in EXAMPLE_COLUMNS.get(rules.row_kind, ()) if one.name == SIDE_LENGTHS]
+    tables = [work.store.table(file, ["tokens", "trained_tokens", "split", *own]) for file in files]
 
     def read_column(part: int, name: str) -> Any:
         return work.store.table(files[part], [name]).column(0).combine_chunks()

@@ -26,6 +26,7 @@ from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
+from rowmill.shards.segment_padding import read_unpadded
 from rowmill.stages.base import StageContext, compute_share, scan_rows
 from rowmill.stages.training_splits import ngrams, table_leakage
 
@@ -269,7 +270,7 @@ def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], N
 
 def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
-    table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
+    table = read_unpadded(Store(task.root), task.shard, ("input_ids", "segment_lengths"))
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
     hashes, _ = ngrams.sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
@@ -282,7 +283,7 @@ def _flatten_values(table: pa.Table, name: str) -> NDArray[np.int32]:
 
 def _read_segments(root: str, file: File) -> native.Segments:
     columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
-    return native.recover_segments(Store(root).table(file, columns).combine_chunks())
+    return native.recover_segments(read_unpadded(Store(root), file, columns))
 
 
 @dataclass(frozen=True, slots=True)

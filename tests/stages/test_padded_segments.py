@@ -1,0 +1,189 @@
+"""`packing.segment_multiple_of` in a build: what is padded, what does not see it, and what is counted.
+
+What belongs here: whole builds. What does not: the columns of one shard (`tests/shards/test_segment_padding.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rowmill.core.errors import ConfigError
+from rowmill.reader import Reader
+from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, pair, sentence
+
+MULTIPLE = 16
+EXPORTS = [{"kind": "native", "name": "native"}, {"kind": "hf", "name": "hf"}]
+
+
+def build(folder: Path, rows: "list[dict[str, Any]]", kind: dict[str, Any], **packing: Any) -> Built:
+    """Build rows in several files with an export of the native form and one of single segments."""
+    road = Road(folder)
+    urls = [road.write(f"{i}.jsonl", rows[i::3]) for i in range(3)]
+    dataset = {"source": {"train_urls": urls}, "format": kind, "packing": packing, "splits": {"validation": 0.2}}
+    exports = EXPORTS if kind == CHAT else []
+    return road.recipe({"rows": dataset}, exports=exports, mixture={"batch_size": 6}).build()
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    rows = [chat(i, turns=1 + i % 4) for i in range(60)]
+    return build(tmp_path_factory.mktemp("padded"), rows, CHAT, segment_multiple_of=MULTIPLE)
+
+
+def shards(built: Built) -> list[dict[str, Any]]:
+    return built.rows_of("rows", "packed_shards", file="shard")
+
+
+def pieces(built: Built) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+    """Return example, start, ids and labels of every segment, without padding, which is checked on the way."""
+    found: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = []
+    for row in shards(built):
+        at = 0
+        own = zip(row["example_ids"], row["starts"], row["segment_lengths"], row["segment_padding"], strict=True)
+        for name, start, length, padding in own:
+            ids, labels = (row[column][at : at + length] for column in ("input_ids", "labels"))
+            found.append((name, start, tuple(ids), tuple(labels)))
+            at += length
+            assert row["labels"][at : at + padding] == [-100] * padding
+            at += padding
+        assert at == len(row["input_ids"]) == sum(row["seq_lengths"]) <= 256
+        assert not any(length % MULTIPLE for length in row["seq_lengths"])
+    return found
+
+
+def test_every_segment_is_padded_and_no_token_is_lost(padded: Built) -> None:
+    examples = {one["example_id"]: one["input_ids"] for one in padded.examples()}
+
+    found = pieces(padded)
+
+    assert sorted((name, ids) for name, _, ids, _ in found) == sorted((k, tuple(v)) for k, v in examples.items())
+    assert {tuple(row["seq_lengths"]) for row in shards(padded)} != {(256,)}
+    manifest = padded.manifest("rows", "packed_shards")
+    padding = sum(sum(row["segment_padding"]) for row in shards(padded))
+    tokens = sum(map(len, examples.values()))
+    assert (manifest.facts["padding"], manifest.facts["tokens"]) == (padding, tokens)
+    assert manifest.facts["padding_share"] == pytest.approx(padding / (tokens + padding), abs=1e-6)
+    assert ("all", "padding", padding) in manifest.token_ledger
+    results = {one.check: one.outcome for one in padded.steps["rows", "packed_shards"][1]}
+    assert (results["conservation"], results["padding_share"]) == ("passed", "failed")
+
+
+def test_ranks_are_padded_and_count_padding_beside_their_tokens(padded: Built) -> None:
+    store, made = padded.project.store, padded.manifest("gpu_partitions")
+    files = [file for part in made.parts for name, file in part.files.items() if name.startswith("data/")]
+    rows = [row for file in files for row in store.table(file).to_pylist()]
+
+    counted = {name: count for _, name, count in made.token_ledger}
+
+    assert any(row["filler"] for row in rows)
+    assert all(length % MULTIPLE == 0 for row in rows for length in row["seq_lengths"])
+    assert sum(counted.values()) == sum(len(row["input_ids"]) for row in rows)
+    assert counted["padding"] == sum(2 * row["filler"] + sum(row["segment_padding"]) for row in rows)
+
+
+def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:
+    native, plain = (
+        [
+            row
+            for name, file in padded.manifest("exports", name).parts[0].files.items()
+            if name.startswith("data/")
+            for row in padded.project.store.table(file).to_pylist()
+        ]
+        for name in ("native", "hf")
+    )
+
+    segments = [(row["segment_lengths"], row["segment_padding"], row["seq_lengths"]) for row in native]
+    assert all([-length % MULTIPLE for length in lengths] == padding for lengths, padding, _ in segments)
+    assert all(np.add(lengths, padding).tolist() == spans for lengths, padding, spans in segments)
+    trained = sorted(one["input_ids"] for one in padded.examples() if one["split"] == "train")
+    assert sorted(row["input_ids"] for row in plain) == trained
+
+
+def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:
+    reader = Reader(padded.project.store.root, "road", rank=0, world_size=2, batch_size=3, as_torch=False)
+    rows = [reader[i] for i in range(3)]
+
+    flat = next(iter(reader))
+    wide = reader.map(lambda row: row).get_batch([0, 1, 2])
+
+    assert flat["cu_seqlens_padded"].tolist() == flat["cu_seq_lens_q"].tolist() == wide["cu_seq_lens_q"].tolist()
+    real, spans = np.diff(flat["cu_seqlens"]), np.diff(flat["cu_seqlens_padded"])
+    assert real.tolist() == [length for row in rows for length in row.real_lengths.tolist()]
+    assert (real < spans).any()
+    assert (-real % MULTIPLE == spans - real).all()
+    other = Reader(padded.project.store.root, "road", rank=0, world_size=2, batch_size=3, layout="padded")
+    batch = other.get_batch([0, 1, 2])
+    assert int(batch["attention_mask"].sum()) == int(real.sum()) == int((batch["segment_ids"] >= 0).sum())
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop"])
+def test_joined_documents_are_cut_at_multiples(tmp_path: Path, tail: str) -> None:
+    rows = [document(i, words=3 + i % 90) for i in range(60)]
+
+    built = build(tmp_path, rows, TEXT, segment_multiple_of=MULTIPLE, pack_strategy="concat", tail=tail)
+
+    manifest = built.manifest("rows", "packed_shards")
+    found = pieces(built)
+    assert sum(len(ids) for *_, ids, _ in found) == manifest.facts["tokens"]
+    left = sum(count for _, name, count in manifest.token_ledger if name == "dropped")
+    assert manifest.facts["tokens"] + left == sum(len(one["input_ids"]) for one in built.examples())
+    assert (left > 0) is (tail == "drop")
+    sizes = [len(row["input_ids"]) for row in shards(built)]
+    assert sorted(sizes)[2 if tail == "keep" else 0] == 256
+
+
+def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) -> None:
+    rows = [{"prompt": sentence(i, 5), "chosen": sentence(i + 1, 9), "rejected": sentence(i, 7)} for i in range(30)]
+
+    built = build(tmp_path, rows, {"kind": "preference"}, segment_multiple_of=MULTIPLE, pack=True)
+
+    assert len(pieces(built)) == 60
+    facts = built.manifest("rows", "packed_shards").facts
+    assert (facts["pair_intact"], facts["prompt_identical"], facts["conservation"]) == (0, 0, 0)
+    reader = Reader(
+        built.project.store.root, "road", rank=0, world_size=2, layout="preference", as_torch=False, batch_size=2
+    )
+    batch = next(iter(reader))
+    sides = {tuple(one) for row in built.examples() for one in _cut_sides(row)}
+    sizes = batch["attention_mask"].sum(axis=1)
+    shown = {tuple(ids[:size]) for ids, size in zip(batch["input_ids"].tolist(), sizes.tolist(), strict=True)}
+    assert shown <= sides
+
+
+def _cut_sides(example: dict[str, Any]) -> tuple[list[int], list[int]]:
+    first = example["side_lengths"][0]
+    return example["input_ids"][:first], example["input_ids"][first:]
+
+
+@pytest.mark.parametrize(
+    ("packing", "changes", "message"),
+    [
+        ({"segment_multiple_of": 7}, {}, "7 does not divide seq_len 256"),
+        ({"segment_multiple_of": 8}, {"other": 4}, "packing.segment_multiple_of: 4, and datasets.rows has 8"),
+    ],
+)
+def test_impossible_multiples_are_refused(
+    tmp_path: Path, packing: dict[str, Any], changes: dict[str, int], message: str
+) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("a.jsonl", [pair(0) | chat(0)])]}
+    datasets = {"rows": {"source": source, "format": CHAT, "packing": packing}}
+    datasets |= {
+        name: {"source": source, "format": CHAT, "packing": {"segment_multiple_of": multiple}}
+        for name, multiple in changes.items()
+    }
+
+    with pytest.raises(ConfigError, match=message):
+        _ = road.recipe(datasets).project
+
+
+def test_default_length_of_a_side_leaves_its_padding_space(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])]}
+    dataset = {"source": source, "format": {"kind": "preference"}, "packing": {"segment_multiple_of": 8}}
+
+    assert road.recipe({"rows": dataset}, seq_len=280).project.recipe.limit_of("rows") == 136
+    with pytest.raises(ConfigError, match="at most 136 fit into seq_len 280"):
+        _ = road.recipe({"rows": dataset | {"truncation": {"max_length": 140}}}, seq_len=280).project

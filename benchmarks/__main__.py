@@ -5,6 +5,7 @@ Results are appended to `benchmarks/results.jsonl`.
 
 from benchmarks import (
     encoding,
+    kinds,
     parsing,
     quiet_rebuild,
     records,
@@ -29,3 +30,4 @@ if __name__ == "__main__":
     quiet_rebuild.main(30)
     small_files.main(20_000)
     similar_rows.main(1000, 100)
+    kinds.main(4)

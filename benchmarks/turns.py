@@ -74,9 +74,9 @@ class Counting:
         self.again += 1
         return self.renderer.prove_ownership(messages, tools, kwargs, text, roles)
 
-    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
+    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
         """Pass on; chats with reasoning do not go that way."""
-        return self.renderer.render_placeholders(roles)
+        return self.renderer.render_placeholders(roles, kwargs)
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Pass on; prompts are known after the first row."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
+from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.conversation.rendering.content_tracing import TracingRenderer, find_tracing_obstacle
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
@@ -95,6 +96,36 @@ def _hold_the_check(template: str, loss: Loss) -> None:
     assert taken > 10
 
 
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
+def test_shape_of_prompts_gives_the_text_and_places_of_the_reference_path(name: str) -> None:
+    renderer = _renderer(read_named_template(name))
+    prompts = PromptRenderer(renderer, Masker(renderer, Loss(), MaskRules()), MaskRules())
+    taken = 0
+
+    @settings(max_examples=40)
+    @given(contents=st.lists(CONTENTS, min_size=1, max_size=4), system=st.booleans())
+    def check(contents: list[str], system: bool) -> None:
+        nonlocal taken
+        roles = [*(["system"] if system else []), *["user", "assistant"] * len(contents)][: len(contents)]
+        shape = prompts.find_layout(roles)
+        if shape is None or not shape.holds(contents):
+            return
+        if any(one in text for one in shape.literals for text in contents):
+            return
+        taken += 1
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        alone = prompts.render(Conversation(messages))
+        assert isinstance(alone, MaskedConversation)
+        fast = shape.mask(contents)
+        assert (alone.text, alone.spans, alone.trained) == (fast.text, fast.spans, ())
+        if min(map(len, contents)) >= SHORT_TEXT_CHARS:
+            assert alone == fast
+
+    check()
+
+    assert taken > 10
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -130,7 +161,7 @@ def _hold_the_check(template: str, loss: Loss) -> None:
     ],
 )  # fmt: skip
 def test_template_that_does_more_than_print_contents_is_not_proven(template: str) -> None:
-    assert _renderer(template).render_placeholders(("user", "assistant")) is None
+    assert _renderer(template).render_placeholders(("user", "assistant"), {}) is None
 
 
 def test_notes_record_what_decided_a_step() -> None:
@@ -138,7 +169,7 @@ def test_notes_record_what_decided_a_step() -> None:
         "{% for m in messages %}{% if '</think>' in m.content %}T{% endif %}{{ m.content.strip('\n') }}{% endfor %}"
     )
 
-    printed = _renderer(template).render_placeholders(("user", "assistant"))
+    printed = _renderer(template).render_placeholders(("user", "assistant"), {})
 
     assert printed is not None
     assert printed.literals == {"</think>"}
@@ -160,7 +191,7 @@ def test_text_that_keeps_the_notes_renders_like_the_placeholder(text: str) -> No
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     assert find_tracing_obstacle(environment.parse(source)) == ""
 
-    printed = TracingRenderer(source, datetime(2025, 1, 1), {}).render(("user",))  # noqa: DTZ001
+    printed = TracingRenderer(source, datetime(2025, 1, 1), {}).render(("user",), {})  # noqa: DTZ001
 
     assert printed is not None
     if any(one in text for one in printed.literals) or text != text.strip():

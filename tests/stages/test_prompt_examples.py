@@ -19,6 +19,8 @@ from tests.support.recipes import CHAT, CHATML, Road, sentence
 
 PROMPTS: dict[str, Any] = {"kind": "prompts"}
 
+TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+
 
 def _vector(folder: Path, limit: int, **row: Any) -> list[dict[str, Any]]:
     record = {"prompt": "U1", "answer": "A1", **row}
@@ -51,6 +53,15 @@ def test_ids_are_those_of_the_template_with_its_generation_prompt(tmp_path: Path
         asked = [{"role": "user", "content": record["question"]}]
         wanted = tokenizer.apply_chat_template(asked, chat_template=CHATML, add_generation_prompt=True, tokenize=False)
         assert example["input_ids"] == tokenizer.encode(wanted, add_special_tokens=False)
+
+
+def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    dataset = {"source": {"train_urls": [road.write("a.jsonl", _records(40))]}, "format": PROMPTS}
+
+    made = road.recipe({"rows": dataset}, seq_len=1 << 17).build(only=TO_SHARDS)
+
+    assert [file.rows for file in made.manifest("rows", "packed_shards").files("shard")] == [40]
 
 
 def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_path: Path) -> None:

@@ -208,6 +208,6 @@ class ChatRenderer(Protocol):
         """Return the generation prompt after a message of that role."""
         ...
 
-    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
+    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
         """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
         ...

@@ -155,17 +155,13 @@ class _PromptReader:
         if isinstance(truth, Rejected):
             return truth
         carried = {path: get_at_path(record, path) for path in self._columns.carry_fields}
-        return replace(
-            row,
-            kind="prompt",
-            messages=tuple(map(remove_flags, messages)),
-            columns={
-                "ground_truth": None if truth is None else to_json(truth),
-                "data_source": self._find_data_source(record),
-                "extra": to_json(carried) if carried else None,
-            },
-            report=replace(row.report, notes=(*row.report.notes, *(["trailing_assistant"] if answer else []))),
-        )
+        report = replace(row.report, notes=(*row.report.notes, "trailing_assistant")) if answer else row.report
+        columns = {
+            "ground_truth": None if truth is None else to_json(truth),
+            "data_source": self._find_data_source(record),
+            "extra": to_json(carried) if carried else None,
+        }
+        return replace(row, kind="prompt", messages=tuple(map(remove_flags, messages)), columns=columns, report=report)
 
     def _find_prompt(self, record: Mapping[str, Json]) -> DetectedMessages | Rejected:
         columns = self._columns
@@ -202,7 +198,11 @@ class _PromptReader:
 
     def _find_ground_truth(self, record: Mapping[str, Json], answer: Sequence[Message]) -> Json | Rejected:
         paths = self._columns.ground_truth_fields
-        truth = next((value for path in paths if (value := get_at_path(record, path)) is not None), None)
+        truth = None
+        for path in paths:
+            truth = get_at_path(record, path)
+            if truth is not None:
+                break
         if truth is None and answer and self._columns.trailing_assistant == "ground_truth":
             truth = answer[-1]["content"]
         why = f"{', '.join(paths)} are absent or null"

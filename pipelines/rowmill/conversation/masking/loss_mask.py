@@ -307,7 +307,7 @@ class Masker:
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
-        placeholders = self._renderer.render_placeholders(roles)
+        placeholders = self._renderer.render_placeholders(roles, {})
         if placeholders is None:
             return None
         contents = zip(roles, placeholders.contents, strict=True)

@@ -7,6 +7,7 @@ conversations that have answers (`loss_mask.py`).
                       └┘ user        └ generation prompt ──┘
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rowmill.conversation.masking.content_spans import ContentLocator, LocatedContent, is_tool_missing
@@ -14,9 +15,12 @@ from rowmill.conversation.masking.loss_mask import Masker, needs_plain_check
 from rowmill.conversation.masking.mask_comparison import describe_text_difference
 from rowmill.conversation.masking.options import MaskRules
 from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class PromptRenderer:
 
     def render(self, conversation: Conversation) -> MaskedConversation | Rejected:
         """Render a conversation with the generation prompt; of a share of the rows the render is checked."""
-        asking = replace(conversation, kwargs={**conversation.kwargs, "add_generation_prompt": True})
+        asking = replace(conversation, kwargs={**conversation.kwargs, **_ASKS})
         printed = self.renderer.render(asking.messages, asking.tools, asking.kwargs)
         if isinstance(printed, Rejected):
             return printed
@@ -53,6 +57,27 @@ class PromptRenderer:
         counts = {kind: dropped.count(kind) for kind in dict.fromkeys(dropped)}
         return MaskedConversation(printed.text, printed.spans, (), tuple(located.pieces()), counts)
 
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of prompts with these roles; None if each of their rows must be rendered by itself.
+
+        A row of that layout has the text and the spans that `render` would give it.
+        """
+        if not self.renderer.contract.marks_inert:
+            return None
+        placeholders = self.renderer.render_placeholders(roles, _ASKS)
+        if placeholders is None:
+            return None
+        contents = zip(roles, placeholders.contents, strict=True)
+        messages = [{"role": role, "content": content} for role, content in contents]
+        rendered = self.render(Conversation(messages))
+        if isinstance(rendered, Rejected) or rendered.dropped:
+            return None
+        printed = self.renderer.render(messages, None, _ASKS)
+        proven = None if isinstance(printed, Rejected) else self._locate_by_proof(messages, None, _ASKS, printed)
+        if proven is None or tuple(proven.pieces()) != rendered.pieces:
+            return None
+        return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
+
     def _locate(
         self, asking: Conversation, conversation: Conversation, printed: RenderedConversation
     ) -> LocatedContent | None:
@@ -63,7 +88,21 @@ class PromptRenderer:
             located = locator.locate(conversation.messages)
             if locator.decides:
                 return located
-        proof = self.renderer.prove_ownership(asking.messages, asking.tools, asking.kwargs, printed.text, roles)
+        return self._locate_by_proof(conversation.messages, conversation.tools, asking.kwargs, printed)
+
+    def _locate_by_proof(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        printed: RenderedConversation,
+    ) -> LocatedContent | None:
+        roles = self.rules.assistant_roles
+        proof = self.renderer.prove_ownership(messages, tools, kwargs, printed.text, roles)
         if proof is None:
             return None
-        return locate_proven_content(proof, conversation.messages, printed.messages, printed.text, roles)
+        return locate_proven_content(proof, messages, printed.messages, printed.text, roles)
+
+
+_ASKS: Mapping[str, Json] = {"add_generation_prompt": True}
+"""The template argument that makes a conversation wait for an answer."""

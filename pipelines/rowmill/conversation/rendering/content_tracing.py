@@ -273,8 +273,8 @@ class TracingRenderer:
         self._template = None if self.reason else environment.from_string(source)
         self._values = values
 
-    def render(self, roles: Sequence[str]) -> PlaceholderRendering | None:
-        """Render one placeholder per role; None if the text depends on more than their positions."""
+    def render(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
+        """Render one placeholder per role with template arguments; None if the text depends on more than places."""
         if self._template is None:
             return None
         notes = ContentNotes()
@@ -284,7 +284,7 @@ class TracingRenderer:
             content.message, content.notes = index, notes
             messages.append({"role": role, "content": content})
         try:
-            text = self._template.render(**{**self._values, "messages": messages, "tools": None})
+            text = self._template.render(**{**self._values, **kwargs, "messages": messages, "tools": None})
         except (ContentReadError, TemplateError, TypeError, ValueError, AttributeError):
             return None
         contents = tuple(make_content_placeholder(index) for index in range(len(roles)))

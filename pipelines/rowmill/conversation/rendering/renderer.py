@@ -237,7 +237,7 @@ class Renderer:
             known = self._prompts[key] = probes.probe_generation_prompt(self._render_probe, role, has_tools, kwargs)
         return known
 
-    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
+    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
         """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
         if self._tracer is None:
             self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
@@ -248,8 +248,8 @@ class Renderer:
             for index, role in enumerate(roles)
         ]
         # The plain render comes first, because it has a budget and the traced render has none.
-        text = self.plain(messages, None, {})
-        printed = None if isinstance(text, Rejected) else self._tracer.render(roles)
+        text = self.plain(messages, None, kwargs)
+        printed = None if isinstance(text, Rejected) else self._tracer.render(roles, kwargs)
         return printed if printed is not None and printed.text == text else None
 
     def _apply_spec_choices(self, found: Adaptation) -> Adaptation:

@@ -52,6 +52,8 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.weights, recipe.has_loss_weights],
         **describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
+        # Shards of other rows keep their identity.
+        **({"shards": "by mean length"} if dataset.row_kind == "prompt" else {}),
     }
 
 

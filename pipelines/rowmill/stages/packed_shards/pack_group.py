@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
 from rowmill.packing.groups import StreamStretch
+from rowmill.packing.layout import SequencePlan
 from rowmill.packing.plan import count_best_fit
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.ledger import REJECTED, sum_counts
@@ -126,9 +127,8 @@ def pack_group(task: PackGroupTask) -> Part:
             group_rows=native.count_group_rows(task.rules.seq_len),
             pad_id=task.pad_id,
         )
-        per_shard = max(1, SHARD_TOKENS // task.rules.seq_len)
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
-        shards = [one for split, plan in parted for one in writer.write_split(split, plan, per_shard)]
+        shards = [one for split, plan in parted for one in writer.write_split(split, plan, _cut_shards(task, plan))]
         expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
         files = _write_side_files(task, store, tokens, lengths, left, own)
         back = [read_back(store, one.shard, one.segments) for one in shards]
@@ -163,6 +163,13 @@ def _name_hashes_file(shard: str) -> str:
     """Return the path of the hashes of a shard's sequences: `…/data/train/part-00000.parquet` beside `data`."""
     folder, split, name = shard.rsplit("/", 2)
     return f"{folder.removesuffix('/data')}/sequences/{split}-{name}"
+
+
+def _cut_shards(task: PackGroupTask, plan: SequencePlan) -> int:
+    """Return the sequences of a shard: as many as fit if all were full, or of prompts, which are short, on average."""
+    if task.rules.row_kind != "prompt":
+        return max(1, SHARD_TOKENS // task.rules.seq_len)
+    return max(1, SHARD_TOKENS * plan.sequences // max(1, int(plan.tokens.sum())))
 
 
 def is_intact(part: Part) -> bool:

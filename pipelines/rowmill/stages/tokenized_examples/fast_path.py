@@ -11,6 +11,7 @@ Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the ref
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import orjson
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 
 from rowmill.conversation.masking import Masker, find_plain_checks
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
+from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.conversation.masking.turn_layouts import (
     KIND,
     MAX_CACHED_LAYOUTS,
@@ -52,6 +54,55 @@ class _PlainChatRows:
     texts: list[str]
 
 
+class ChatMasker(Protocol):
+    """Finds the layouts of chats, and masks one chat on the reference path."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether an example must have a target."""
+        ...
+
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of chats with these roles; None if there is none."""
+        ...
+
+    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Mask a chat on the reference path."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedChats:
+    """Masks chats whose answers are trained."""
+
+    masker: Masker
+    trains: bool = True
+
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of chats with these roles."""
+        return self.masker.find_layout(roles)
+
+    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Mask a chat; the layout that it is compared with was proven when it was learned."""
+        return self.masker.mask(conversation, prove_sample=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChats:
+    """Renders chats that wait for an answer."""
+
+    renderer: PromptRenderer
+    trains: bool = False
+
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of prompts with these roles."""
+        return self.renderer.find_layout(roles)
+
+    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Render a prompt."""
+        return self.renderer.render(conversation)
+
+
 class BatchedChatPath:
     """The fast path of one dataset; learns a layout when a sequence of roles is seen for the first time.
 
@@ -61,7 +112,7 @@ class BatchedChatPath:
     """
 
     def __init__(
-        self, masker: Masker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
+        self, masker: ChatMasker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
     ) -> None:
         """Store the arguments; no layout is learned yet."""
         self._masker = masker
@@ -81,7 +132,9 @@ class BatchedChatPath:
             counts.fast_path_mismatches += 1
             return None
         batch = self._encode_batch(chosen, counts)
-        kept = ~batch.bad & (batch.trained > 0)
+        kept = ~batch.bad
+        if self._masker.trains:
+            kept &= batch.trained > 0
         if self._limit is not None:
             kept &= batch.lengths <= self._limit
         counts.boundary_tokens += batch.boundary_tokens
@@ -159,9 +212,8 @@ class BatchedChatPath:
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            # The layout itself was proven when it was learned.
             if not _masks_agree(
-                self._masker.mask(one, prove_sample=False),
+                self._masker.mask(one),
                 shape.mask(contents),
                 exactly=min(map(len, contents)) >= SHORT_TEXT_CHARS,
             ):

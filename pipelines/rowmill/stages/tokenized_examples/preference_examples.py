@@ -10,6 +10,7 @@ not: rendering and masking (`conversation_encoding.py`), which messages are remo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,14 @@ class _Preference:
         return replace(self.prompt, messages=[*prompt, *self.answers[side]])
 
 
+@dataclass(frozen=True, slots=True)
+class _MaskedSide:
+    """A side's text, and the ranges in which control strings are text."""
+
+    masked: MaskedConversation
+    ordinary: list[tuple[int, int]]
+
+
 class PreferenceExampleBuilder:
     """Builds the examples of one dataset's preferences."""
 
@@ -58,7 +67,9 @@ class PreferenceExampleBuilder:
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row: one of both sides, or one of each."""
-        return [self._build_row(row, counts) for row in self._decode(rows, counts)]
+        decoded = self._decode(rows, counts)
+        made = self._encode_all(decoded, counts)
+        return [self._build_row(row, sides, counts) for row, sides in zip(decoded, made, strict=True)]
 
     # ── rows ──
 
@@ -94,10 +105,11 @@ class PreferenceExampleBuilder:
 
     # ── sides ──
 
-    def _build_row(self, row: _Preference | Rejected, counts: TokenizationCounts) -> RowOutcome:
+    def _build_row(
+        self, row: _Preference | Rejected, made: list[Example] | Rejected, counts: TokenizationCounts
+    ) -> RowOutcome:
         if isinstance(row, Rejected):
             return row
-        made = self._encode_sides(row, row.prompt.messages, counts)
         if isinstance(made, Rejected):
             return made
         fitted = self._fit_sides(row, made)
@@ -114,12 +126,34 @@ class PreferenceExampleBuilder:
             return [_join_sides(fitted, row, prompt)]
         return [_describe(one, [one], [side], prompt, None) for one, side in zip(fitted, row.sides, strict=True)]
 
-    def _encode_sides(
+    def _encode_all(
+        self, rows: Sequence[_Preference | Rejected], counts: TokenizationCounts
+    ) -> list[list[Example] | Rejected]:
+        """Render and mask the sides of each row, and encode those of all rows at once; rejects are passed on."""
+        masked = [
+            row if isinstance(row, Rejected) else self._mask_sides(row, row.prompt.messages, counts) for row in rows
+        ]
+        sides = [side for one in masked if not isinstance(one, Rejected) for side in one]
+        encoded = iter(
+            self._steps.encode_masked([one.masked for one in sides], [one.ordinary for one in sides], counts)
+        )
+        return [one if isinstance(one, Rejected) else _require_all(list(islice(encoded, len(one)))) for one in masked]
+
+    def _encode_sides(self, row: _Preference, prompt: Sequence[Message]) -> list[Example] | Rejected:
+        """Render, mask and encode each side with some of the prompt's messages, which is not counted."""
+        counts = TokenizationCounts()
+        sides = self._mask_sides(row, prompt, counts)
+        if isinstance(sides, Rejected):
+            return sides
+        return _require_all(
+            self._steps.encode_masked([one.masked for one in sides], [one.ordinary for one in sides], counts)
+        )
+
+    def _mask_sides(
         self, row: _Preference, prompt: Sequence[Message], counts: TokenizationCounts
-    ) -> list[Example] | Rejected:
-        """Render, mask and encode each side with some of the prompt's messages."""
-        texts: list[MaskedConversation] = []
-        ordinary: list[list[tuple[int, int]]] = []
+    ) -> list[_MaskedSide] | Rejected:
+        """Render and mask each side with some of the prompt's messages."""
+        sides: list[_MaskedSide] = []
         for side in range(len(row.sides)):
             conversation = row.join(side, prompt)
             answers = frozenset(range(len(prompt), len(conversation.messages)))
@@ -129,12 +163,8 @@ class PreferenceExampleBuilder:
             if has_changed_placeholder(found.text, row.placeholders):
                 return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
             counts.add_dropped(found.dropped)
-            shown, ranges = show_control_strings(found, row.placeholders)
-            texts.append(shown)
-            ordinary.append(ranges)
-        made = self._steps.encode_masked(texts, ordinary, counts)
-        examples = [one for one in made if not isinstance(one, Rejected)]
-        return examples if len(examples) == len(made) else next(one for one in made if isinstance(one, Rejected))
+            sides.append(_MaskedSide(*show_control_strings(found, row.placeholders)))
+        return sides
 
     # ── length ──
 
@@ -147,7 +177,7 @@ class PreferenceExampleBuilder:
         if policy == "drop":
             return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
         kept = self._remove_exchanges(row, longest)
-        shorter = self._encode_sides(row, [row.prompt.messages[i] for i in kept], TokenizationCounts())
+        shorter = self._encode_sides(row, [row.prompt.messages[i] for i in kept])
         if isinstance(shorter, Rejected):
             return shorter
         removed = len(row.prompt.messages) - len(kept)
@@ -172,7 +202,7 @@ class PreferenceExampleBuilder:
         def measure(messages: Sequence[Message], tools: object) -> int | None:
             del tools
             one = replace(row, answers=[row.answers[side]], sides=[row.sides[side]])
-            made = self._encode_sides(one, messages, TokenizationCounts())
+            made = self._encode_sides(one, messages)
             return None if isinstance(made, Rejected) else len(made[0].ids)
 
         truncator = ConversationTruncator(
@@ -182,6 +212,12 @@ class PreferenceExampleBuilder:
             assistant_roles=self._steps.dataset.format.get_token_options().assistant_roles,
         )
         return truncator.remove_exchanges(prompt, row.prompt.tools, len(prompt) - 1)
+
+
+def _require_all(made: Sequence[Example | Rejected]) -> list[Example] | Rejected:
+    """Return the examples of a row's sides, or the first reject."""
+    examples = [one for one in made if not isinstance(one, Rejected)]
+    return examples if len(examples) == len(made) else next(one for one in made if isinstance(one, Rejected))
 
 
 def _find_controlled(steps: ConversationEncoder, rows: pa.Table) -> np.ndarray:

@@ -6,7 +6,7 @@ examples, and files (`text_parts.py`).
     conversation   fast_path.py for plain chats, conversation_examples.py for all others
     pair, text     plain_text_examples.py
     record         custom_examples.py
-    prompt         prompt_examples.py
+    prompt         fast_path.py for plain prompts, prompt_examples.py for all others
     tokens         token_examples.py
     preference     preference_examples.py
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
@@ -30,11 +31,11 @@ from rowmill.core.arrays import Ints
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import EXAMPLE_COLUMNS, Rejected, RowKind
-from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder
+from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, make_mask_rules
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
 from rowmill.stages.tokenized_examples.custom_examples import CustomExampleBuilder
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
-from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
+from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMasker, PromptChats, TrainedChats
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
 from rowmill.stages.tokenized_examples.preference_examples import PreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
@@ -119,7 +120,7 @@ class ExampleBuilder:
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
-        self._fast_path = None if self._steps is None else _open_fast_path(self._steps, length)
+        self._fast_paths = {} if self._steps is None else _open_fast_paths(self._steps, length)
         self._builders: Mapping[RowKind, _BuildRows] = {
             "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
             "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
@@ -148,8 +149,8 @@ class ExampleBuilder:
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
             for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
                 some, own = rows.slice(part.start, part.stop - part.start), places[part]
-                if kind == "conversation":
-                    some, own = self._build_plain_chats(some, own, counts, made)
+                if kind in self._fast_paths:
+                    some, own = _build_plain_chats(self._fast_paths[kind], some, own, counts, made)
                 if not len(own):
                     continue
                 held: list[tuple[int, int, Example]] = []
@@ -177,17 +178,6 @@ class ExampleBuilder:
         if self._steps is not None:
             compare_prompts(table, self._steps, counts)
 
-    def _build_plain_chats(
-        self, rows: pa.Table, places: Ints, counts: TokenizationCounts, made: list[ExampleColumns]
-    ) -> tuple[pa.Table, Ints]:
-        """Build plain chats as a batch; return the other rows, which take the reference path."""
-        columns = None if self._fast_path is None else self._fast_path.take(rows, places, counts)
-        if columns is None:
-            return rows, places
-        made.append(columns)
-        left = ~np.isin(places, columns.rows)
-        return rows.filter(pa.array(left)), places[left]
-
     def _describe_template(self) -> dict[str, Any]:
         if self._steps is None:
             return {}
@@ -210,17 +200,36 @@ def _get_place(rejected: tuple[int, Rejected]) -> int:
     return rejected[0]
 
 
-def _open_fast_path(steps: ConversationEncoder, limit: LengthLimit) -> BatchedChatPath | None:
-    """Open the fast path of plain chats; rows over the limit leave it again, unless they are kept as they are."""
+def _open_fast_paths(steps: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
+    """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
     if steps.cuts_apart or steps.bos is not None:
-        return None
-    return BatchedChatPath(
-        steps.masker,
-        steps.encoder,
-        steps.control,
-        limit=None if limit.keeps_all("conversation") else limit.tokens,
-        share=steps.dataset.template.verify_render,
-    )
+        return {}
+    maskers: dict[RowKind, ChatMasker] = {
+        "conversation": TrainedChats(steps.masker),
+        "prompt": PromptChats(PromptRenderer(steps.printer, steps.masker, make_mask_rules(steps.dataset))),
+    }
+    return {
+        kind: BatchedChatPath(
+            masker,
+            steps.encoder,
+            steps.control,
+            limit=None if limit.keeps_all(kind) else limit.tokens,
+            share=steps.dataset.template.verify_render,
+        )
+        for kind, masker in maskers.items()
+    }
+
+
+def _build_plain_chats(
+    path: BatchedChatPath, rows: pa.Table, places: Ints, counts: TokenizationCounts, made: list[ExampleColumns]
+) -> tuple[pa.Table, Ints]:
+    """Build plain chats as a batch; return the other rows, which take the reference path."""
+    columns = path.take(rows, places, counts)
+    if columns is None:
+        return rows, places
+    made.append(columns)
+    left = ~np.isin(places, columns.rows)
+    return rows.filter(pa.array(left)), places[left]
 
 
 class _TemplateExampleBuilder(Protocol):

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.stats import query_views
-from tests.support.recipes import PAIR, Road, chat
+from tests.support.recipes import PAIR, Road, chat, sentence, tokenizer_json, write_tokenizer
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"
@@ -224,12 +226,75 @@ def test_wrong_options_are_refused(tmp_path: Path, changes: dict[str, Any], prob
         _ = road.project
 
 
-@pytest.mark.parametrize("kind", ["records", "tokens"])
-def test_kinds_without_texts_do_not_read_the_filter(tmp_path: Path, kind: str) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": kind}, filters=decontaminate("data/items.jsonl"))
+def test_records_do_not_read_the_filter(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl"))
 
-    with pytest.raises(ConfigError, match=rf"filters\.decontaminate: a {kind} dataset does not read this option"):
+    with pytest.raises(ConfigError, match=r"filters\.decontaminate: a records dataset does not read this option"):
         _ = road.project
+
+
+def tokens(*texts: str) -> list[dict[str, Any]]:
+    """Return rows of token ids, with a control token at their end."""
+    encoder = Tokenizer.from_str(tokenizer_json())
+    ids = [encoder.encode(f"{text}<|im_end|>").ids for text in texts]
+    return [{"input_ids": own, "loss_mask": [1] * len(own)} for own in ids]
+
+
+def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}, {"question": "Why seven?"}])
+    rows = tokens(sentence(0, 30), f"Riddle: {QUESTION.upper()}", sentence(1, 30), "why seven?")
+    near = {"near_duplicates": {"ngram": 3, "min_words": 5}}
+    similar = tokens(f"{sentence(1, 30)} And more.")
+    filters = decontaminate("data/items.jsonl") | near
+    road.one("rows.jsonl", [*rows, *similar], {"kind": "tokens"}, filters=filters)
+
+    built = road.build(only=(*UP_TO_ROWS, "tokenized_examples"))
+
+    # Without the control token, the last row equals an item that has fewer words than an n-gram.
+    assert built.rejects() == [(1, "contaminated"), (2, "near_duplicate"), (3, "contaminated")]
+    assert built.kept() == [0, 4]
+    [shown] = built.manifest("rows", "canonical_rows").tables["near_duplicates"].rows
+    assert shown[1].startswith(sentence(1, 30)[:40])
+    assert built.manifest("rows", "canonical_rows").facts["decontamination_items"] == 2
+
+
+def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}])
+    write_tokenizer(tmp_path / "tokenizer")
+    write_tokenizer(tmp_path / "other", template="{{ messages }}")
+
+    def find_code_version(kind: str, rows: list[dict[str, Any]], tokenizer: str) -> str:
+        source = {"train_urls": [road.write(f"{kind}.jsonl", rows)]}
+        dataset = {"source": source, "format": {"kind": kind}, "filters": decontaminate("data/items.jsonl")}
+        steps = plan_steps(road.recipe({"rows": dataset}, tokenizer=tokenizer).project)
+        return next(one.code_version for one in steps if one.key[-1] == "canonical_rows")
+
+    for kind, rows, is_other in (("tokens", tokens(QUESTION), True), ("chat", [chat(0)], False)):
+        versions = {find_code_version(kind, rows, tokenizer) for tokenizer in ("tokenizer", "other")}
+        assert (len(versions) == 2) is is_other
+
+
+def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.write("items.jsonl", [{"question": QUESTION}])
+    answers = ["I cannot say that.", "Ask somebody else."]
+    texts = [("Hm.", *answers), (QUESTION, *answers), ("Yes?", QUESTION, answers[1]), ("No?", answers[0], QUESTION)]
+    pairs = [dict(zip(("prompt", "chosen", "rejected"), one, strict=True)) for one in texts]
+    longer = {"prompt": sentence(5, 30), "chosen": sentence(6, 30), "rejected": sentence(7, 30)}
+    similar = longer | {"rejected": f"{sentence(7, 30)} And more."}
+    filters = decontaminate("data/items.jsonl") | {"near_duplicates": {}}
+    road.one("rows.jsonl", [*pairs, longer, similar], {"kind": "preference"}, filters=filters)
+
+    built = road.build()
+
+    found = [(1, "contaminated"), (2, "contaminated"), (3, "contaminated"), (4, "near_duplicate")]
+    assert built.rejects() == found
+    assert built.kept() == [0, 5]
+    facts = built.manifest("rows", "canonical_rows").facts
+    assert (facts["contaminated"], facts["accounted"], facts["swapped_pairs"]) == (0.5, 0, 0)
+    assert len(built.segments()) == 4
 
 
 @pytest.mark.real_data

@@ -3,7 +3,7 @@
 import orjson
 import pyarrow as pa
 
-from rowmill.stages.canonical_rows.row_texts import list_row_texts, list_text_columns
+from rowmill.stages.canonical_rows.row_texts import list_row_texts
 
 
 def say(role: str, content: str, **more: object) -> dict[str, object]:
@@ -36,7 +36,7 @@ def test_texts_of_rows_are_in_the_order_of_their_columns() -> None:
 
 
 def test_rows_without_texts_have_none() -> None:
-    empty = pa.table({name: pa.array([None], pa.string()) for name in list_text_columns("conversation")})
+    empty = pa.table({name: pa.array([None], pa.string()) for name in ("messages", "text", "output", "record")})
 
     found = list_row_texts(empty)
 

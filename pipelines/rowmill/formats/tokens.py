@@ -29,7 +29,6 @@ from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
-from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -56,10 +55,7 @@ class Tokens(DatasetKind):
 
     ROW_KIND: ClassVar[RowKind] = "tokens"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
-    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
-        # Filters that compare texts: ids have none until the tokenizer is known.
-        "filters": frozenset({"min_chars", "max_chars"}) | REMOVAL_FILTERS
-    }
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
 
     kind: Literal["tokens"] = "tokens"
     """Token ids with their mask, kept exactly: rollouts, and data that another tool tokenized."""

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from rowmill.core.storage import Store, digest_json
+from rowmill.recipe.recipe import Recipe
 from rowmill.stages.base import StageContext
 from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
 from rowmill.tokenization.encoder import Encoder
@@ -61,6 +62,12 @@ def _remember_encoder(path: str, encoder: Encoder) -> None:
     while len(_ENCODERS) >= _MAX_OPEN:
         del _ENCODERS[next(iter(_ENCODERS))]
     _ENCODERS[path] = encoder
+
+
+def identify_tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """Return what names the recipe's tokenizer: the digest of a folder's files, or a name on the hub."""
+    choice = recipe.tokenizer_choice
+    return {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
 
 
 def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:

@@ -193,6 +193,10 @@ class Encoder:
         """Decode ids, control tokens included, as the reference does."""
         return cast(str, self.reference.decode(list(ids), skip_special_tokens=False))
 
+    def decode_texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Decode several lists of ids without their control tokens; ids that no token has are left out."""
+        return cast("list[str]", self.reference.decode_batch(list(ids), skip_special_tokens=True))
+
 
 def _encode_fast(
     engine: FastEngine,

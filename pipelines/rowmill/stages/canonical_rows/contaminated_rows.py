@@ -32,8 +32,7 @@ from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
     SHOWN_ROWS,
     RowTexts,
-    list_row_texts,
-    list_text_columns,
+    TextSource,
     shorten_text,
 )
 from rowmill.stages.kept_parts import part_folder
@@ -104,25 +103,26 @@ class _SearchTask:
     folder: str
     fingerprint: str
     rows: File
-    columns: tuple[str, ...]
+    texts: TextSource
     index: tuple[tuple[str, File], ...]
     options: Decontaminate
 
 
 def _plan_search(work: StageContext, part: Part, index: Part, options: Decontaminate) -> PartTask:
-    fingerprint = digest_json("contamination", VERSION, part.fingerprint, index.fingerprint, options.coverage)
+    texts = TextSource.of_dataset(work)
+    decides = [index.fingerprint, options.coverage, *texts.identity]
+    fingerprint = digest_json("contamination", VERSION, part.fingerprint, *decides)
     rows, files = part.files["rows"], tuple(sorted(index.files.items()))
-    columns = list_text_columns(work.dataset.row_kind)
-    task = _SearchTask(work.store.root, work.folder, fingerprint, rows, columns, files, options)
+    task = _SearchTask(work.store.root, work.folder, fingerprint, rows, texts, files, options)
     return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
 def search_part(task: _SearchTask) -> Part:
     """Find the rows of a part that have an item of a benchmark."""
     store = Store(task.root)
-    rows = store.table(task.rows, ("row_id", *task.columns))
+    rows = store.table(task.rows, ("row_id", *task.texts.columns))
     known = load_items(task.root, task.index, task.options.ngram)
-    lines = list(_match_rows(known, list_row_texts(rows), task.options.coverage))
+    lines = list(_match_rows(known, task.texts.list_texts(rows), task.options.coverage))
     files: dict[str, File] = {}
     if lines:
         row_ids = rows.column("row_id").take(pa.array([line["place"] for line in lines])).to_pylist()

@@ -38,7 +38,7 @@ from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import PartTask, StageContext, make_parts, scratch_folder
 from rowmill.stages.canonical_rows import band_buckets
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
-from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, list_row_texts, list_text_columns, shorten_text
+from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
@@ -104,25 +104,25 @@ class _SignTask:
     folder: str
     fingerprint: str
     rows: File
-    columns: tuple[str, ...]
+    texts: TextSource
     ngram: int
     min_words: int
 
 
 def _plan_signatures(work: StageContext, part: Part, options: NearDuplicates) -> PartTask:
-    decides = [options.ngram, options.min_words]
+    texts = TextSource.of_dataset(work)
+    decides = [options.ngram, options.min_words, *texts.identity]
     fingerprint = digest_json("signatures", VERSION, part.fingerprint, decides)
     rows = part.files["rows"]
-    columns = list_text_columns(work.dataset.row_kind)
-    task = _SignTask(work.store.root, work.folder, fingerprint, rows, columns, options.ngram, options.min_words)
+    task = _SignTask(work.store.root, work.folder, fingerprint, rows, texts, options.ngram, options.min_words)
     return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
 def sign_part(task: _SignTask) -> Part:
     """Write the shingles and the band keys of a part's rows; rows with too few words have none."""
     store = Store(task.root)
-    rows = store.table(task.rows, ("content_hash", *task.columns))
-    texts = list_row_texts(rows)
+    rows = store.table(task.rows, ("content_hash", *task.texts.columns))
+    texts = task.texts.list_texts(rows)
     # A dialogue is one text: what its turns say to each other counts, and turns shorter than an n-gram do.
     words = join_texts(hash_words(texts.texts), texts.rows, texts.count)
     shingles = collect_shingles(words, task.ngram)
@@ -276,12 +276,12 @@ def _tabulate_pairs(
 def _shorten_row_texts(work: StageContext, parts: Sequence[Part], starts: Ints, rows: Ints) -> dict[int, str]:
     """Return the begin of each row's text."""
     found: dict[int, str] = {}
-    columns = list_text_columns(work.dataset.row_kind)
+    source = TextSource.of_dataset(work)
     for number, part in enumerate(parts):
         first, last = np.searchsorted(rows, starts[number : number + 2])
         if first < last:
             places = pa.array(rows[first:last] - starts[number])
-            texts = list_row_texts(work.store.table(part.files["rows"], columns).take(places))
+            texts = source.list_texts(work.store.table(part.files["rows"], source.columns).take(places))
             for k, row in enumerate(rows[first:last].tolist()):
                 found[row] = shorten_text("\n".join(texts.of_row(k)))
     return found

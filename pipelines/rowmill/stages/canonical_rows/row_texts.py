@@ -3,7 +3,8 @@
 What belongs here: which columns of a row are its texts. What does not: words (`similarity/words.py`).
 
 A message has up to three kinds of text: its reasoning, its content, and its calls, each a name and arguments. Tools are
-none: two dialogues that differ only in the tools on offer are the same text.
+none: two dialogues that differ only in the tools on offer are the same text. Rows of token ids have one text, their
+ids decoded without control tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,15 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.schema.rows import Message, RowKind, make_row_schema
+from rowmill.schema.rows import Message, make_row_schema
+from rowmill.stages.base import StageContext
+from rowmill.stages.tokenizer_files import open_encoder, open_recipe_tokenizer
 
 MESSAGE_COLUMNS = ("messages", "chosen", "rejected")
 """Columns of a row that hold messages as JSON text; those of a kind are in its schema."""
 PLAIN_COLUMNS = ("text", "output")
 """Columns of a row that are text."""
+ID_COLUMN = "input_ids"
 
 SHOWN_ROWS = 30
 """Rows that a table shows beside the texts that they resemble."""
@@ -49,14 +53,36 @@ class RowTexts:
         return np.bincount(self.rows, lengths, self.count).astype(np.int64)
 
 
-def list_text_columns(kind: RowKind) -> tuple[str, ...]:
-    """Return the columns that hold the texts of a dataset's rows."""
-    known = (*MESSAGE_COLUMNS, *PLAIN_COLUMNS, "record")
-    return tuple(name for name in make_row_schema(kind).names if name in known)
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """Where the texts of a dataset's rows are: columns, and for rows of token ids the tokenizer in the store."""
+
+    columns: tuple[str, ...]
+    root: str
+    tokenizer: str | None
+
+    @classmethod
+    def of_dataset(cls, work: StageContext) -> "TextSource":
+        """Find the columns of the dataset's kind of rows; open its tokenizer if they are token ids."""
+        known = (*MESSAGE_COLUMNS, *PLAIN_COLUMNS, "record", ID_COLUMN)
+        columns = tuple(name for name in make_row_schema(work.dataset.row_kind).names if name in known)
+        return cls(columns, work.store.root, open_recipe_tokenizer(work)[1] if ID_COLUMN in columns else None)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides the texts beside the rows: the tokenizer, if there is one."""
+        return () if self.tokenizer is None else (self.tokenizer,)
+
+    def list_texts(self, rows: pa.Table) -> RowTexts:
+        """Return the texts of rows, whose table has the columns."""
+        if self.tokenizer is None:
+            return list_row_texts(rows)
+        texts = open_encoder(self.root, self.tokenizer).decode_texts(rows.column(ID_COLUMN).to_pylist())
+        return RowTexts(texts, np.arange(len(texts)), len(texts))
 
 
 def list_row_texts(rows: pa.Table) -> RowTexts:
-    """Return the texts of a part's rows, whose table has the columns that `list_text_columns` names."""
+    """Return the texts of rows that have some, from their columns of messages, texts and records."""
     names = rows.column_names
     spoken = [rows.column(name).to_pylist() for name in MESSAGE_COLUMNS if name in names]
     plain = [rows.column(name).to_pylist() for name in PLAIN_COLUMNS]

@@ -10,13 +10,14 @@ from typing import Any
 
 from rowmill.core.storage import File
 from rowmill.formats.removal_filters import identify_removal_filters
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.canonical_rows import benchmark_items, contaminated_rows, near_duplicate_rows
 from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
 from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch
 from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearch
+from rowmill.stages.tokenizer_files import identify_tokenizer, open_recipe_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,24 @@ def filter_similar_rows(work: StageContext, made: list[Part], benchmarks: tuple[
     return FilteredRows(clean if near is None else near.parts, contamination, near, scans)
 
 
-def identify_filters(dataset: Dataset) -> dict[str, Any]:
+def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions of the filters that a dataset asks for; nothing if there are none."""
+    dataset = recipe.datasets[name]
     versions = {"decontaminate": [benchmark_items.VERSION, contaminated_rows.VERSION],
                 "near_duplicates": [near_duplicate_rows.VERSION]}  # fmt: skip
     removal = identify_removal_filters(dataset.filters)
-    return {"removal": {name: [*versions[name], options] for name, options in removal.items()}} if removal else {}
+    if not removal:
+        return {}
+    own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
+    # The texts of token ids are those that the tokenizer has for them.
+    return own | {"tokenizer": identify_tokenizer(recipe)} if dataset.row_kind == "tokens" else own
+
+
+def identify_texts(work: StageContext) -> list[str]:
+    """Return the digest of the tokenizer, if the filters of a dataset need one for its rows."""
+    if work.dataset.row_kind != "tokens" or not identify_removal_filters(work.dataset.filters):
+        return []
+    return [open_recipe_tokenizer(work)[0].card.digest]
 
 
 def _attach_files(parts: Sequence[Part], found: Sequence[dict[str, File]]) -> list[Part]:

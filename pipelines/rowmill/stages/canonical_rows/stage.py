@@ -72,7 +72,8 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     # A part's rows are made without these filters, and recipes without them keep their identity.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **similar_rows.identify_filters(dataset)}
+    filters = similar_rows.identify_filters(recipe, name)
+    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **filters}
 
 
 def _digest_row_options(work: StageContext) -> str:
@@ -84,7 +85,7 @@ def _digest_row_options(work: StageContext) -> str:
 def _prepare_canonical_rows(work: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
     benchmarks = benchmark_items.scan_benchmarks(work)
-    outside = benchmark_items.identify_benchmarks(benchmarks)
+    outside = [*benchmark_items.identify_benchmarks(benchmarks), *similar_rows.identify_texts(work)]
     return PreparedStage(
         tuple(outside), lambda: make_canonical_rows(work, benchmarks), partial(_is_under_contract, work)
     )

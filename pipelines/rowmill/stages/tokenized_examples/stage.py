@@ -43,7 +43,12 @@ from rowmill.stages.base import (
 )
 from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.tokenized_examples import table_examples, text_parts
-from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer, open_shared_encoder
+from rowmill.stages.tokenizer_files import (
+    find_recipe_tokenizer,
+    identify_tokenizer,
+    open_recipe_tokenizer,
+    open_shared_encoder,
+)
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
@@ -142,11 +147,11 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
-    choice, table = recipe.tokenizer_choice, recipe.datasets[name].format.as_table()
-    named = {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
+    table = recipe.datasets[name].format.as_table()
     # The prompts of this style depend on the tokenizer's name.
     is_by_name = table is not None and table.prompt.style == "reference"
-    return {**named, "name": choice.name} if is_by_name else named
+    named = identify_tokenizer(recipe)
+    return {**named, "name": recipe.tokenizer_choice.name} if is_by_name else named
 
 
 def prepare_tokenized_examples(work: StageContext) -> PreparedStage:

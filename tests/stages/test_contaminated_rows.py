@@ -281,7 +281,7 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
     road.write("items.jsonl", [{"question": QUESTION}])
     answers = ["I cannot say that.", "Ask somebody else."]
     texts = [("Hm.", *answers), (QUESTION, *answers), ("Yes?", QUESTION, answers[1]), ("No?", answers[0], QUESTION)]
-    pairs = [dict(zip(("prompt", "chosen", "rejected"), one, strict=True)) for one in texts]
+    pairs: list[dict[str, Any]] = [dict(zip(("prompt", "chosen", "rejected"), one, strict=True)) for one in texts]
     longer = {"prompt": sentence(5, 30), "chosen": sentence(6, 30), "rejected": sentence(7, 30)}
     similar = longer | {"rejected": f"{sentence(7, 30)} And more."}
     filters = decontaminate("data/items.jsonl") | {"near_duplicates": {}}

@@ -195,6 +195,10 @@ class DatasetKind(Config):
         """Return what a trainer does with the examples."""
         return "next_token"
 
+    def uses_template(self) -> bool:
+        """Return whether a chat template renders its rows."""
+        return "template" in self.GROUPS
+
     def get_token_options(self) -> TokenOptions:
         """Return the kind's options for the tokens of its rows."""
         return TokenOptions()

@@ -22,12 +22,12 @@ from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOpt
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.kind import DatasetOptions, RowReader
+from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions
 from rowmill.formats.messages import remove_flags
 from rowmill.formats.preference_shapes import FoundSides, find_sides
-from rowmill.formats.record_values import get_at_path
+from rowmill.formats.record_values import get_at_path, is_mapping
 from rowmill.schema.examples import Objective
-from rowmill.schema.rows import Message, Rejected, Row, RowKind
+from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
 
 
 class Preference(MessageColumns):
@@ -58,6 +58,11 @@ class Preference(MessageColumns):
     """Columns that may hold the only answer of a record."""
     label_fields: list[str] = Field(default=["label", "kto_tag"], min_length=1)
     """Columns that may hold whether the only answer is good: true, false, 1 or 0."""
+    text: Literal["template", "raw"] = "template"
+    """template: a prompt and sides that are text are messages, which the chat template renders; raw: they are encoded
+    as they are, one after the other, and a record whose prompt or side is more than one text is rejected."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """With `text: raw`: whether the end-of-text token ends a side; auto: if the tokenizer has one."""
     margin_field: str | None = "auto"
     """Path of a pair's margin; auto: `margin`, else `score_chosen` minus `score_rejected`; null: no margins."""
 
@@ -75,6 +80,11 @@ class Preference(MessageColumns):
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse what would divide a pair, or train something else than its answers."""
         super().check_options(options)
+        if self.text == "template" and self.add_eos != "auto":
+            raise ValueError(
+                f"format.add_eos: {str(self.add_eos).lower()} with text: template, which ends each side itself; only "
+                "text: raw reads it; delete add_eos, or set text: raw"
+            )
         if options.truncation.overlong == "split":
             raise ValueError(
                 "truncation.overlong: split would divide a pair; allowed for a preference dataset are truncate, drop, "
@@ -90,6 +100,14 @@ class Preference(MessageColumns):
                 "packing.block_cross_document_attention: false would show one side to the other; expected true for a "
                 "preference dataset; delete it"
             )
+
+    def uses_template(self) -> bool:
+        """Return whether sides are messages."""
+        return self.text == "template"
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the model's roles, BOS and EOS."""
+        return replace(super().get_token_options(), add_eos=self.add_eos)
 
     def get_objective(self) -> Objective:
         """Return whether an example is a pair."""
@@ -118,8 +136,12 @@ class Preference(MessageColumns):
 
 @dataclass(frozen=True, slots=True)
 class _CanonicalSides:
-    """The canonical prompt and the sides after it; a side that the record lacks is None."""
+    """The canonical prompt and the sides after it; a side that the record lacks is None.
 
+    `whole` is the row of a side with its prompt, which has what both share beside messages.
+    """
+
+    whole: Row
     prompt: Sequence[Message]
     sides: tuple[Sequence[Message] | None, Sequence[Message] | None]
 
@@ -139,20 +161,23 @@ class _PreferenceReader:
             return found
         if found.label is not None and self._columns.objective == "paired":
             return Rejected("unpaired_row", "one answer with a label; format.objective: unpaired takes such records")
-        rows = self._read_sides(record, found)
-        if isinstance(rows, Rejected):
-            return rows
-        read = self._part_sides(record, found, [None if row is None else row.messages for row in rows])
+        read = _read_texts(found) if self._columns.text == "raw" else self._read_messages(record, found)
         if isinstance(read, Rejected):
             return read
         margin = self._read_margin(record, found)
         if isinstance(margin, Rejected):
             return margin
-        whole = next(row for row in rows if row is not None)
         chosen, rejected = (None if side is None else to_json(list(side)) for side in read.sides)
         columns = {"chosen": chosen, "rejected": rejected, "label": found.label, "margin": margin}
-        row = replace(whole, kind="preference", messages=tuple(read.prompt), columns=columns)
+        row = replace(read.whole, kind="preference", messages=tuple(read.prompt), columns=columns)
         return replace(row, group_key=_digest_prompt(row)) if self._groups_by_prompt else row
+
+    def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides | Rejected:
+        rows = self._read_sides(record, found)
+        if isinstance(rows, Rejected):
+            return rows
+        whole = next(row for row in rows if row is not None)
+        return self._part_sides(record, found, [None if row is None else row.messages for row in rows], whole)
 
     def _read_sides(self, record: Mapping[str, Json], found: FoundSides) -> list[Row | None] | Rejected:
         """Read the prompt with each side as one conversation, so that calls and reasoning find their messages."""
@@ -170,7 +195,7 @@ class _PreferenceReader:
         return rows
 
     def _part_sides(
-        self, record: Mapping[str, Json], found: FoundSides, whole: Sequence[Sequence[Message] | None]
+        self, record: Mapping[str, Json], found: FoundSides, whole: Sequence[Sequence[Message] | None], row: Row
     ) -> _CanonicalSides | Rejected:
         """Part the prompt from the canonical sides."""
         texts = [None if side is None else [remove_flags(one) for one in side] for side in whole]
@@ -195,7 +220,7 @@ class _PreferenceReader:
                 return Rejected("empty_completion", "a side ends with the prompt, or is the beginning of the other")
             if side is not None and side[0]["role"] not in self._roles:
                 return Rejected("prompt_mismatch", f"a side goes on with the role {side[0]['role']}, not the model's")
-        return _CanonicalSides(present[0][:size], (sides[0], sides[1]))
+        return _CanonicalSides(row, present[0][:size], (sides[0], sides[1]))
 
     def _read_margin(self, record: Mapping[str, Json], found: FoundSides) -> float | Rejected | None:
         field = self._columns.margin_field
@@ -216,6 +241,36 @@ class _PreferenceReader:
             numbers.append(number)
         margin = _to_finite(numbers[0] - (numbers[1] if len(numbers) > 1 else 0.0))
         return Rejected("bad_margin", "the difference of the scores is not finite") if margin is None else margin
+
+
+def _read_texts(found: FoundSides) -> _CanonicalSides | Rejected:
+    """Return a prompt and sides of plain text as a message each, exactly as they are in the record."""
+    prompt = _read_text(found.prompt, "user", "the prompt")
+    if isinstance(prompt, Rejected):
+        return prompt
+    sides: list[Sequence[Message] | None] = []
+    for side in (found.chosen, found.rejected):
+        if side is not None and not side:
+            return Rejected("empty_completion", "a side is blank")
+        read = None if side is None else _read_text(side, "assistant", "a side")
+        if isinstance(read, Rejected):
+            return read
+        sides.append(read)
+    if sides[0] == sides[1]:
+        return Rejected("identical_sides", "both sides have the same text")
+    row = Row("preference", report=make_plain_report(found.schema))
+    return _CanonicalSides(row, prompt, (sides[0], sides[1]))
+
+
+def _read_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message] | Rejected:
+    if messages is None or not messages:
+        return Rejected("prompt_mismatch", f"{name} is blank or absent; text: raw needs it apart from the sides")
+    one = messages[0]
+    if len(messages) > 1 or not is_mapping(one) or set(one) != {"role", "content"} or type(one["content"]) is not str:
+        return Rejected("content_not_text", f"{name} is no single text, which text: raw takes")
+    if one["role"] != role:
+        return Rejected("prompt_mismatch", f"{name} is a message of {one['role']}")
+    return [{"role": role, "content": one["content"]}]
 
 
 def _to_finite(value: Json) -> float | None:

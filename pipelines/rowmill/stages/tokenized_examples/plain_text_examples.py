@@ -7,12 +7,14 @@ does not: cutting long ones (`token_truncation.py`), conversations (`conversatio
     text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import SPAN_KINDS
@@ -48,33 +50,48 @@ class PlainTextExampleBuilder:
 
     def build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build one example of each row's input and output."""
-        card, separator = self.encoder.card, self.dataset.format.get_token_options().separate_with
-        prompt, answer = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
-        trains_input, trains_output = _resolve_pair_loss(self.dataset)
-        given, answers = self._encode_pairs(rows, counts, trains_output=trains_output)
-        columns = [
-            *self._make_edge_column("add_bos", card.bos_id, card.adds_bos, rows.num_rows, trains=False),
-            TokenColumn(given.ids, given.offsets, prompt, trains_input),
-        ]
+        texts, outputs = (rows.column(name).to_pylist() for name in ("text", "output"))
+        separator = self.dataset.format.get_token_options().separate_with
+        joint = separator if isinstance(separator, str) else ""
+        inputs = [text + joint for text in texts]
+        trains = _resolve_pair_loss(self.dataset)
+        columns, sizes = self._make_pair_columns(inputs, outputs, counts, trains=trains)
         first = 1 if columns[0].kind == TEMPLATE_KIND else 0
-        if isinstance(separator, int):
-            columns.append(make_constant_column(separator, rows.num_rows, kind=prompt, trains=trains_input))
-        columns.append(TokenColumn(answers.ids, answers.offsets, answer, trains_output))
-        has_eos = card.eos_id is not None
-        columns += self._make_edge_column("add_eos", card.eos_id, has_eos, rows.num_rows, trains=trains_output)
-        sizes = np.diff(given.offsets)
         return [
             self._fit_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(concat_token_columns(columns))
         ]
 
-    def _encode_pairs(
-        self, rows: pa.Table, counts: TokenizationCounts, *, trains_output: bool
+    def encode_pairs(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
+    ) -> list[Example]:
+        """Return the example of each input with its output, of any length; `trains` says which of them is trained."""
+        if not inputs:
+            return []
+        return list(concat_token_columns(self._make_pair_columns(inputs, outputs, counts, trains=trains)[0]))
+
+    def _make_pair_columns(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
+    ) -> tuple[list[TokenColumn], Ints]:
+        """Return the tokens of pairs in columns, and the number of those of each input."""
+        card, separator = self.encoder.card, self.dataset.format.get_token_options().separate_with
+        prompt, answer = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
+        trains_input, trains_output = trains
+        given, answers = self._encode_texts(inputs, outputs, counts, trains_output=trains_output)
+        columns = [
+            *self._make_edge_column("add_bos", card.bos_id, card.adds_bos, len(inputs), trains=False),
+            TokenColumn(given.ids, given.offsets, prompt, trains_input),
+        ]
+        if isinstance(separator, int):
+            columns.append(make_constant_column(separator, len(inputs), kind=prompt, trains=trains_input))
+        columns.append(TokenColumn(answers.ids, answers.offsets, answer, trains_output))
+        has_eos = card.eos_id is not None
+        columns += self._make_edge_column("add_eos", card.eos_id, has_eos, len(inputs), trains=trains_output)
+        return columns, np.diff(given.offsets)
+
+    def _encode_texts(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains_output: bool
     ) -> tuple[EncodedTexts, EncodedTexts]:
-        """Encode the inputs, with a separator that is text, and the outputs: apart, or as one text cut between them."""
-        separator = self.dataset.format.get_token_options().separate_with
-        joint = separator if isinstance(separator, str) else ""
-        inputs: list[str] = [text + joint for text in rows.column("text").to_pylist()]
-        outputs: list[str] = rows.column("output").to_pylist()
+        """Encode inputs and outputs: apart, or as one text cut between them."""
         if self.dataset.loss.boundary != "whole":
             given = encode_and_compare(self.encoder, inputs, counts)
             return given, encode_continuations_and_compare(self.encoder, outputs, counts)

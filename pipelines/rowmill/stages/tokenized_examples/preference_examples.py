@@ -117,14 +117,7 @@ class PreferenceExampleBuilder:
             counts.dropped_tokens += sum(len(one.ids) for one in made)
             counts.dropped_trained += sum(int(one.mask.sum()) for one in made)
             return fitted
-        prompt = _measure_prompt(fitted)
-        if isinstance(prompt, Rejected):
-            return prompt
-        if self._is_paired:
-            counts.add_of_kind("pairs", 1)
-            counts.add_of_kind("longer_chosen", int(len(fitted[0].ids) > len(fitted[1].ids)))
-            return [_join_sides(fitted, row, prompt)]
-        return [_describe(one, [one], [side], prompt, None) for one, side in zip(fitted, row.sides, strict=True)]
+        return finish_sides(fitted, row.sides, row.margin, counts, is_paired=self._is_paired)
 
     def _encode_all(
         self, rows: Sequence[_Preference | Rejected], counts: TokenizationCounts
@@ -188,12 +181,8 @@ class PreferenceExampleBuilder:
         if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
             why = f"{tokens} tokens after the prompt's exchanges were removed, at most {self._limit.tokens}"
             return Rejected("overlong_after_structure", why)
-        prompt = _measure_prompt(shorter)
-        if isinstance(prompt, Rejected):
-            return prompt
-        if prompt >= self._limit.tokens:
-            return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {self._limit.tokens}")
-        return [one.cut(0, self._limit.tokens) if len(one.ids) > self._limit.tokens else one for one in shorter]
+        prompt = measure_prompt(shorter)
+        return prompt if isinstance(prompt, Rejected) else cut_answers(shorter, prompt, self._limit.tokens)
 
     def _remove_exchanges(self, row: _Preference, side: int) -> Sequence[int]:
         """Return the prompt's messages that stay so that a side fits, or as few as possible."""
@@ -229,7 +218,28 @@ def _find_controlled(steps: ConversationEncoder, rows: pa.Table) -> np.ndarray:
     return found
 
 
-def _measure_prompt(sides: Sequence[Example]) -> int | Rejected:
+def finish_sides(
+    sides: Sequence[Example], kinds: Sequence[int], margin: float | None, counts: TokenizationCounts, *, is_paired: bool
+) -> RowOutcome:
+    """Return the examples of a row's sides, whose `kinds` are `CHOSEN` or `REJECTED`: one of both, or one of each."""
+    prompt = measure_prompt(sides)
+    if isinstance(prompt, Rejected):
+        return prompt
+    if is_paired:
+        counts.add_of_kind("pairs", 1)
+        counts.add_of_kind("longer_chosen", int(len(sides[0].ids) > len(sides[1].ids)))
+        return [_join_sides(sides, kinds, margin, prompt)]
+    return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(sides, kinds, strict=True)]
+
+
+def cut_answers(sides: Sequence[Example], prompt: int, limit: int) -> list[Example] | Rejected:
+    """Cut the answers on the right, which all follow a prompt of so many tokens."""
+    if prompt >= limit:
+        return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {limit}")
+    return [one.cut(0, limit) if len(one.ids) > limit else one for one in sides]
+
+
+def measure_prompt(sides: Sequence[Example]) -> int | Rejected:
     """Return the tokens before the first trained one, which all sides must share."""
     if not all(one.mask.any() for one in sides):
         return Rejected("no_loss_tokens", "no trained token is left of a side")
@@ -252,7 +262,7 @@ def _attribute(shorter: Example, whole: Example, messages_removed: int) -> Examp
     )
 
 
-def _join_sides(sides: Sequence[Example], row: _Preference, prompt: int) -> Example:
+def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | None, prompt: int) -> Example:
     """Return both sides as one example, end to end."""
     starts = np.cumsum([0, *(len(one.ids) for one in sides)])
     joined = Example(
@@ -269,7 +279,7 @@ def _join_sides(sides: Sequence[Example], row: _Preference, prompt: int) -> Exam
         exchanges_trained=sum(one.exchanges_trained for one in sides),
         cut_trained=sum(one.cut_trained for one in sides),
     )
-    return _describe(joined, sides, row.sides, prompt, row.margin)
+    return _describe(joined, sides, kinds, prompt, margin)
 
 
 def _describe(

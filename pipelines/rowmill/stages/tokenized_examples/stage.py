@@ -99,7 +99,7 @@ def resolve_renderer_spec(work: StageContext, loaded: LoadedTokenizer) -> Render
 def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
     """Return the spec of a dataset's chat template; None for kinds without a template."""
     card, options = loaded.card, dataset.template
-    if "template" not in dataset.format.GROUPS:
+    if not dataset.format.uses_template():
         return None
     if not dataset.format.NEEDS_TEMPLATE and options.chat_template is None and not card.chat_template:
         return None

@@ -8,7 +8,7 @@ examples, and files (`text_parts.py`).
     record         custom_examples.py
     prompt         fast_path.py for plain prompts, prompt_examples.py for all others
     tokens         token_examples.py
-    preference     preference_examples.py
+    preference     preference_examples.py, or raw_preference_examples.py for plain text
 
 Tokens are handled in columns; there is a Python object per message, never per token.
 """
@@ -40,6 +40,7 @@ from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExamp
 from rowmill.stages.tokenized_examples.preference_examples import PreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_parity import compare_prompts
+from rowmill.stages.tokenized_examples.raw_preference_examples import RawPreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.token_examples import TokenExampleBuilder
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
@@ -124,7 +125,9 @@ class ExampleBuilder:
         self._builders: Mapping[RowKind, _BuildRows] = {
             "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
             "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
-            "preference": _build_by_template(PreferenceExampleBuilder, self._steps, length),
+            "preference": _build_by_template(PreferenceExampleBuilder, self._steps, length)
+            if dataset.format.uses_template()
+            else RawPreferenceExampleBuilder(plain_texts, length).build,
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,

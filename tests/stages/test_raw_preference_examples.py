@@ -1,0 +1,87 @@
+"""Preferences of plain text: ids are those of prompt, answer and EOS, without a template.
+
+What belongs here: `format.text: raw`. What does not: sides of messages (`test_preference_examples.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from rowmill.core.errors import ConfigError
+from tests.support.recipes import Road, sentence, tokenizer_json
+
+RAW: dict[str, Any] = {"kind": "preference", "text": "raw"}
+
+EOS = 2
+
+
+def _encode(text: str) -> list[int]:
+    return Tokenizer.from_str(tokenizer_json()).encode(text).ids
+
+
+def _record(i: int, **columns: Any) -> dict[str, Any]:
+    return {"prompt": f" {sentence(i, 6)}\n", "chosen": f" {sentence(i + 1, 5)} ", "rejected": sentence(i, 9)} | columns
+
+
+@pytest.mark.parametrize("add_eos", ["auto", False])
+def test_sides_are_prompt_answer_and_eos_exactly(tmp_path: Path, add_eos: Any) -> None:
+    records = [_record(0), _record(1, chosen="<think>a</think> b", margin=0.5)]
+    road = Road(tmp_path).one("a.jsonl", records, {**RAW, "add_eos": add_eos})
+
+    examples = road.examples()
+
+    end = [EOS] if add_eos else []
+    for example, record in zip(examples, records, strict=True):
+        prompt = _encode(record["prompt"])
+        sides = [[*_encode(record[name]), *end] for name in ("chosen", "rejected")]
+        assert example["input_ids"] == [*prompt, *sides[0], *prompt, *sides[1]]
+        lengths = [len(prompt), len(sides[0]), len(prompt), len(sides[1])]
+        assert example["loss_mask"] == [bool(k % 2) for k, length in enumerate(lengths) for _ in range(length)]
+        assert (example["prompt_length"], example["margin"]) == (len(prompt), record.get("margin"))
+
+
+def test_texts_need_no_template_and_everything_else_is_rejected_with_a_reason(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    hostile = [
+        (_record(1, chosen=[messages[1], messages[1]]), "content_not_text"),
+        (_record(2, prompt=messages), "content_not_text"),
+        (_record(3, rejected=" \n"), "empty_completion"),
+        (_record(4, prompt=""), "prompt_mismatch"),
+        (_record(5, chosen=sentence(5, 9)), "identical_sides"),
+        (_record(6, chosen={"role": "user", "content": "b"}), "prompt_mismatch"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}, "prompt_mismatch"),
+        ({"chosen": 1, "rejected": 2, "prompt": 3}, "content_not_text"),
+        (_record(7, chosen=sentence(1, 300)), "overlong_after_structure"),
+    ]
+    road = Road(tmp_path).one("a.jsonl", [_record(0), *(record for record, _ in hostile)], RAW)
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    named = {key: value for key, value in json.loads(config.read_text()).items() if key != "chat_template"}
+    config.write_text(json.dumps(named))
+
+    built = road.build()
+
+    assert built.rejects() == [(i, reason) for i, (_, reason) in enumerate(hostile, start=1)]
+    results = {one.check: one.outcome for _, found in built.steps.values() for one in found}
+    assert (results["render_equal"], results["prompt_identical"]) == ("not_applicable", "passed")
+    assert len(built.segments()) == 2
+
+
+def test_unpaired_and_cut_answers(tmp_path: Path) -> None:
+    form = {**RAW, "objective": "unpaired"}
+    records = [{"prompt": "a b", "completion": sentence(1, 40), "label": True}, _record(2)]
+    limits = {"max_length": 20, "token_cut": "allow"}
+
+    examples = Road(tmp_path).one("a.jsonl", records, form, truncation=limits).examples()
+
+    assert [(one["sides"], one["tokens"] <= 20) for one in examples] == [([1], True), ([1], True), ([0], True)]
+    assert examples[0]["tokens_cut"] > 0
+
+
+def test_end_of_text_of_rendered_sides_is_refused(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("a.jsonl", [_record(0)], {"kind": "preference", "add_eos": False})
+
+    with pytest.raises(ConfigError, match=r"format\.add_eos: false with text: template"):
+        _ = road.project

@@ -26,7 +26,7 @@ from rowmill.schema.manifest import StageKey
 
 def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
     """Return the checks of every step of the recipe that has checks."""
-    return [make_stage_checks(project, step) for step in steps.plan_steps(project) if step.thresholds]
+    return [make_stage_checks(project, step) for step in steps.plan_steps(project) if step.shown_thresholds]
 
 
 def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
@@ -35,7 +35,7 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(
         name=reporting.name_check_step(asset),
-        specs=[_make_check_spec(one, asset) for one in step.thresholds],
+        specs=[_make_check_spec(one, asset) for one in step.shown_thresholds],
         can_subset=True,
     )
     def body(context: dg.AssetCheckExecutionContext, storage: StorageResource) -> Iterator[dg.AssetCheckResult]:
@@ -44,8 +44,8 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
         with only_infrastructure_errors():
             placed = replace(project, store=storage.store())
             built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
-            results = runner.check_step(placed, step, built, only=chosen)
-        for result in results:
+            results = runner.check_step(placed, step, built, only=chosen | step.off_checks)
+        for result in (one for one in results if one.check in chosen):
             if result.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)
             yield make_asset_check_result(result, asset, metadata.make_check_page(result, placed.store, served))

@@ -64,7 +64,7 @@ def _iterate_events(
     page = metadata.make_stage_page(report, project.store, served, summary)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from partitions.iterate_materializations(step, report.manifest)
-    for result in results:
+    for result in (one for one in results if one.check not in step.off_checks):
         found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served))
         yield dg.AssetCheckEvaluation(
             asset_key=asset,

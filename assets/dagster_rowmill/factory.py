@@ -66,7 +66,7 @@ def make_assets(
     `condition` is the automation condition of the steps.
     """
     steps = plan_steps(project)
-    thresholds = {step.key: step.thresholds for step in steps}
+    thresholds = {step.key: step.shown_thresholds for step in steps}
     before = find_asset_deps(steps)
     stages = [
         make_stage_asset(

@@ -50,7 +50,7 @@ class StageSummary:
 
 def make_summary(project: Project, step: Step, report: StepReport) -> StageSummary:
     """Judge an output without saving the results, and compare it with the version before it."""
-    results = judge.preview_checks(project.store, report.manifest, step.thresholds)
+    results = judge.preview_checks(project.store, report.manifest, step.shown_thresholds)
     return StageSummary(results, describe_changes(project, report))
 
 

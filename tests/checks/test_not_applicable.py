@@ -37,7 +37,7 @@ IDLE: Mapping[str, set[str]] = {
     "groups": {"preference_data", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
-ON_REQUEST = {check.name for check in CHECKS if check.is_on_request}
+ON_REQUEST = {check.name for check in CHECKS if check.requested_by}
 """The checks of options that no dataset here sets."""
 
 

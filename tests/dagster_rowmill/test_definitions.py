@@ -83,10 +83,18 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "group_advice": False,
         "interval_mismatch": False,
         "preference_data": True,
-        "decontamination_items": True,
-        "contaminated": False,
-        "near_duplicates": False,
     }
+
+
+def test_checks_of_a_filter_are_there_where_a_dataset_asks_for_it(tiny: Tiny) -> None:
+    datasets = {**RECIPE["datasets"], "chats": {**RECIPE["datasets"]["chats"], "filters": {"near_duplicates": {}}}}
+    tiny.write_recipe(datasets=datasets)
+
+    keys = tiny.definitions().resolve_asset_graph().asset_check_keys
+
+    asked = {key.asset_key for key in keys if key.name == "near_duplicates"}
+    assert asked == {tiny.key("chats", "canonical_rows")}
+    assert not {key.name for key in keys} & {"contaminated", "decontamination_items", "padding_share"}
 
 
 def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:

@@ -170,7 +170,7 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(r
     made = reported.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
-    assert page.values("id") == [one.check for one in step.thresholds]
+    assert page.values("id") == [one.check for one in step.shown_thresholds]
     assert "expect_column_max_to_be_between(column='rejects', max_value=1" in page.words
     assert f"{made.facts['rejects']:.9g}" in page.words
 
@@ -190,7 +190,7 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     docs = project.store.read(expectations_page.expectations_page_path(step.key)).decode()
     assert alone.check == "rejects"
     assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)
-    assert f"{len(step.thresholds)} of {len(step.thresholds)} judged" in docs
+    assert f"{len(step.shown_thresholds)} of {len(step.shown_thresholds)} judged" in docs
 
 
 # ── Served ─────────────────────────────────────────────────────────────────────────────────────────

@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rowmill.checks.catalog import CHECKS_BY_NAME
+from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME
 from rowmill.checks.gates import Threshold, list_thresholds
+from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
+from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import StageKey
 from rowmill.sources import GeneratedSource
@@ -38,8 +40,15 @@ class Step:
     gates: tuple[StageKey, ...]
     code_version: str
     thresholds: tuple[Threshold, ...]
+    off_checks: frozenset[str]
+    """Checks of what the dataset does not ask for: `rowmill verify` and SQL have them, pages do not show them."""
     generated_by: StageKey | None = None
     """The stage that generates the records of its source, if the recipe determines it."""
+
+    @property
+    def shown_thresholds(self) -> tuple[Threshold, ...]:
+        """The thresholds of the checks that pages show."""
+        return tuple(one for one in self.thresholds if one.check not in self.off_checks)
 
     @property
     def name(self) -> str:
@@ -144,8 +153,20 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
         thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind),
+        off_checks=frozenset() if dataset is None else _find_off_checks(loaded.datasets[dataset]),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )
+
+
+def _find_off_checks(dataset: Dataset) -> frozenset[str]:
+    """Return the checks whose option the dataset leaves at its default."""
+    return frozenset(check.name for check in CHECKS if check.requested_by and not _is_set(dataset, check.requested_by))
+
+
+def _is_set(dataset: Dataset, path: str) -> bool:
+    group, _, name = path.partition(".")
+    options: Config = getattr(dataset, group)
+    return getattr(options, name) != type(options).model_fields[name].default
 
 
 def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator[StageKey]:

@@ -52,9 +52,9 @@ class Check:
     """The remedy for records datasets, if the general one does not apply."""
     only_for: RowKind | None = None
     """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
-    is_on_request: bool = False
-    """Whether its stage counts its fact only where the recipe asks for it, so that other outputs keep their versions;
-    an output without the fact is not applicable."""
+    requested_by: str = ""
+    """The option of a dataset for which its stage counts its fact, so that other outputs keep their versions: without
+    it the check is off, which pages do not show, and not applicable."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     before_build: str = ""
@@ -129,17 +129,18 @@ CHECKS: tuple[Check, ...] = (
     Check("decontamination_items", (CANONICAL_ROWS,), "at_least", 1, "error",
         "items in the file of filters.decontaminate that has fewest",
         "name columns in filters.decontaminate.benchmarks.fields that the records of every file have; the table "
-        "benchmarks counts the items of each", applies_to="datasets with filters.decontaminate", is_on_request=True),
+        "benchmarks counts the items of each", applies_to="datasets with filters.decontaminate",
+        requested_by="filters.decontaminate"),
     Check("contaminated", (CANONICAL_ROWS,), "at_most", 0.05, "warn",
         "share of rows that have an item of a benchmark, removed or not",
         "read the rows beside their items in the table contamination; ask where the data is from, or raise "
         "filters.decontaminate.coverage if they only share phrases",
-        applies_to="datasets with filters.decontaminate", is_on_request=True, is_share=True),
+        applies_to="datasets with filters.decontaminate", requested_by="filters.decontaminate", is_share=True),
     Check("near_duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",
         "share of rows that resemble a longer row of the dataset, removed or not",
         "compare some pairs in the table near_duplicates; find the origin of the copies, or raise "
         "filters.near_duplicates.threshold",
-        applies_to="datasets with filters.near_duplicates", is_on_request=True, is_share=True),
+        applies_to="datasets with filters.near_duplicates", requested_by="filters.near_duplicates", is_share=True),
     Check("swapped_pairs", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "pairs of which another one prefers the other side",
         "remove one of the two, or both: a model learns nothing from them", applies_to="preferences",
@@ -259,7 +260,8 @@ CHECKS: tuple[Check, ...] = (
     Check("padding_share", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of pad tokens after segments among all tokens of the sequences",
         "lower packing.segment_multiple_of to what the trainer needs; short segments cost most, so leave out or join "
-        "the shortest rows", applies_to="recipes with packing.segment_multiple_of", is_on_request=True,
+        "the shortest rows", applies_to="recipes with packing.segment_multiple_of",
+        requested_by="packing.segment_multiple_of",
         is_share=True),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",

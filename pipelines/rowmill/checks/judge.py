@@ -229,7 +229,7 @@ def _make_check_result(
 ) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
     # A custom rule may name a fact that other kinds of data do not count.
-    may_be_absent = threshold.expectation is not None or CHECKS_BY_NAME[threshold.check].is_on_request
+    may_be_absent = threshold.expectation is not None or bool(CHECKS_BY_NAME[threshold.check].requested_by)
     absent = NOT_APPLICABLE if may_be_absent and threshold.applies_to else None
     applies = not threshold.applies_to or manifest.facts.get(threshold.fact, absent) != NOT_APPLICABLE
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""

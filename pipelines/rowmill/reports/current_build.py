@@ -44,7 +44,7 @@ class CurrentBuild:
         found: dict[StageKey, list[CheckResult]] = {}
         for step in self.steps:
             one = self.made[step.key]
-            found[step.key] = [] if one is None else load_check_results(self.project.store, one, step.thresholds)
+            found[step.key] = [] if one is None else load_check_results(self.project.store, one, step.shown_thresholds)
         return found
 
     @cached_property

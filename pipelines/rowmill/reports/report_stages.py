@@ -78,7 +78,7 @@ def _render_stage_facts(build: CurrentBuild, step: Step, one: Manifest) -> Itera
         yield '<p class="look">! its options changed since: run rowmill build</p>'
     results = build.results[step.key]
     idle = sum(result.outcome == "not_applicable" for result in results)
-    counts = f"{sum(result.passed for result in results)} of {len(step.thresholds) - idle} checks passed"
+    counts = f"{sum(result.passed for result in results)} of {len(step.shown_thresholds) - idle} checks passed"
     counts += f", {idle} not applicable" if idle else ""
     link = expectations_page.expectations_page_path(step.key).removeprefix(f"reports/{build.project.recipe.name}/")
     yield f'<p><a href="{escape_text(link)}">{counts}</a></p>'

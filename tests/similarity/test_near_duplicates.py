@@ -179,3 +179,34 @@ def test_rounds_decide_as_row_after_row_does(sets: list[set[int]], groups: list[
         assert kept < row
         assert similarity == measure(sets[row], sets[kept]) >= threshold
         assert any(row in one and kept in one for one in known)
+
+
+def test_datasketch_and_we_remove_the_same_rows() -> None:
+    datasketch = pytest.importorskip("datasketch", reason="datasketch is not installed; pip install datasketch")
+    sets = _vary_sets(60)
+    shingles = join_sets(sets)
+    keys = hash_bands(compute_signatures(shingles.values, shingles.offsets))
+    _, groups = np.unique(keys.ravel(), return_inverse=True)
+    rows = np.repeat(np.arange(len(sets)), BANDS)
+
+    ours = find_near_duplicates(groups, rows, 0.8, lambda one, other: compute_similarity(shingles, one, other))
+
+    index = datasketch.MinHashLSH(num_perm=FUNCTIONS, params=(BANDS, FUNCTIONS // BANDS))
+    theirs: list[int] = []
+    for row, own in enumerate(sets):
+        sketch = datasketch.MinHash(num_perm=FUNCTIONS, seed=1)
+        sketch.update_batch([value.to_bytes(8, "little") for value in own])
+        if any(measure(own, sets[kept]) >= 0.8 for kept in index.query(sketch)):
+            theirs.append(row)
+        else:
+            index.insert(row, sketch)
+    assert 50 < len(theirs) < 160
+    assert ours.rows.tolist() == theirs
+
+
+def _vary_sets(count: int) -> list[set[int]]:
+    """Return sets of 100 numbers, each followed by variants in which 2, 6, and 30 of them are others."""
+    drawn = np.random.default_rng(3).integers(0, 2**63, (count, 100)).tolist()
+    return [
+        set(line[changed:]) | {value + 1 for value in line[:changed]} for line in drawn for changed in (0, 2, 6, 30)
+    ]

@@ -245,14 +245,14 @@ class _PreferenceReader:
 
 def _read_texts(found: FoundSides) -> _CanonicalSides | Rejected:
     """Return a prompt and sides of plain text as a message each, exactly as they are in the record."""
-    prompt = _read_text(found.prompt, "user", "the prompt")
+    prompt = _read_single_text(found.prompt, "user", "the prompt")
     if isinstance(prompt, Rejected):
         return prompt
     sides: list[Sequence[Message] | None] = []
     for side in (found.chosen, found.rejected):
         if side is not None and not side:
             return Rejected("empty_completion", "a side is blank")
-        read = None if side is None else _read_text(side, "assistant", "a side")
+        read = None if side is None else _read_single_text(side, "assistant", "a side")
         if isinstance(read, Rejected):
             return read
         sides.append(read)
@@ -262,7 +262,7 @@ def _read_texts(found: FoundSides) -> _CanonicalSides | Rejected:
     return _CanonicalSides(row, prompt, (sides[0], sides[1]))
 
 
-def _read_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message] | Rejected:
+def _read_single_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message] | Rejected:
     if messages is None or not messages:
         return Rejected("prompt_mismatch", f"{name} is blank or absent; text: raw needs it apart from the sides")
     one = messages[0]

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from rowmill.core.errors import ConfigError
+from rowmill.inspection.packed_sequence import view_sequence
+from rowmill.inspection.sequence_trace import trace_sequence
 from rowmill.reader import Reader
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, pair, sentence
 
 MULTIPLE = 16
@@ -99,6 +103,21 @@ def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:
     assert all(np.add(lengths, padding).tolist() == spans for lengths, padding, spans in segments)
     trained = sorted(one["input_ids"] for one in padded.examples() if one["split"] == "train")
     assert sorted(row["input_ids"] for row in plain) == trained
+
+
+def test_traced_and_shown_sequences_have_no_padding(padded: Built) -> None:
+    encoder = Encoder(open_tokenizer(str(padded.project.base / "tokenizer"), Path()))
+
+    shown = view_sequence(padded.project, "rows", encoder, max_tokens=10_000)
+    traced = trace_sequence(padded.project, "rows/train/0:0")
+
+    assert shown is not None
+    assert len(shown.ids) == len(shown.kinds) == len(shown.texts) == sum(place.length for place in shown.segments)
+    last = traced.places[-1]
+    token = trace_sequence(padded.project, f"rows/train/0:{last.offset}").token
+    [example] = [one for one in padded.examples() if one["example_id"] == last.example_id]
+    assert token is not None
+    assert token.token_id == example["input_ids"][0]
 
 
 def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:

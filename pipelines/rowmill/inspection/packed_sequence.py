@@ -21,6 +21,7 @@ from rowmill.inspection.lineage import Lineage, SegmentLocation, load_lineage, l
 from rowmill.inspection.trace import find_example_files
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
+from rowmill.shards.segment_padding import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.tokenization.encoder import Encoder
 
@@ -68,7 +69,7 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
         return None
     shard = project.store.table(parts[0].files["shard"])
     at = choose_sequence(shard.column("starts")[:CANDIDATES].to_pylist())
-    row: dict[str, Any] = shard.slice(at, 1).to_pylist()[0]
+    row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
     sequence = at + int(parts[0].facts["first_sequence"])
     places = [place for _, place in locate_segments(lineage, parts[0], sequence, None)]
     shown = [place for place in places if place.offset < max_tokens]

@@ -77,6 +77,7 @@ def test_nothing_more_is_read_once_the_iterator_is_closed() -> None:
 def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) -> None:
     whole = delivered(open_reader(built, batch_size=1))
     reader, seen = open_reader(built, batch_size=1), []
+    state = reader.state_dict()
     for number, batch in enumerate(reader):
         seen.append(batch["input_ids"].tobytes())
         if number == 4:

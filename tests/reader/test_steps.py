@@ -23,7 +23,7 @@ LAYOUTS = ("copied", "index")
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = STEPPED | {"partitions": {**STEPPED["partitions"], "layout": request.param}}
+    options: dict[str, Any] = STEPPED | {"partitions": {**STEPPED["partitions"], "layout": request.param}}
     return make(tmp_path_factory.mktemp(request.param) / "project", **options)
 
 

@@ -21,19 +21,24 @@ MULTIPLE = 16
 EXPORTS = [{"kind": "native", "name": "native"}, {"kind": "hf", "name": "hf"}]
 
 
-def build(folder: Path, rows: "list[dict[str, Any]]", kind: dict[str, Any], **packing: Any) -> Built:
+def build(
+    folder: Path, rows: "list[dict[str, Any]]", kind: dict[str, Any], *, layout: str = "copied", **packing: Any
+) -> Built:
     """Build rows in several files with an export of the native form and one of single segments."""
     road = Road(folder)
     urls = [road.write(f"{i}.jsonl", rows[i::3]) for i in range(3)]
     dataset = {"source": {"train_urls": urls}, "format": kind, "packing": packing, "splits": {"validation": 0.2}}
     exports = EXPORTS if kind == CHAT else []
-    return road.recipe({"rows": dataset}, exports=exports, mixture={"batch_size": 6}).build()
+    partitions = {"world_size": 2, "layout": layout}
+    return road.recipe({"rows": dataset}, exports=exports, mixture={"batch_size": 6}, partitions=partitions).build()
+
+
+CHATS = [chat(i, turns=1 + i % 4) for i in range(60)]
 
 
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    rows = [chat(i, turns=1 + i % 4) for i in range(60)]
-    return build(tmp_path_factory.mktemp("padded"), rows, CHAT, segment_multiple_of=MULTIPLE)
+    return build(tmp_path_factory.mktemp("padded"), CHATS, CHAT, segment_multiple_of=MULTIPLE)
 
 
 def shards(built: Built) -> list[dict[str, Any]]:
@@ -85,6 +90,22 @@ def test_ranks_are_padded_and_count_padding_beside_their_tokens(padded: Built) -
     assert all(length % MULTIPLE == 0 for row in rows for length in row["seq_lengths"])
     assert sum(counted.values()) == sum(len(row["input_ids"]) for row in rows)
     assert counted["padding"] == sum(2 * row["filler"] + sum(row["segment_padding"]) for row in rows)
+
+
+def test_indexes_of_padded_sequences_have_the_batches_and_counts_of_copies(padded: Built, tmp_path: Path) -> None:
+    indexed = build(tmp_path, CHATS, CHAT, layout="index", segment_multiple_of=MULTIPLE)
+
+    first, second = (
+        [
+            {name: np.asarray(values).tolist() for name, values in batch.items()}
+            for rank in range(2)
+            for batch in Reader(one.project.store.root, "road", rank=rank, world_size=2, batch_size=3, as_torch=False)
+        ]
+        for one in (padded, indexed)
+    )
+
+    assert first == second
+    assert indexed.manifest("gpu_partitions").token_ledger == padded.manifest("gpu_partitions").token_ledger
 
 
 def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:

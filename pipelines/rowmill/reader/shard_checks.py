@@ -10,7 +10,7 @@ its file must have; the card in it names order, rank and tokenizer. Changed toke
 found by `verify`, which reads everything once.
 """
 
-import io
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +101,9 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
     """
     try:
         source = store.path(path) if store.is_local else _fetch_columns(store, path, footer.metadata, group, columns)
-        file = pq.ParquetFile(source, metadata=footer.metadata)
+        # Not buffered before: Arrow's own threads would do that, which may let go of a Python object only when the
+        # interpreter is ending, and that aborts the process. The columns are in memory already, or in a local file.
+        file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
         try:
             return file.read_row_group(group, columns=list(columns), use_threads=False).combine_chunks()
         finally:
@@ -118,45 +120,19 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
         ) from error
 
 
-class _FileRange(io.RawIOBase):
-    """Some bytes of a file, at the positions that they have in it; no others may be read."""
-
-    def __init__(self, begin: int, content: bytes, size: int) -> None:
-        self._begin, self._content, self._size, self._position = begin, content, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        begin = self._position - self._begin
-        content = self._content[begin : begin + size]
-        if begin < 0 or len(content) != size:
-            raise ValueError(f"bytes {self._position} to {self._position + size} were not fetched")
-        self._position += size
-        return content
-
-
-def _fetch_columns(store: Store, path: str, metadata: Any, group: int, columns: Sequence[str]) -> _FileRange:
+def _fetch_columns(store: Store, path: str, metadata: Any, group: int, columns: Sequence[str]) -> pa.BufferReader:
     """Fetch columns of a row group, and what lies between them, in one request.
 
-    Opening the file would take three, and read ahead what is not wanted.
+    Opening the file would take three, and read ahead what is not wanted. The bytes come back at their place in memory
+    as long as the file, of which the other pages are never touched.
     """
     chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
     wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
     begin = min(_find_column_start(chunk) for chunk in wanted)
     end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in wanted)
-    content = read_range(store.path(path), store.address(path), begin, end)
-    return _FileRange(begin, content, _compute_size_by_footer(metadata))
+    whole = mmap.mmap(-1, _compute_size_by_footer(metadata))
+    whole[begin:end] = read_range(store.path(path), store.address(path), begin, end)
+    return pa.BufferReader(pa.py_buffer(whole))
 
 
 def raise_missing(where: str) -> NoReturn:

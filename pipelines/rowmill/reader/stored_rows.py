@@ -29,7 +29,10 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 CHECKED_AT_ONCE = 16
-"""Shards that are checked, and on remote storage read, at the same time: a remote footer costs round trips."""
+"""Shards that are checked at the same time: a remote footer costs round trips."""
+
+READ_AT_ONCE = 8
+"""Shards of remote storage that are read at the same time: at 20 ms a request some 300 row groups a second."""
 
 KEPT_BYTES = 32 << 20
 """Memory for decoded row groups, unless the row groups that are read in turn need more."""
@@ -105,7 +108,7 @@ class StoredRows:
         if self._store.is_local or len(tasks) < 2:
             return map(function, tasks)
         with self._lock:
-            self._threads = self._threads or ThreadPoolExecutor(CHECKED_AT_ONCE, thread_name_prefix="rowmill-rows")
+            self._threads = self._threads or ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="rowmill-rows")
         return self._threads.map(function, tasks)
 
     # ── One shard ──────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from benchmarks import (
     kinds,
     parsing,
     quiet_rebuild,
+    rank_layouts,
     records,
     road,
     running,
@@ -31,3 +32,4 @@ if __name__ == "__main__":
     small_files.main(20_000)
     similar_rows.main(1000, 100)
     kinds.main(4)
+    rank_layouts.main(10)

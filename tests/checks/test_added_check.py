@@ -33,5 +33,5 @@ def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> Non
     for command in ("build", "verify"):
         assert "files" in made[command]
         assert "add the files that are missing" in made[command]
-    assert made["dagster"] == ["road/rows/raw_dataset"]
+    assert made["dagster"] == ["road/rows.raw_dataset"]
     assert made["sql"] == [["rows", "raw_dataset", "failed", 1, 3]]

@@ -92,8 +92,8 @@ def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) ->
     assert "12 rows · 1 dataset" in made["build"]
     assert ["row_census", 12, 0] in made["builds"]
     assert "road/rows/row_census" in made["gates"], "nothing reaches a rank past a failed check of any stage"
-    description, parents = made["assets"]["road/rows/row_census"]
-    assert parents == ["road/rows/canonical_rows"]
+    description, parents = made["assets"]["road/rows.row_census"]
+    assert parents == ["road/rows.canonical_rows"]
     assert "counted once more" in description
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rowmill.core import number_text
 from rowmill.core.html import clip_text, escape_text, render_element
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
 from rowmill.inspection import inspect
 from rowmill.reports.current_build import CurrentBuild
@@ -105,7 +106,7 @@ def _render_line(mark: str, facts: Sequence[str], text: str) -> str:
 def _iterate_samples(build: CurrentBuild, encoders: Mapping[str, Encoder]) -> Iterator[_Row]:
     budget = MAX_SAMPLE_BYTES // max(len(encoders), 1) // SAMPLES_PER_DATASET
     for name, encoder in encoders.items():
-        made = build.find_output(name, "tokenized_examples")
+        made = build.find_output(name, TOKENIZED_EXAMPLES)
         files = [file for file in made.files("examples") if file.rows] if made is not None else []
         for example in _choose_samples(build, files) if files else ():
             yield _make_sample(name, example, encoder, budget)

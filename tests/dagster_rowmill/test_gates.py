@@ -452,7 +452,7 @@ def _result(tiny: Tiny, threshold: gates.Threshold, version: str) -> dg.AssetChe
 
 
 def _thresholds(tiny: Tiny) -> tuple[gates.Threshold, ...]:
-    return gates.list_thresholds(tiny.project.recipe.gates, "canonical_rows", "chats", row_kind=None)
+    return next(step.shown_thresholds for step in steps.plan_steps(tiny.project) if step.key == ("tiny", *ROWS))
 
 
 def _waiver(**bound: float) -> dict[str, Any]:

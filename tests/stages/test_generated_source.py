@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from dagster_rowmill.definitions import build_definitions
+from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.inspection import dry_run, inspect
@@ -174,8 +174,8 @@ def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
 
     graph = build_definitions([trained.config], str(trained.folder / "store")).resolve_asset_graph()
 
-    deps = graph.get(dg.AssetKey(["road", "synthetic", "raw_dataset"])).parent_keys
-    assert deps == (set() if edges is None else {dg.AssetKey(list(edges))})
+    deps = graph.get(make_asset_key(("road", "synthetic", "raw_dataset"))).parent_keys
+    assert deps == (set() if edges is None else {make_asset_key(edges)})
 
 
 def test_source_without_generated_records_says_what_to_run(trained: Road) -> None:

@@ -24,7 +24,7 @@ from rowmill.schema.manifest import Manifest
 from rowmill.tabular.parsing import REASONS as PARSING_REASONS
 from tests.support.completions_server import Reply, serving
 from tests.support.recipes import LENIENT, Road
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, read_stage_key, refusals
 
 pytestmark = FOREIGN_WARNINGS
 
@@ -541,11 +541,14 @@ def test_assets_of_generation_are_materialized_on_request_with_check_and_page(tm
         keys = [tiny.key("rows", "parsed_records"), tiny.key("rows", "generated_series")]
         result = tiny.run_only(dg.AssetSelection.assets(*keys))
         pages = {
-            event.asset_key.path[-1]: event.step_materialization_data.materialization.metadata
+            read_stage_key(event.asset_key)[-1]: event.step_materialization_data.materialization.metadata
             for event in result.get_asset_materialization_events()
             if event.asset_key
         }
-        checks = {(one.asset_key.path[-1], one.check_name): one.passed for one in result.get_asset_check_evaluations()}
+        checks = {
+            (read_stage_key(one.asset_key)[-1], one.check_name): one.passed
+            for one in result.get_asset_check_evaluations()
+        }
 
     assert ("tiny", "rows", "parsed_records") not in whole
     assert refusals(result) == {}

@@ -11,43 +11,47 @@ from rowmill.build.gc import collect_garbage
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
-from tests.support.recipes import PAIR, Road, pair
+from tests.support.recipes import PAIR, Workspace, pair
 
 
 def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
-    built = road.build()
+    workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    built = workspace.build()
     (part,) = built.manifest("rows", "canonical_rows").parts
-    beside = road.store / f"{part.files['rows'].path}.0123abcd.tmp"
-    alone = road.store / "road" / "gpu_partitions" / "current.json.4567.tmp"
+    beside = workspace.store / f"{part.files['rows'].path}.0123abcd.tmp"
+    alone = workspace.store / "mini" / "gpu_partitions" / "current.json.4567.tmp"
     for path in (beside, alone):
         path.write_bytes(b"half")
 
-    named = collect_garbage(road.project, keep=1, dry_run=True).items
+    named = collect_garbage(workspace.project, keep=1, dry_run=True).items
     assert sorted((one.kind, one.path, one.size_bytes) for one in named) == sorted(
-        ("unfinished file", str(path.relative_to(road.store)), 4) for path in (beside, alone)
+        ("unfinished file", str(path.relative_to(workspace.store)), 4) for path in (beside, alone)
     )
     assert beside.exists()
-    collect_garbage(road.project, keep=1, dry_run=False)
+    collect_garbage(workspace.project, keep=1, dry_run=False)
     assert not beside.exists()
     assert not alone.exists()
-    assert not any(one.fails for one in verify.verify_recipe(road.project, deep=True))
-    assert road.build().made() == set()
+    assert not any(one.fails for one in verify.verify_recipe(workspace.project, deep=True))
+    assert workspace.build().made() == set()
 
 
 def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     first = [pair(0), pair(1), pair(2)]
     # Small files of another kind than their neighbours share no part with them.
     between = json.dumps([pair(1), pair(7)]).encode()
-    urls = [road.write("a.jsonl", first), road.write("b.json", between), road.write("c.jsonl", [pair(8)])]
-    road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
-    before = road.build(only=("raw_dataset", "canonical_rows"))
+    urls = [
+        workspace.write("a.jsonl", first),
+        workspace.write("b.json", between),
+        workspace.write("c.jsonl", [pair(8)]),
+    ]
+    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
+    before = workspace.build(only=("raw_dataset", "canonical_rows"))
     made_of = before.manifest("rows", "canonical_rows").details["made_of"]
-    collect_garbage(road.project, keep=1, dry_run=False)
+    collect_garbage(workspace.project, keep=1, dry_run=False)
 
-    road.write("c.jsonl", [pair(9)])
-    after = road.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
+    workspace.write("c.jsonl", [pair(9)])
+    after = workspace.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
 
     # Of three parts only the one whose file changed is read; b's part without its duplicate exists in addition to the
     # whole one.
@@ -56,18 +60,18 @@ def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
 
 
 def test_removed_versions_take_their_intermediate_parts_along(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    urls = [road.write("a.jsonl", [pair(0), pair(0)])]
-    road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
-    road.build(only=("raw_dataset", "canonical_rows"))
-    road.write("a.jsonl", [pair(1), pair(1), pair(2)])
-    road.build(only=("raw_dataset", "canonical_rows"))
-    folder = road.store / "road" / "rows" / "canonical_rows" / "parts"
+    workspace = Workspace(tmp_path)
+    urls = [workspace.write("a.jsonl", [pair(0), pair(0)])]
+    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
+    workspace.build(only=("raw_dataset", "canonical_rows"))
+    workspace.write("a.jsonl", [pair(1), pair(1), pair(2)])
+    workspace.build(only=("raw_dataset", "canonical_rows"))
+    folder = workspace.store / "mini" / "rows" / "canonical_rows" / "parts"
     assert len(list(folder.iterdir())) == 4
 
-    collect_garbage(road.project, keep=1, dry_run=False)
+    collect_garbage(workspace.project, keep=1, dry_run=False)
 
-    kept = runner.manifest.load_current(road.project.store, ("road", "rows", "canonical_rows"))
+    kept = runner.manifest.load_current(workspace.project.store, ("mini", "rows", "canonical_rows"))
     assert kept is not None
     assert {path.name for path in folder.iterdir()} == {
         *(part.fingerprint for part in kept.parts),
@@ -82,37 +86,37 @@ BEFORE_RANKS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncati
                 "training_splits")  # fmt: skip
 
 
-def night(road: Road, rows: range, *ranks: str) -> None:
+def night(workspace: Workspace, rows: range, *ranks: str) -> None:
     """Set the data to these rows and build everything, or only the named ranks."""
     content = [pair(i) for i in rows]
-    road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
-    road.build(only=BEFORE_RANKS)
-    step = steps.find_step(road.project, ("road", RANKS))
-    runner.run_step(road.project, step, gate.open_inputs(road.project, step), ranks=ranks)
+    workspace.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
+    workspace.build(only=BEFORE_RANKS)
+    step = steps.find_step(workspace.project, ("mini", RANKS))
+    runner.run_step(workspace.project, step, gate.open_inputs(workspace.project, step), ranks=ranks)
 
 
-def read_by_trainers(road: Road) -> tuple[list[list[int]], list[list[int]]]:
+def read_by_trainers(workspace: Workspace) -> tuple[list[list[int]], list[list[int]]]:
     """Return the ids of the sequences in the order of training and of the held-out ones; every digest is compared."""
-    reader = Reader(road.store, "road", rank=0, world_size=1, as_torch=False, verify=True)
+    reader = Reader(workspace.store, "mini", rank=0, world_size=1, as_torch=False, verify=True)
     held_out = reader.validation_set("rows")
     trained = [batch["input_ids"].tolist() for batch in reader]
     return trained, [held_out[i].input_ids.tolist() for i in range(len(held_out))]
 
 
 def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    night(road, range(40))
-    published = read_by_trainers(road)
-    names = orjson.loads((road.store / "road" / RANKS / "current.json").read_bytes())
-    night(road, range(20, 70), "rank-00000-of-00002")
-    assert read_by_trainers(road) == published
+    workspace = Workspace(tmp_path)
+    night(workspace, range(40))
+    published = read_by_trainers(workspace)
+    names = orjson.loads((workspace.store / "mini" / RANKS / "current.json").read_bytes())
+    night(workspace, range(20, 70), "rank-00000-of-00002")
+    assert read_by_trainers(workspace) == published
 
-    collect_garbage(road.project, keep=1, dry_run=False)
+    collect_garbage(workspace.project, keep=1, dry_run=False)
 
-    assert read_by_trainers(road) == published
-    assert (road.store / names["order_file"]).exists()
+    assert read_by_trainers(workspace) == published
+    assert (workspace.store / names["order_file"]).exists()
     # All their inputs, back to the source: a row that a trainer sees can still be traced.
-    versions, store = {f"road/{RANKS}": names["version"]}, road.project.store
+    versions, store = {f"mini/{RANKS}": names["version"]}, workspace.project.store
     while versions:
         key, version = versions.popitem()
         made = runner.manifest.load_version(store, tuple(key.split("/")), version)
@@ -121,42 +125,42 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
 
 
 def test_ranks_that_trainers_no_longer_open_are_removed(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    night(road, range(40))
-    first = orjson.loads((road.store / "road" / RANKS / "current.json").read_bytes())
-    night(road, range(20, 70))
-    now = read_by_trainers(road)
+    workspace = Workspace(tmp_path)
+    night(workspace, range(40))
+    first = orjson.loads((workspace.store / "mini" / RANKS / "current.json").read_bytes())
+    night(workspace, range(20, 70))
+    now = read_by_trainers(workspace)
 
-    collect_garbage(road.project, keep=1, dry_run=False)
+    collect_garbage(workspace.project, keep=1, dry_run=False)
 
-    assert read_by_trainers(road) == now
-    assert not (road.store / first["order_file"]).exists()
-    assert not any((road.store / one["folder"]).exists() for one in first["ranks"].values())
+    assert read_by_trainers(workspace) == now
+    assert not (workspace.store / first["order_file"]).exists()
+    assert not any((workspace.store / one["folder"]).exists() for one in first["ranks"].values())
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
 def test_nothing_is_removed_while_the_ranks_that_trainers_open_are_unknown(tmp_path: Path, content: bytes) -> None:
-    road = Road(tmp_path)
-    night(road, range(10))
-    (road.store / "road" / RANKS / "current.json").write_bytes(content)
-    before = set(road.store.rglob("*"))
+    workspace = Workspace(tmp_path)
+    night(workspace, range(10))
+    (workspace.store / "mini" / RANKS / "current.json").write_bytes(content)
+    before = set(workspace.store.rglob("*"))
 
     with pytest.raises(IntegrityError, match=r"current\.json: truncated, or changed .*; copy it again, or build"):
-        collect_garbage(road.project, keep=1, dry_run=False)
+        collect_garbage(workspace.project, keep=1, dry_run=False)
 
-    assert {path for path in road.store.rglob("*") if path.name != share.LOCK_NAME} == before
+    assert {path for path in workspace.store.rglob("*") if path.name != share.LOCK_NAME} == before
 
 
 def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_for(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(40)], PAIR)
-    old = road.build().manifest("rows", "packed_shards")
-    road.write("rows.jsonl", [pair(i) for i in range(60)])
-    road.build()
-    project = road.project
+    workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(40)], PAIR)
+    old = workspace.build().manifest("rows", "packed_shards")
+    workspace.write("rows.jsonl", [pair(i) for i in range(60)])
+    workspace.build()
+    project = workspace.project
     runner.run_step(project, steps.find_step(project, old.key), {}, version=old.version)
 
     collect_garbage(project, keep=1, dry_run=False)
     again = runner.build(project, only=["training_splits", "gpu_partitions"])
 
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
-    assert again[0][1].manifest.inputs == {"road/rows/packed_shards": old.version}
+    assert again[0][1].manifest.inputs == {"mini/rows/packed_shards": old.version}

@@ -13,7 +13,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.executors import LocalExecutor
 from tests.support.hosts_apart import HostsApart
-from tests.support.recipes import CHAT, PAIR, Road, chat, pair
+from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 PURCHASES: dict[str, Any] = {
     "kind": "records",
@@ -29,13 +29,13 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostsApar
     found.close()
 
 
-def with_data(folder: Path, root: str | None, workers: int) -> Road:
-    road = Road(folder, root)
-    road.write("chats.jsonl", [chat(i, words=40) for i in range(600)])
-    road.write("tasks.jsonl", [pair(i) for i in range(50)])
+def with_data(folder: Path, root: str | None, workers: int) -> Workspace:
+    workspace = Workspace(folder, root)
+    workspace.write("chats.jsonl", [chat(i, words=40) for i in range(600)])
+    workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
     rows = [{"customer": f"c{i % 100}", "day": f"2024-01-{i % 28 + 1:02d}", "item": f"i{i % 7}"} for i in range(400)]
-    road.write("purchases.jsonl", rows)
-    return road.recipe(
+    workspace.write("purchases.jsonl", rows)
+    return workspace.recipe(
         {
             "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
             "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
@@ -78,10 +78,10 @@ def test_no_task_needs_the_temporary_folder_of_another(
 def test_a_path_of_the_calling_host_alone_is_refused_before_anything_is_written(
     root: str | None, message: str, apart: HostsApart
 ) -> None:
-    road = with_data(Path(tempfile.gettempdir()) / "project", root, workers=702 + (root is None))
+    workspace = with_data(Path(tempfile.gettempdir()) / "project", root, workers=702 + (root is None))
 
     with pytest.raises(ConfigError, match=message):
-        road.build()
+        workspace.build()
 
-    assert not road.project.store.list("")
-    assert not list(road.store.glob("*"))
+    assert not workspace.project.store.list("")
+    assert not list(workspace.store.glob("*"))

@@ -14,7 +14,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.examples import ExampleTokens
 from rowmill.schema.rows import Rejected
-from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair, write_tokenizer
 
 MASKS = st.lists(st.booleans(), min_size=0, max_size=12)
 
@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[Json]]] = {
 def test_sft_tokenize_gives_what_a_build_gives(tmp_path: Path, kind: str, supervise: Any) -> None:
     form, rows = ROWS[kind]
     groups: dict[str, Any] = {"loss": {"supervise": supervise}} if kind == "chat" else {}
-    found = Road(tmp_path).one("a.jsonl", rows, form, **groups, filters={"deduplicate": "off"}).build()
+    found = Workspace(tmp_path).one("a.jsonl", rows, form, **groups, filters={"deduplicate": "off"}).build()
 
     made = sft_tokenize(
         rows, str(tmp_path / "tokenizer"), max_seq_len=256, supervise=supervise, options={"format": form}

@@ -24,7 +24,7 @@ from rowmill.executors import local
 from rowmill.schema import manifest
 from rowmill.schema.rows import RowKind
 from rowmill.stages import catalog
-from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
+from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, lines, pair
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,29 +35,29 @@ DATASETS: dict[str, dict[str, Any]] = {
 """Two datasets of two kinds, one of them with a validation split."""
 
 
-def with_data(road: Road, rows: int = 60) -> Road:
-    road.write("chats.jsonl", [chat(i, turns=1 + i % 3) for i in range(rows)])
-    road.write("tasks.jsonl", [pair(i) for i in range(rows)])
-    return road.recipe(DATASETS)
+def with_data(workspace: Workspace, rows: int = 60) -> Workspace:
+    workspace.write("chats.jsonl", [chat(i, turns=1 + i % 3) for i in range(rows)])
+    workspace.write("tasks.jsonl", [pair(i) for i in range(rows)])
+    return workspace.recipe(DATASETS)
 
 
 @pytest.fixture
-def road(tmp_path: Path) -> Road:
+def workspace(tmp_path: Path) -> Workspace:
     """Return a project in which nothing was built."""
-    return with_data(Road(tmp_path))
+    return with_data(Workspace(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the project once; `ready` is a copy of it with the same versions and digests."""
-    return with_data(Road(tmp_path_factory.mktemp("first"))).build()
+    return with_data(Workspace(tmp_path_factory.mktemp("first"))).build()
 
 
 @pytest.fixture
-def ready(first: Built, tmp_path: Path) -> Road:
+def ready(first: Built, tmp_path: Path) -> Workspace:
     """Return a project in which everything was built."""
     shutil.copytree(first.project.base, tmp_path, dirs_exist_ok=True)
-    return Road(tmp_path)
+    return Workspace(tmp_path)
 
 
 def changed(dataset: str, **groups: Any) -> dict[str, dict[str, Any]]:
@@ -65,12 +65,12 @@ def changed(dataset: str, **groups: Any) -> dict[str, dict[str, Any]]:
     return {**DATASETS, dataset: {**DATASETS[dataset], **groups}}
 
 
-def times(road: Road) -> dict[Path, int]:
+def times(workspace: Workspace) -> dict[Path, int]:
     """Return when each file below `parts/` and `manifests/` was written, in nanoseconds."""
     return {
         path: path.stat().st_mtime_ns
         for kind in ("parts", "manifests")
-        for path in road.store.rglob(f"{kind}/**/*")
+        for path in workspace.store.rglob(f"{kind}/**/*")
         if path.is_file()
     }
 
@@ -78,7 +78,7 @@ def times(road: Road) -> dict[Path, int]:
 # ── Twice, and elsewhere ───────────────────────────────────────────────────────────────────────────
 
 
-def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: Road) -> None:
+def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: Workspace) -> None:
     written = times(ready)
 
     second = ready.build()
@@ -89,7 +89,7 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
     assert times(ready) == written
 
 
-def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
 
     def counted(options: Any, stage: str, dataset: str | None, *, row_kind: RowKind | None) -> Any:
@@ -105,7 +105,7 @@ def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypat
     assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in steps.plan_steps(project)), key=str)
 
 
-def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
+def test_steps_follow_a_replaced_recipe(ready: Workspace) -> None:
     project = ready.project
     datasets = {"tasks": project.recipe.datasets["tasks"]}
 
@@ -115,7 +115,7 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
     assert {step.dataset for step in steps.plan_steps(alone)} == {"tasks", None}
 
 
-def test_build_without_changes_does_not_import_great_expectations(ready: Road) -> None:
+def test_build_without_changes_does_not_import_great_expectations(ready: Workspace) -> None:
     script = (
         "import sys; from rowmill.cli import main as cli; status = cli.main(['build', sys.argv[1]]); "
         "print(status, sorted({'pandas', 'great_expectations', 'transformers', 'tokenizers'} & set(sys.modules)))"
@@ -127,8 +127,8 @@ def test_build_without_changes_does_not_import_great_expectations(ready: Road) -
     assert said.stdout.splitlines()[-1] == f"{main.ExitStatus.SUCCESS} []"
 
 
-def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:
-    other = road.build()
+def test_build_in_another_folder_gives_the_same_bytes(first: Built, workspace: Workspace) -> None:
+    other = workspace.build()
 
     assert other.versions() == first.versions()
     assert other.digests() == first.digests()
@@ -136,25 +136,25 @@ def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) 
 
 @pytest.mark.slow
 def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = with_data(Road(tmp_path / "one"), rows=400).build()
+    alone = with_data(Workspace(tmp_path / "one"), rows=400).build()
     # As if the data were large: every map goes to worker processes.
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
 
-    road = with_data(Road(tmp_path / "two"), rows=400)
-    together = road.recipe(DATASETS, execution={"workers": 2}).build()
+    workspace = with_data(Workspace(tmp_path / "two"), rows=400)
+    together = workspace.recipe(DATASETS, execution={"workers": 2}).build()
 
     assert together.report("chats", "canonical_rows").parts > 1
     assert together.versions() == alone.versions()
     assert together.digests() == alone.digests()
 
 
-def test_source_touched_but_equal_makes_nothing(ready: Road) -> None:
+def test_source_touched_but_equal_makes_nothing(ready: Workspace) -> None:
     os.utime(ready.folder / "data/chats.jsonl", (1, 1))
 
     assert ready.build().made() == set()
 
 
-def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Road) -> None:
+def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Workspace) -> None:
     """Rows are named by content, so only the scan, and the lineage of the shards, knows the new name."""
     (ready.folder / "data/chats.jsonl").rename(ready.folder / "data/talks.jsonl")
     ready.recipe(changed("chats", source={"train_urls": ["data/talks.jsonl"]}))
@@ -167,7 +167,7 @@ def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Road) -
     assert after.versions()["chats/tokenized_examples"] == first.versions()["chats/tokenized_examples"]
 
 
-def test_data_put_back_makes_the_earlier_version_current_again(first: Built, ready: Road) -> None:
+def test_data_put_back_makes_the_earlier_version_current_again(first: Built, ready: Workspace) -> None:
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     assert ready.build().versions() != first.versions()
 
@@ -185,14 +185,14 @@ def test_data_put_back_makes_the_earlier_version_current_again(first: Built, rea
 def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> None:
     """On a file of more than 8 MB; the bound is the budget: at most 3 % of the rows are made again."""
     rows = [chat(i, words=240) for i in range(2400)]
-    road = Road(tmp_path).one("a.jsonl", rows, truncation={"overlong": "truncate"})
-    road.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": CHAT}}, seq_len=2048)
-    assert (road.folder / "data/a.jsonl").stat().st_size > 8 << 20
-    full = road.build()
-    with (road.folder / "data/a.jsonl").open("ab") as file:
+    workspace = Workspace(tmp_path).one("a.jsonl", rows, truncation={"overlong": "truncate"})
+    workspace.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": CHAT}}, seq_len=2048)
+    assert (workspace.folder / "data/a.jsonl").stat().st_size > 8 << 20
+    full = workspace.build()
+    with (workspace.folder / "data/a.jsonl").open("ab") as file:
         file.write(lines(chat(i, words=240) for i in range(2400, 2424)))
 
-    again = road.build()
+    again = workspace.build()
 
     for stage in ("canonical_rows", "tokenized_examples"):
         report = again.report("rows", stage)
@@ -206,10 +206,10 @@ def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_rows_built_after_the_first_build_are_those_of_one_build(tmp_path: Path) -> None:
-    grown = Road(tmp_path / "grown").one("a.jsonl", [chat(i) for i in range(900)])
+    grown = Workspace(tmp_path / "grown").one("a.jsonl", [chat(i) for i in range(900)])
     grown.build()
     grown.write("a.jsonl", [chat(i) for i in range(1000)])
-    at_once = Road(tmp_path / "once").one("a.jsonl", [chat(i) for i in range(1000)])
+    at_once = Workspace(tmp_path / "once").one("a.jsonl", [chat(i) for i in range(1000)])
 
     assert grown.build().digests() == at_once.build().digests()
 
@@ -234,7 +234,9 @@ ALL_BELOW = {
     ],
     ids=["splits", "loss", "max_length", "template", "packing"],
 )
-def test_changed_option_rebuilds_its_stage_and_later_ones(ready: Road, stage: str, groups: Mapping[str, Any]) -> None:
+def test_changed_option_rebuilds_its_stage_and_later_ones(
+    ready: Workspace, stage: str, groups: Mapping[str, Any]
+) -> None:
     made = ready.recipe(changed("chats", **groups)).build().made()
 
     allowed = {f"chats/{name}" for name in ALL_BELOW[stage]} | {"training_splits", "gpu_partitions"}
@@ -252,12 +254,12 @@ def test_changed_option_rebuilds_its_stage_and_later_ones(ready: Road, stage: st
     ids=["execution", "gates", "world-size", "seed"],
 )
 def test_changed_recipe_rebuilds_only_stages_that_read_the_change(
-    ready: Road, changes: dict[str, Any], made: set[str]
+    ready: Workspace, changes: dict[str, Any], made: set[str]
 ) -> None:
     assert ready.recipe(DATASETS, **changes).build().made() == made
 
 
-def test_changed_rows_of_one_dataset_leave_the_other_alone(ready: Road) -> None:
+def test_changed_rows_of_one_dataset_leave_the_other_alone(ready: Workspace) -> None:
     ready.write("tasks.jsonl", lines(pair(i) for i in range(60)) + b"{\n")
 
     made = ready.build().made()
@@ -278,7 +280,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["-".join(key) for key in KEYS])
-def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: Road, key: tuple[str, ...]) -> None:
+def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: Workspace, key: tuple[str, ...]) -> None:
     part = first.manifest(*key).parts[-1]
     (ready.store / next(iter(part.files.values())).path).unlink()
 
@@ -289,7 +291,7 @@ def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: R
     assert after.digests() == first.digests()
 
 
-def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Road) -> None:
+def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Workspace) -> None:
     made = first.manifest("chats", "packed_shards")
     path = ready.store / made.parts[0].files["shard"].path
     content = bytearray(path.read_bytes())
@@ -300,7 +302,7 @@ def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Road) -> 
         manifest.verify_files(ready.project.store, made)
 
 
-def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> None:
+def test_kept_version_can_be_made_current_again(first: Built, ready: Workspace) -> None:
     wanted = first.manifest("tasks", "canonical_rows")
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
@@ -320,40 +322,40 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
 WAIVER: dict[str, Any] = {"check": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
 
 
-def gated(road: Road, **gates: Any) -> Road:
+def gated(workspace: Workspace, **gates: Any) -> Workspace:
     """Give the tasks a reject in three rows and gates that see it."""
-    road.write("tasks.jsonl", lines(pair(i) for i in range(40)) + b"{\n" * 20)
-    return road.recipe(DATASETS, gates={**LENIENT, "rejects": {"at_most": 0.05}, **gates})
+    workspace.write("tasks.jsonl", lines(pair(i) for i in range(40)) + b"{\n" * 20)
+    return workspace.recipe(DATASETS, gates={**LENIENT, "rejects": {"at_most": 0.05}, **gates})
 
 
-def built_steps(road: Road) -> set[str]:
-    return {str(path.parent.relative_to(road.store / "road")) for path in road.store.rglob("pointer.json")}
+def built_steps(workspace: Workspace) -> set[str]:
+    return {str(path.parent.relative_to(workspace.store / "mini")) for path in workspace.store.rglob("pointer.json")}
 
 
-def test_failed_gate_names_check_number_threshold_and_remedy(road: Road) -> None:
-    gated(road)
+def test_failed_gate_names_check_number_threshold_and_remedy(workspace: Workspace) -> None:
+    gated(workspace)
 
     with pytest.raises(
-        GateError, match=r"road/tasks/canonical_rows: rejects: 33.33 % .*wanted at most 5 %; .*correct the data"
+        GateError, match=r"mini/tasks/canonical_rows: rejects: 33.33 % .*wanted at most 5 %; .*correct the data"
     ):
-        road.build()
+        workspace.build()
 
-    assert "tasks/canonical_rows" in built_steps(road)
-    assert not {"tasks/tokenized_examples", "training_splits", "gpu_partitions"} & built_steps(road)
+    assert "tasks/canonical_rows" in built_steps(workspace)
+    assert not {"tasks/tokenized_examples", "training_splits", "gpu_partitions"} & built_steps(workspace)
 
 
-def test_failed_gate_refuses_a_later_run_of_one_step_alone(road: Road) -> None:
+def test_failed_gate_refuses_a_later_run_of_one_step_alone(workspace: Workspace) -> None:
     with pytest.raises(GateError):
-        gated(road).build()
-    project = road.project
-    step = steps.find_step(project, ("road", "tasks", "tokenized_examples"))
+        gated(workspace).build()
+    project = workspace.project
+    step = steps.find_step(project, ("mini", "tasks", "tokenized_examples"))
 
     with pytest.raises(GateError, match=r"rejects: 33.33 %"):
         gate.open_inputs(project, step)
 
 
-def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(road: Road) -> None:
-    built = gated(road, waivers=[WAIVER]).build()
+def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(workspace: Workspace) -> None:
+    built = gated(workspace, waivers=[WAIVER]).build()
 
     named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
     assert named == {
@@ -366,47 +368,47 @@ def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(road: Road) -> 
     assert WAIVER["reason"] in built.manifest("gpu_partitions").waivers[0]
 
 
-def test_waiver_that_is_withdrawn_closes_the_gate_again(road: Road) -> None:
-    gated(road, waivers=[WAIVER]).build()
+def test_waiver_that_is_withdrawn_closes_the_gate_again(workspace: Workspace) -> None:
+    gated(workspace, waivers=[WAIVER]).build()
 
     with pytest.raises(GateError, match="rejects"):
-        gated(road).build()
+        gated(workspace).build()
 
 
-def test_waiver_is_part_of_the_fingerprint(road: Road) -> None:
+def test_waiver_is_part_of_the_fingerprint(workspace: Workspace) -> None:
     """The same bytes under another waiver are another version: readers must see the waiver."""
-    one = gated(road, waivers=[WAIVER]).build()
-    other = gated(road, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
+    one = gated(workspace, waivers=[WAIVER]).build()
+    other = gated(workspace, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
 
     assert one.versions()["tasks/canonical_rows"] == other.versions()["tasks/canonical_rows"]
     assert one.versions()["gpu_partitions"] != other.versions()["gpu_partitions"]
 
 
-def test_waiver_that_is_exceeded_does_not_open_the_gate(road: Road) -> None:
+def test_waiver_that_is_exceeded_does_not_open_the_gate(workspace: Workspace) -> None:
     with pytest.raises(GateError, match=r"rejects: 33.33 %"):
-        gated(road, waivers=[{**WAIVER, "at_most": 0.2}]).build()
+        gated(workspace, waivers=[{**WAIVER, "at_most": 0.2}]).build()
 
 
 # ── Forecasts ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(road.project)}
+def forecasts(workspace: Workspace) -> dict[str, tuple[str, str]]:
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(workspace.project)}
 
 
-def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(road: Road) -> None:
-    found = forecasts(road)
+def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(workspace: Workspace) -> None:
+    found = forecasts(workspace)
 
     assert found["chats/raw_dataset"] == ("make", "never built")
     assert {action for name, (action, _) in found.items() if not name.endswith("raw_dataset")} == {"make if changed"}
-    assert built_steps(road) == set()
+    assert built_steps(workspace) == set()
 
 
-def test_plan_after_a_build_reuses_everything(ready: Road) -> None:
+def test_plan_after_a_build_reuses_everything(ready: Workspace) -> None:
     assert {action for action, _ in forecasts(ready).values()} == {"reuse"}
 
 
-def test_plan_after_new_rows_names_the_source(ready: Road) -> None:
+def test_plan_after_new_rows_names_the_source(ready: Workspace) -> None:
     ready.write("tasks.jsonl", [pair(i) for i in range(61)])
 
     found = forecasts(ready)
@@ -417,7 +419,7 @@ def test_plan_after_new_rows_names_the_source(ready: Road) -> None:
     }
 
 
-def test_plan_after_a_changed_option_names_the_option(ready: Road) -> None:
+def test_plan_after_a_changed_option_names_the_option(ready: Workspace) -> None:
     ready.recipe(changed("chats", packing={"max_segments_per_example": 2}))
 
     found = forecasts(ready)
@@ -426,7 +428,7 @@ def test_plan_after_a_changed_option_names_the_option(ready: Road) -> None:
     assert found["training_splits"][0] == "make if changed"
 
 
-def test_plan_predicts_the_build(ready: Road) -> None:
+def test_plan_predicts_the_build(ready: Workspace) -> None:
     """Steps that it predicts as reused are reused, and the others are built."""
     ready.recipe(changed("chats", loss={"supervise": "last_assistant"}))
     found = forecasts(ready)
@@ -440,31 +442,31 @@ def test_plan_predicts_the_build(ready: Road) -> None:
 # ── Steps ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
-    project = road.project
+def test_step_whose_input_was_never_built_is_refused(workspace: Workspace) -> None:
+    project = workspace.project
 
-    with pytest.raises(IntegrityError, match="road/chats/raw_dataset: it was never built"):
-        gate.open_inputs(project, steps.find_step(project, ("road", "chats", "canonical_rows")))
-
-
-def test_unknown_step_is_refused_with_the_known_ones(road: Road) -> None:
-    with pytest.raises(ConfigError, match=r"road/chats/packed: no such asset; .*road/chats/packed_shards"):
-        steps.find_step(road.project, ("road", "chats", "packed"))
+    with pytest.raises(IntegrityError, match="mini/chats/raw_dataset: it was never built"):
+        gate.open_inputs(project, steps.find_step(project, ("mini", "chats", "canonical_rows")))
 
 
-def test_build_of_some_stages_makes_only_those(road: Road) -> None:
-    built: Built = road.build(only=("raw_dataset", "canonical_rows"))
+def test_unknown_step_is_refused_with_the_known_ones(workspace: Workspace) -> None:
+    with pytest.raises(ConfigError, match=r"mini/chats/packed: no such asset; .*mini/chats/packed_shards"):
+        steps.find_step(workspace.project, ("mini", "chats", "packed"))
+
+
+def test_build_of_some_stages_makes_only_those(workspace: Workspace) -> None:
+    built: Built = workspace.build(only=("raw_dataset", "canonical_rows"))
 
     assert {key[-1] for key in built.steps} == {"raw_dataset", "canonical_rows"}
 
 
-def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
+def test_progress_names_the_dataset_beside_the_stage(workspace: Workspace) -> None:
     heard: list[str] = []
 
     def hear(where: str, *, done: int, total: int, **_: object) -> None:
         heard.append(f"{where} {done}/{total}")
 
-    road.build(progress=hear)
+    workspace.build(progress=hear)
 
     assert "chats/canonical_rows 1/1" in heard
     assert all(where.count("/") == 2 for where in heard)
@@ -473,36 +475,36 @@ def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
 def test_version_of_a_renamed_dataset_is_checked_against_current_bounds(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(8)]
     odd = [{"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(70 + i)["messages"]]} for i in range(2)]
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("rows.jsonl", [*rows, *odd])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("rows.jsonl", [*rows, *odd])]}
     options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
-    older = road.recipe({"chats": options}).build().manifest("gpu_partitions").version
-    road.write("rows.jsonl", rows)
+    older = workspace.recipe({"chats": options}).build().manifest("gpu_partitions").version
+    workspace.write("rows.jsonl", rows)
     strict = {name: bound for name, bound in LENIENT.items() if name != "unknown_roles"}
-    road.recipe({"talks": options}, gates=strict).build()
-    project = road.project
+    workspace.recipe({"talks": options}, gates=strict).build()
+    project = workspace.project
 
-    with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 20 %"):
-        runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+    with pytest.raises(GateError, match=r"mini/chats/canonical_rows, version .*unknown_roles: 20 %"):
+        runner.run_step(project, steps.find_step(project, ("mini", "gpu_partitions")), {}, version=older)
 
 
 def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
 
     def builds(dataset: str, more: str, **gates: Any) -> str:
-        path = road.write("table.csv", ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode())
+        path = workspace.write("table.csv", ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode())
         options = {"source": {"train_urls": [path]}, "format": {"kind": "records"}}
-        road.recipe({dataset: options}, gates=LENIENT | gates)
-        return road.build().manifest("gpu_partitions").version
+        workspace.recipe({dataset: options}, gates=LENIENT | gates)
+        return workspace.build().manifest("gpu_partitions").version
 
     waiver = {"check": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
     builds("table", "")
     drifted = builds("table", "31,calm\n", waivers=[waiver])
     builds("sheet", "")
-    project = road.project
+    project = workspace.project
 
-    with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
-        runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)
+    with pytest.raises(GateError, match=r"mini/table/canonical_rows, version .*table_drift: 1"):
+        runner.run_step(project, steps.find_step(project, ("mini", "gpu_partitions")), {}, version=drifted)
 
 
 # ── A closed gate ──────────────────────────────────────────────────────────────────────────────────
@@ -510,16 +512,16 @@ def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path)
 BEFORE_THE_ORDER = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 
 
-def with_wizards(road: Road, **gates: Any) -> Road:
+def with_wizards(workspace: Workspace, **gates: Any) -> Workspace:
     """Give the chats a role that nobody knows, and gates that see it."""
     wizard = {"role": "wizard", "content": "x"}
-    road.write("chats.jsonl", [{"messages": [wizard, *chat(i)["messages"]]} for i in range(20)])
-    return road.recipe(DATASETS, gates={**LENIENT, "unknown_roles": {"at_most": 0.05}, **gates})
+    workspace.write("chats.jsonl", [{"messages": [wizard, *chat(i)["messages"]]} for i in range(20)])
+    return workspace.recipe(DATASETS, gates={**LENIENT, "unknown_roles": {"at_most": 0.05}, **gates})
 
 
-def test_closed_gate_of_one_dataset_leaves_the_others_built(road: Road) -> None:
+def test_closed_gate_of_one_dataset_leaves_the_others_built(workspace: Workspace) -> None:
     with pytest.raises(GateError) as refused:
-        with_wizards(road).build()
+        with_wizards(workspace).build()
 
     *closed, left_out = str(refused.value).splitlines()
     assert sum("unknown_roles" in line for line in closed) == 1
@@ -527,13 +529,13 @@ def test_closed_gate_of_one_dataset_leaves_the_others_built(road: Road) -> None:
         "not built because of that: chats/tokenized_examples, chats/truncation_stats, chats/packed_shards, "
         "training_splits, gpu_partitions"
     )
-    store = road.project.store
-    built = {step.key[1:] for step in steps.plan_steps(road.project) if manifest.load_current(store, step.key)}
+    store = workspace.project.store
+    built = {step.key[1:] for step in steps.plan_steps(workspace.project) if manifest.load_current(store, step.key)}
     assert built == {("chats", "raw_dataset"), ("chats", "canonical_rows"), *(("tasks", n) for n in BEFORE_THE_ORDER)}
 
 
-def test_two_closed_gates_are_one_error(road: Road) -> None:
-    road.write("tasks.jsonl", [{"nothing": 1}, *map(pair, range(9))])
+def test_two_closed_gates_are_one_error(workspace: Workspace) -> None:
+    workspace.write("tasks.jsonl", [{"nothing": 1}, *map(pair, range(9))])
 
     with pytest.raises(GateError, match=r"(?s)unknown_roles.*tasks/canonical_rows: rejects"):
-        with_wizards(road, rejects={"at_most": 0.05}).build()
+        with_wizards(workspace, rejects={"at_most": 0.05}).build()

@@ -15,7 +15,7 @@ from rowmill.build.share import ShareOutcome, ShareReport
 from rowmill.core.errors import BusyError, ConfigError
 from rowmill.executors import Share
 from tests.support.cli_project import FOREIGN_WARNINGS
-from tests.support.recipes import CHAT, Built, Road, chat
+from tests.support.recipes import CHAT, Built, Workspace, chat
 from tests.support.tables import as_csv, purchases, records
 
 pytestmark = FOREIGN_WARNINGS
@@ -24,26 +24,28 @@ TOTAL = 3
 PACKING = {"group_tokens": 4096}
 
 
-def write_chats(folder: Path, **groups: Any) -> Road:
+def write_chats(folder: Path, **groups: Any) -> Workspace:
     """Write chats of which some repeat earlier ones of other parts, so that rows have a second pass."""
     rows = [chat(i, words=40) for i in range(1200)]
-    return Road(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, **({"packing": PACKING} | groups))
+    return Workspace(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, **({"packing": PACKING} | groups))
 
 
-def build_only(road: Road, *stages: str) -> Built:
-    return road.build(only=stages)
+def build_only(workspace: Workspace, *stages: str) -> Built:
+    return workspace.build(only=stages)
 
 
-def make_all_shares(road: Road, stage: str, *, left_out: int | None = None) -> list[ShareReport]:
+def make_all_shares(workspace: Workspace, stage: str, *, left_out: int | None = None) -> list[ShareReport]:
     """Make the shares of a stage in this process, one after another."""
     numbers = [number for number in range(1, TOTAL + 1) if number != left_out]
-    return [one for number in numbers for one in share.make_share(road.project, Share(number, TOTAL), only=[stage])]
+    return [
+        one for number in numbers for one in share.make_share(workspace.project, Share(number, TOTAL), only=[stage])
+    ]
 
 
-def list_files(road: Road) -> dict[str, bytes]:
+def list_files(workspace: Workspace) -> dict[str, bytes]:
     """Return the files of a store outside `parts`, with their content; lock files hold nothing."""
-    files = (path for path in road.store.rglob("*") if path.is_file() and "parts" not in path.parts)
-    return {str(path.relative_to(road.store)): path.read_bytes() for path in files if path.name[0] != "."}
+    files = (path for path in workspace.store.rglob("*") if path.is_file() and "parts" not in path.parts)
+    return {str(path.relative_to(workspace.store)): path.read_bytes() for path in files if path.name[0] != "."}
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +57,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def test_the_shares_of_a_stage_are_apart_and_together_all_of_it(tmp_path: Path, plain: Built) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset")
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset")
 
-    reports = make_all_shares(road, "canonical_rows")
+    reports = make_all_shares(workspace, "canonical_rows")
 
     parts = plain.report("rows", "canonical_rows").parts
     first, second = reports[0], reports[1]
@@ -69,13 +71,13 @@ def test_the_shares_of_a_stage_are_apart_and_together_all_of_it(tmp_path: Path, 
 
 
 def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset", "canonical_rows")
-    before = list_files(road)
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset", "canonical_rows")
+    before = list_files(workspace)
 
-    make_all_shares(road, "tokenized_examples")
+    make_all_shares(workspace, "tokenized_examples")
 
-    changed = {path for path, content in list_files(road).items() if before.get(path) != content}
+    changed = {path for path, content in list_files(workspace).items() if before.get(path) != content}
     assert {path for path in changed if path.startswith("stats")} == set()
     assert {Path(path).parent.name for path in changed if path.endswith(".json")} == {share_versions.FOLDER_NAME}
 
@@ -84,22 +86,22 @@ def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(tmp_path: Path)
 
 
 def test_a_share_that_runs_again_makes_nothing(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset")
-    [first] = share.make_share(road.project, Share(1, TOTAL), only=["canonical_rows"])
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset")
+    [first] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
 
-    [again] = share.make_share(road.project, Share(1, TOTAL), only=["canonical_rows"])
+    [again] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
 
     assert first.made > 0
     assert (again.made, again.missing) == (0, first.missing)
 
 
 def test_a_build_makes_the_parts_of_a_missing_share(tmp_path: Path, plain: Built) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset")
-    reports = make_all_shares(road, "canonical_rows", left_out=2)
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset")
+    reports = make_all_shares(workspace, "canonical_rows", left_out=2)
 
-    built = road.build()
+    built = workspace.build()
 
     assert built.report("rows", "canonical_rows").parts_reused == sum(one.made for one in reports) > 0
     assert built.report("rows", "canonical_rows").rows_made > 0
@@ -107,85 +109,85 @@ def test_a_build_makes_the_parts_of_a_missing_share(tmp_path: Path, plain: Built
 
 
 def test_parts_of_another_recipe_version_are_not_used(tmp_path: Path, plain: Built) -> None:
-    road = write_chats(tmp_path, splits={"validation": 0.2})
-    build_only(road, "raw_dataset")
-    assert make_all_shares(road, "canonical_rows")[0].made
+    workspace = write_chats(tmp_path, splits={"validation": 0.2})
+    build_only(workspace, "raw_dataset")
+    assert make_all_shares(workspace, "canonical_rows")[0].made
     write_chats(tmp_path)
 
-    built = road.build()
+    built = workspace.build()
 
     assert built.report("rows", "canonical_rows").parts_reused == 0
     assert built.digests() == plain.digests()
 
 
 def test_a_stage_that_was_built_of_other_options_is_a_missing_input(tmp_path: Path) -> None:
-    road = write_chats(tmp_path, splits={"validation": 0.2})
-    build_only(road, "raw_dataset", "canonical_rows")
+    workspace = write_chats(tmp_path, splits={"validation": 0.2})
+    build_only(workspace, "raw_dataset", "canonical_rows")
     write_chats(tmp_path)
 
-    [report] = share.make_share(road.project, Share(1, TOTAL), only=["tokenized_examples"])
+    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["tokenized_examples"])
 
     assert report.outcome is ShareOutcome.WAITING
-    assert report.waits_for == ("road", "rows", "canonical_rows")
+    assert report.waits_for == ("mini", "rows", "canonical_rows")
 
 
 def test_a_stage_whose_input_was_built_again_is_a_missing_input(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset", "canonical_rows")
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset", "canonical_rows")
     with (tmp_path / "data" / "chats.jsonl").open("a") as file:
         file.write(json.dumps(chat(9999)) + "\n")
-    build_only(road, "raw_dataset")
+    build_only(workspace, "raw_dataset")
 
-    [report] = share.make_share(road.project, Share(1, TOTAL), only=["tokenized_examples"])
+    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["tokenized_examples"])
 
-    assert report.waits_for == ("road", "rows", "canonical_rows")
+    assert report.waits_for == ("mini", "rows", "canonical_rows")
 
 
 def test_a_built_stage_has_nothing_to_make(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset", "canonical_rows")
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset", "canonical_rows")
 
-    [report] = share.make_share(road.project, Share(1, TOTAL), only=["canonical_rows"])
+    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
 
     assert report.outcome is ShareOutcome.BUILT
 
 
 def test_one_share_of_one_makes_every_pass(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset")
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset")
 
-    [report] = share.make_share(road.project, Share(1, 1), only=["canonical_rows"])
+    [report] = share.make_share(workspace.project, Share(1, 1), only=["canonical_rows"])
 
     assert report.outcome is ShareOutcome.FINISHED
-    assert build_only(road, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
+    assert build_only(workspace, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
 
 
 def test_validation_held_out_by_number_is_packed_the_same_from_shares(tmp_path: Path) -> None:
-    def write(folder: Path) -> Road:
-        road = write_chats(folder)
+    def write(folder: Path) -> Workspace:
+        workspace = write_chats(folder)
         groups = {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT, "packing": PACKING}
-        return road.recipe({"rows": groups}, mixture={"num_validation_sequences": {"rows": 5}})
+        return workspace.recipe({"rows": groups}, mixture={"num_validation_sequences": {"rows": 5}})
 
-    expected, road = write(tmp_path / "plain").build(), write(tmp_path / "shares")
-    build_only(road, "raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
+    expected, workspace = write(tmp_path / "plain").build(), write(tmp_path / "shares")
+    build_only(workspace, "raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
     for _ in range(2):
-        make_all_shares(road, "packed_shards")
+        make_all_shares(workspace, "packed_shards")
 
-    built = road.build()
+    built = workspace.build()
 
     assert built.report("rows", "packed_shards").rows_made == 0
     assert built.digests() == expected.digests()
 
 
 def test_records_are_encoded_in_shares(tmp_path: Path) -> None:
-    def write(folder: Path) -> Road:
-        return Road(folder).one("sales.csv", as_csv(purchases(4000)), records())
+    def write(folder: Path) -> Workspace:
+        return Workspace(folder).one("sales.csv", as_csv(purchases(4000)), records())
 
-    expected, road = write(tmp_path / "plain").build(), write(tmp_path / "shares")
-    build_only(road, "raw_dataset", "canonical_rows")
-    reports = make_all_shares(road, "tokenized_examples")
+    expected, workspace = write(tmp_path / "plain").build(), write(tmp_path / "shares")
+    build_only(workspace, "raw_dataset", "canonical_rows")
+    reports = make_all_shares(workspace, "tokenized_examples")
 
-    built = road.build()
+    built = workspace.build()
 
     assert sum(one.made for one in reports) > 0
     assert {one.made > 0 for one in reports[:2]} == {True}
@@ -197,17 +199,17 @@ def test_records_are_encoded_in_shares(tmp_path: Path) -> None:
 
 
 def test_garbage_collection_waits_for_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    road = write_chats(tmp_path)
-    build_only(road, "raw_dataset")
+    workspace = write_chats(tmp_path)
+    build_only(workspace, "raw_dataset")
     monkeypatch.setattr(gc, "LOCK_WAIT_S", 0.1)
     busy: list[BusyError] = []
 
     def collect(where: str, **_: Any) -> None:
         with pytest.raises(BusyError, match="rows/canonical_rows") as refused:
-            gc.collect_garbage(road.project, keep=1, dry_run=False)
+            gc.collect_garbage(workspace.project, keep=1, dry_run=False)
         busy.append(refused.value)
 
-    share.make_share(road.project, Share(1, TOTAL), only=["canonical_rows"], progress=collect)
+    share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"], progress=collect)
 
     assert busy
 
@@ -216,7 +218,7 @@ def test_garbage_collection_waits_for_a_share(tmp_path: Path, monkeypatch: pytes
 
 
 def test_work_on_a_stage_without_shares_is_refused(tmp_path: Path) -> None:
-    road = write_chats(tmp_path)
+    workspace = write_chats(tmp_path)
 
     with pytest.raises(ConfigError, match=r"--only gpu_partitions: .* in shares; there are canonical_rows, .* build"):
-        share.make_share(road.project, Share(1, 1), only=["gpu_partitions"])
+        share.make_share(workspace.project, Share(1, 1), only=["gpu_partitions"])

@@ -14,11 +14,11 @@ from rowmill.core.errors import ConfigError
 from rowmill.executors import Share
 from tests.build.test_share import TOTAL, make_all_shares, write_chats
 from tests.support.cli_project import FOREIGN_WARNINGS
-from tests.support.recipes import Built, Road
+from tests.support.recipes import Built, Workspace
 
 pytestmark = FOREIGN_WARNINGS
 STAGE = "canonical_rows"
-MIXED = r"road/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
+MIXED = r"mini/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
 
 
 @contextmanager
@@ -36,21 +36,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Road:
+def begun(tmp_path: Path) -> Workspace:
     """Return a project in which another host has made a share of rows."""
-    road = write_chats(tmp_path)
-    road.build(only=["raw_dataset"])
+    workspace = write_chats(tmp_path)
+    workspace.build(only=["raw_dataset"])
     with on_another_host():
-        [report] = share.make_share(road.project, Share(1, TOTAL), only=[STAGE])
+        [report] = share.make_share(workspace.project, Share(1, TOTAL), only=[STAGE])
     assert report.made
-    return road
+    return workspace
 
 
-def count_parts(road: Road) -> int:
-    return len(list(road.store.rglob("part.json")))
+def count_parts(workspace: Workspace) -> int:
+    return len(list(workspace.store.rglob("part.json")))
 
 
-def test_another_share_is_refused_and_makes_nothing(begun: Road) -> None:
+def test_another_share_is_refused_and_makes_nothing(begun: Workspace) -> None:
     made, records = count_parts(begun), sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*"))
 
     for number in (1, 2):
@@ -61,7 +61,7 @@ def test_another_share_is_refused_and_makes_nothing(begun: Road) -> None:
     assert sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*")) == records
 
 
-def test_a_build_takes_no_such_part_until_they_are_removed(begun: Road, plain: Built) -> None:
+def test_a_build_takes_no_such_part_until_they_are_removed(begun: Workspace, plain: Built) -> None:
     with pytest.raises(ConfigError, match=MIXED):
         begun.build()
     assert not list(begun.store.rglob(f"{STAGE}/manifests/*"))
@@ -73,7 +73,7 @@ def test_a_build_takes_no_such_part_until_they_are_removed(begun: Road, plain: B
     assert built.digests() == plain.digests()
 
 
-def test_a_build_of_the_shares_ends_their_records(begun: Road, plain: Built) -> None:
+def test_a_build_of_the_shares_ends_their_records(begun: Workspace, plain: Built) -> None:
     with on_another_host():
         make_all_shares(begun, STAGE)
         built = begun.build(only=["raw_dataset", STAGE])

@@ -6,7 +6,7 @@ What belongs here: one more check, seen everywhere. What does not: the checks th
 from pathlib import Path
 
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import CHAT, LENIENT, Road, chat
+from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 
 FIRST_CHECK = "CHECKS: tuple[Check, ...] = (\n"
 NEW_CHECK = """    Check("files", ("raw_dataset",), "at_least", 2, "warn",
@@ -24,14 +24,14 @@ found["sql"] = query("SELECT dataset, stage, outcome, value, bound FROM check_re
 def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.replace("pipelines/rowmill/checks/catalog.py", FIRST_CHECK, FIRST_CHECK + NEW_CHECK)
-    road = Road(tmp_path / "project")
-    source = {"train_urls": [road.write("rows.jsonl", [chat(i) for i in range(12)])]}
-    road.recipe({"rows": {"source": source, "format": CHAT}}, gates=LENIENT | {"files": {"at_least": 3}})
+    workspace = Workspace(tmp_path / "project")
+    source = {"train_urls": [workspace.write("rows.jsonl", [chat(i) for i in range(12)])]}
+    workspace.recipe({"rows": {"source": source, "format": CHAT}}, gates=LENIENT | {"files": {"at_least": 3}})
 
-    made = engine.build(road.config, tmp_path / "built", QUESTIONS, (("build",), ("verify",)))
+    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("build",), ("verify",)))
 
     for command in ("build", "verify"):
         assert "files" in made[command]
         assert "add the files that are missing" in made[command]
-    assert made["dagster"] == ["road/rows.raw_dataset"]
+    assert made["dagster"] == ["mini/rows.raw_dataset"]
     assert made["sql"] == [["rows", "raw_dataset", "failed", 1, 3]]

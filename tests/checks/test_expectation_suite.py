@@ -20,7 +20,7 @@ from rowmill.checks.gates import ExpectationType, Threshold
 from rowmill.cli import main
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
-from tests.support.recipes import PAIR, Road, pair
+from tests.support.recipes import PAIR, Workspace, pair
 
 NUMBERS = st.one_of(
     st.sampled_from(
@@ -94,10 +94,10 @@ def test_result_that_the_library_contradicts_is_named(tmp_path: Path, *, passed:
 def test_verify_fails_if_the_library_contradicts_a_saved_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
-    built = road.build()
-    assert main.main(["verify", str(road.config)]) == main.ExitStatus.SUCCESS
-    store, folder = built.project.store, "road/rows/canonical_rows/check_results"
+    workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    built = workspace.build()
+    assert main.main(["verify", str(workspace.config)]) == main.ExitStatus.SUCCESS
+    store, folder = built.project.store, "mini/rows/canonical_rows/check_results"
     (name,) = store.list(folder)
     saved = store.read_sealed(f"{folder}/{name}")
     assert saved is not None
@@ -106,7 +106,7 @@ def test_verify_fails_if_the_library_contradicts_a_saved_result(
     store.write_sealed(f"{folder}/{name}", saved)
     capsys.readouterr()
 
-    status = main.main(["verify", str(road.config)])
+    status = main.main(["verify", str(workspace.config)])
 
     assert status == main.ExitStatus.GATE_CLOSED
     shown = " ".join(capsys.readouterr().out.split())
@@ -116,14 +116,14 @@ def test_verify_fails_if_the_library_contradicts_a_saved_result(
 
 
 def test_build_never_imports_the_library_and_verify_does(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
     program = (
         "import sys; from rowmill.cli import main; status = main.main(sys.argv[1:]); "
         "print(status, 'great_expectations' in sys.modules)"
     )
     last = [
         subprocess.run(
-            [sys.executable, "-c", program, verb, str(road.config)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, verb, str(workspace.config)], capture_output=True, text=True, check=True
         ).stdout.splitlines()[-1]
         for verb in ("build", "verify")
     ]

@@ -22,7 +22,7 @@ from rowmill.core import number_text
 from rowmill.reports import report_page, summary
 from rowmill.schema.manifest import NOT_APPLICABLE
 from rowmill.stages.tokenized_examples.table_tokens import count_verified
-from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Road, chat, document, pair
+from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
 
 OTHERS = {"render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "short_documents"}
@@ -44,12 +44,12 @@ ON_REQUEST = {check.name for check in CHECKS if check.requested_by}
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build a dataset of each kind."""
-    road = Road(tmp_path_factory.mktemp("kinds"))
-    table = road.write("table.csv", as_csv(purchases(60)))
+    workspace = Workspace(tmp_path_factory.mktemp("kinds"))
+    table = workspace.write("table.csv", as_csv(purchases(60)))
     sources: dict[str, tuple[str, Mapping[str, Any]]] = {
-        "chats": (road.write("chats.jsonl", [chat(i) for i in range(30)]), CHAT),
-        "pairs": (road.write("pairs.jsonl", [pair(i) for i in range(30)]), PAIR),
-        "texts": (road.write("texts.jsonl", [document(i) for i in range(30)]), TEXT),
+        "chats": (workspace.write("chats.jsonl", [chat(i) for i in range(30)]), CHAT),
+        "pairs": (workspace.write("pairs.jsonl", [pair(i) for i in range(30)]), PAIR),
+        "texts": (workspace.write("texts.jsonl", [document(i) for i in range(30)]), TEXT),
         "table": (table, records()),
         "groups": (table, records(**grouped())),
     }
@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         name: {"source": {"train_urls": [url]}, "format": form, "splits": {"validation": 0, "test": 0}}
         for name, (url, form) in sources.items()
     }
-    return road.recipe(datasets, seq_len=1024).build()
+    return workspace.recipe(datasets, seq_len=1024).build()
 
 
 def results_of(built: Built, dataset: str) -> dict[str, CheckResult]:
@@ -80,7 +80,7 @@ def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built:
 
 def test_order_without_groups_and_times_has_no_checks_of_them(built: Built, tmp_path: Path) -> None:
     with_groups = {one.check: one.outcome for one in built.steps["training_splits",][1]}
-    chats = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(30)]).build()
+    chats = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(30)]).build()
     without = {one.check: one.outcome for one in chats.steps["training_splits",][1]}
 
     assert (with_groups["same_group"], with_groups["time_order"]) == ("passed", "not_applicable")
@@ -96,10 +96,10 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
 ) -> None:
     every = [one for _, results in built.steps.values() for one in results]
     idle = sum(one.outcome == "not_applicable" for one in every)
-    assert main.main(["verify", "--all", str(built.project.base / "configs/road.yaml")]) == main.ExitStatus.SUCCESS
+    assert main.main(["verify", "--all", str(built.project.base / "configs/mini.yaml")]) == main.ExitStatus.SUCCESS
     shown = capsys.readouterr().out
     report_page.write_report(built.project)
-    page = built.project.store.read(report_page.report_path("road")).decode()
+    page = built.project.store.read(report_page.report_path("mini")).decode()
 
     assert f"{idle} not applicable" in shown
     assert f"{sum(one.passed for one in every)} passed" in shown
@@ -138,7 +138,7 @@ def test_view_findings_still_answers_as_check_results(built: Built, kept: str) -
 def test_dagster_shows_that_the_check_does_not_apply(built: Built) -> None:
     one = results_of(built, "table")["contract"]
 
-    result = make_asset_check_result(one, dg.AssetKey(["road"]), metadata.make_check_page(one, built.project.store))
+    result = make_asset_check_result(one, dg.AssetKey(["mini"]), metadata.make_check_page(one, built.project.store))
 
     assert result.metadata["outcome"].value == "not applicable"
     assert "value" not in result.metadata
@@ -187,7 +187,7 @@ def test_prompt_of_chats_is_encoded_alone_and_compared_with_training(
     groups: dict[str, Any] = {
         "template": {"chat_template": template, "verify_render": 1.0}, "loss": {"boundary": boundary}
     }  # fmt: skip
-    built = Road(tmp_path).one("a.jsonl", [chat(i, turns=2) for i in range(20)], **groups).build()
+    built = Workspace(tmp_path).one("a.jsonl", [chat(i, turns=2) for i in range(20)], **groups).build()
     made = built.manifest("rows", "tokenized_examples")
     [result] = [one for one in built.steps["rows", "tokenized_examples"][1] if one.check == "prompt_parity"]
 
@@ -198,7 +198,7 @@ def test_prompt_of_chats_is_encoded_alone_and_compared_with_training(
 
 def test_prompt_of_chats_is_compared_once_a_part_at_least(tmp_path: Path) -> None:
     groups = {"template": {"chat_template": SPACED, "verify_render": 0}}
-    made = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(20)], **groups).build()
+    made = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(20)], **groups).build()
     facts = made.manifest("rows", "tokenized_examples").facts
 
     assert (facts["prompts_compared"], facts["prompt_parity"], facts["render_equal"]) == (1, 1, NOT_APPLICABLE)
@@ -207,12 +207,12 @@ def test_prompt_of_chats_is_compared_once_a_part_at_least(tmp_path: Path) -> Non
 @pytest.mark.real_data
 def test_prompts_of_real_chats_are_compared_under_a_real_tokenizer(tmp_path: Path, real_data: Path) -> None:
     source = {"train_urls": [str(real_data / "chat/tinker_conversations.jsonl")]}
-    road = Road(tmp_path).recipe(
+    workspace = Workspace(tmp_path).recipe(
         {"rows": {"source": source, "format": CHAT, "template": {"chat_template": "qwen3", "verify_render": 1.0}}},
         tokenizer=str(real_data / "tokenizers/qwen3"),
     )
     facts = (
-        road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+        workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
         .manifest("rows", "tokenized_examples")
         .facts
     )

@@ -16,7 +16,7 @@ import pytest
 from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus
 from tests.support.cli_project import FOREIGN_WARNINGS
-from tests.support.recipes import CHAT, Road, chat
+from tests.support.recipes import CHAT, Workspace, chat
 
 pytestmark = FOREIGN_WARNINGS
 DIVIDED = ("canonical_rows", "tokenized_examples", "packed_shards")
@@ -24,15 +24,15 @@ TOTAL = 3
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_chats(folder: Path) -> Road:
+def write_chats(folder: Path) -> Workspace:
     """Write chats of several parts and several pack groups; some repeat rows of other parts."""
     rows = [chat(i, words=40) for i in range(1000)]
-    return Road(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
+    return Workspace(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
 
 
-def work(road: Road, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":
+def work(workspace: Workspace, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":
     """Start `rowmill work` for a share, in a process of its own; `engine` holds another copy of the package."""
-    command = [sys.executable, "-m", "rowmill.cli.main", "work", str(road.config), "--share", f"{number}/{TOTAL}"]
+    command = [sys.executable, "-m", "rowmill.cli.main", "work", str(workspace.config), "--share", f"{number}/{TOTAL}"]
     return subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
@@ -54,78 +54,80 @@ def finish(started: Sequence["subprocess.Popen[str]"], status: int = ExitStatus.
 
 @pytest.mark.slow
 def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) -> None:
-    plain, road = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
-    road.build(only=["raw_dataset"])
+    plain, workspace = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
+    workspace.build(only=["raw_dataset"])
     expected = {stage: plain.report("rows", stage).parts for stage in DIVIDED[:2]}
     expected["packed_shards"] = plain.manifest("rows", "packed_shards").facts["pack_groups"]
 
     for stage in DIVIDED:
         # Parts with duplicates are rewritten in a second pass, which needs all parts of the first.
         for _ in range(2 if stage == "canonical_rows" else 1):
-            finish([work(road, number, "--only", stage) for number in range(1, TOTAL + 1)])
-        built = road.build(only=[stage, "truncation_stats"] if stage == "tokenized_examples" else [stage])
+            finish([work(workspace, number, "--only", stage) for number in range(1, TOTAL + 1)])
+        built = workspace.build(only=[stage, "truncation_stats"] if stage == "tokenized_examples" else [stage])
         made = built.report("rows", stage)
         assert made.rows_made == 0
         assert made.parts_reused == expected[stage] > TOTAL
 
-    whole = road.build()
+    whole = workspace.build()
     assert whole.versions() == plain.versions()
     assert whole.digests() == plain.digests()
 
 
 @pytest.mark.slow
 def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
-    road, engine = write_chats(tmp_path / "road"), tmp_path / "other"
+    workspace, engine = write_chats(tmp_path / "mini"), tmp_path / "other"
     shutil.copytree(ROOT / "pipelines", engine, ignore=shutil.ignore_patterns("__pycache__"))
     with (engine / "rowmill" / "__init__.py").open("a") as code:
         code.write("# another version\n")
-    road.build(only=["raw_dataset"])
-    finish([work(road, 1, "--only", "canonical_rows", engine=engine)])
-    made = len(list(road.store.rglob("part.json")))
+    workspace.build(only=["raw_dataset"])
+    finish([work(workspace, 1, "--only", "canonical_rows", engine=engine)])
+    made = len(list(workspace.store.rglob("part.json")))
 
-    second = work(road, 2, "--only", "canonical_rows")
+    second = work(workspace, 2, "--only", "canonical_rows")
     _, err = second.communicate(timeout=300)
 
     assert second.returncode == ExitStatus.INVALID
     assert "share 1/3 was made with the code of rowmill " in err
-    assert len(list(road.store.rglob("part.json"))) == made > 0
+    assert len(list(workspace.store.rglob("part.json"))) == made > 0
 
 
 def test_work_without_inputs_exits_with_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    road = write_chats(tmp_path)
+    workspace = write_chats(tmp_path)
 
-    assert main.main(["work", str(road.config), "--share", "1/2"]) == ExitStatus.INPUTS_MISSING == 75
+    assert main.main(["work", str(workspace.config), "--share", "1/2"]) == ExitStatus.INPUTS_MISSING == 75
     assert capsys.readouterr().out.splitlines() == [
         f"rows/{stage}: waits for rows/raw_dataset; build that, then run this again" for stage in DIVIDED
     ]
 
 
 def test_work_makes_what_it_can_and_waits_for_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    road = write_chats(tmp_path)
-    road.build(only=["raw_dataset"])
+    workspace = write_chats(tmp_path)
+    workspace.build(only=["raw_dataset"])
 
-    assert main.main(["work", str(road.config), "--share", "2/3"]) == ExitStatus.INPUTS_MISSING
+    assert main.main(["work", str(workspace.config), "--share", "2/3"]) == ExitStatus.INPUTS_MISSING
     rows, *others = capsys.readouterr().out.splitlines()
     assert "made;" in rows
     assert all("waits for rows/canonical_rows" in line for line in others)
-    assert main.main(["work", str(road.config), "--share", "2/3", "--only", "canonical_rows"]) == ExitStatus.SUCCESS
+    assert (
+        main.main(["work", str(workspace.config), "--share", "2/3", "--only", "canonical_rows"]) == ExitStatus.SUCCESS
+    )
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
 def test_work_with_a_wrong_share_says_what_is_allowed(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = write_chats(tmp_path)
+    workspace = write_chats(tmp_path)
 
-    assert main.main(["work", str(road.config), f"--share={text}"]) == ExitStatus.INVALID
+    assert main.main(["work", str(workspace.config), f"--share={text}"]) == ExitStatus.INVALID
     assert f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N" in capsys.readouterr().err
 
 
 def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = write_chats(tmp_path)
-    recipe = str(road.config)
+    workspace = write_chats(tmp_path)
+    recipe = str(workspace.config)
 
     assert main.main(["plan", recipe, "--stages"]) == ExitStatus.SUCCESS
     assert capsys.readouterr().out.splitlines() == [
@@ -137,12 +139,12 @@ def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
         f"array  rowmill work {recipe} --only packed_shards --share I/N",
         f"one    rowmill build {recipe}",
     ]
-    assert not road.store.exists()
+    assert not workspace.store.exists()
 
 
 def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected, road = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
-    main.main(["plan", str(road.config), "--stages", "--json"])
+    expected, workspace = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
+    main.main(["plan", str(workspace.config), "--stages", "--json"])
     jobs = json.loads(capsys.readouterr().out)["jobs"]
 
     for job in jobs:
@@ -151,6 +153,6 @@ def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path, capsys: py
             command = [word if word != "I/N" else f"{number}/{TOTAL}" for word in words]
             assert main.main(command) == ExitStatus.SUCCESS
 
-    again = road.build()
+    again = workspace.build()
     assert not again.made()
     assert again.digests() == expected.digests()

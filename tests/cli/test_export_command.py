@@ -13,7 +13,7 @@ from rowmill.exports import open_export
 from tests.end_to_end.test_robustness import killed
 from tests.exports.test_exports import digests, with_exports
 from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 
 pytestmark = FOREIGN_WARNINGS
 EXPORTS: list[dict[str, Any]] = [
@@ -158,17 +158,17 @@ def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProj
 @pytest.mark.slow
 @pytest.mark.parametrize("moved", ["data/part-00001", "manifest.json"])
 def test_killed_export_leaves_nothing_that_a_reader_accepts_and_the_next_is_whole(tmp_path: Path, moved: str) -> None:
-    road = with_exports(Road(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})
+    workspace = with_exports(Workspace(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})
 
-    assert killed(road, f"exports/rows/parts/.*/{moved}"), f"never got to {moved}"
+    assert killed(workspace, f"exports/rows/parts/.*/{moved}"), f"never got to {moved}"
 
-    stage = road.store / "road/exports/rows"
+    stage = workspace.store / "mini/exports/rows"
     assert not (stage / "pointer.json").exists()
     [left] = (stage / "parts").glob("*/rows")
     with pytest.raises(IntegrityError, match=r"no manifest\.json"):
         open_export(left)
     before = {name: digest for name, digest in digests(left).items() if not name.endswith(".tmp")}
-    built = road.build()
+    built = workspace.build()
     whole = digests(left)
     assert open_export(left, verify=True).count("segments") == built.manifest("exports", "rows").facts["segments"]
     assert before.items() <= whole.items()

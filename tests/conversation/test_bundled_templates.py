@@ -24,7 +24,7 @@ from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from tests.end_to_end.test_real_templates import TOKENS, Chat, chats
-from tests.support.recipes import Road, text_of
+from tests.support.recipes import Workspace, text_of
 
 NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
 DIFFERENCES = {"mistral": ("adds ' '",)}
@@ -112,7 +112,7 @@ def test_template_registered_by_the_module_of_a_custom_format_is_known_in_its_re
     (tmp_path / "shouting.py").write_text(OWN_MODULE, encoding="utf-8")
     kind = {"kind": "python", "class": "shouting:Asked"}
 
-    built = Road(tmp_path).one("a.jsonl", [{"a": "so"}], kind, template={"chat_template": "test-shouted"}).build()
+    built = Workspace(tmp_path).one("a.jsonl", [{"a": "so"}], kind, template={"chat_template": "test-shouted"}).build()
 
     (example,) = built.examples()
     assert text_of(example) == "<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"

@@ -21,7 +21,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import find_degenerate_texts
 from rowmill.tokenization.encoded_texts import EncodedTexts
-from tests.support.recipes import CHATML, Road, chat, text_of
+from tests.support.recipes import CHATML, Workspace, chat, text_of
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -108,7 +108,7 @@ def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(n
 def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_shard(tmp_path: Path) -> None:
     muted = {"messages": [user("why?"), assistant("so", train=False)]}
 
-    built = Road(tmp_path).one("a.jsonl", [chat(0), muted]).build()
+    built = Workspace(tmp_path).one("a.jsonl", [chat(0), muted]).build()
 
     assert built.rejects() == [(1, "no_loss_tokens")]
     assert all(any(one["loss_mask"]) for one in built.examples())
@@ -186,7 +186,7 @@ def test_ms_swift_6467_nulls_that_arrow_added_reach_no_prompt(tmp_path: Path) ->
     pq.write_table(table, sink)
 
     built = (
-        Road(tmp_path)
+        Workspace(tmp_path)
         .one(
             "a.parquet",
             bytes(sink.getvalue()),
@@ -213,7 +213,7 @@ def test_automodel_3738_empty_think_block_that_the_template_inserts_can_be_left_
 
 def test_openrlhf_973_the_mask_is_not_shifted(tmp_path: Path) -> None:
     """Position i itself is the target: the first trained token is the answer's first, the last the end of turn."""
-    built = Road(tmp_path).one("a.jsonl", [chat(1)]).build()
+    built = Workspace(tmp_path).one("a.jsonl", [chat(1)]).build()
 
     (example,) = built.examples()
     ids, mask = example["input_ids"], example["loss_mask"]

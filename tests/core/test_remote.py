@@ -19,7 +19,7 @@ from rowmill.core.errors import ConfigError, PipelineError, SourceError, Unreach
 from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_source
 from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving_s3fs
-from tests.support.recipes import Road, chat, lines
+from tests.support.recipes import Workspace, chat, lines
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
@@ -347,23 +347,23 @@ def test_builds_that_a_store_left_end_as_a_clean_one(
     count = trials(20)
     monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "4")
     chance = random.Random(20)
-    expected = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)]).build().versions()
+    expected = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)]).build().versions()
     before = server.requests
-    assert Road(tmp_path, root="s3://bucket/clean").build().versions() == expected
+    assert Workspace(tmp_path, root="s3://bucket/clean").build().versions() == expected
     requests = server.requests - before
 
     for number in range(count):
         outage = OUTAGES[number % len(OUTAGES)]
         moment = chance.randrange(requests - 20)
-        road = Road(tmp_path, root=f"s3://bucket/{number}")
+        workspace = Workspace(tmp_path, root=f"s3://bucket/{number}")
         server.fail(outage, after=moment)
         with pytest.raises(PipelineError) as caught:
-            road.build()
+            workspace.build()
         server.heal()
 
         where = f"outage {number}: {outage} after {moment} of {requests} requests"
         assert isinstance(caught.value, UnreachableError), where
         assert str(caught.value).startswith(f"s3://bucket/{number}/"), where
-        assert road.build().versions() == expected, where
+        assert workspace.build().versions() == expected, where
     with capsys.disabled():
         print(f"\n{count} outages over {requests} requests of a build: each one error, and the next build a clean one")

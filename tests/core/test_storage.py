@@ -9,7 +9,7 @@ import pytest
 
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError
 from rowmill.core.storage import File, Store, check_name, digest_bytes, digest_json
-from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_digest_ignores_key_order_and_sees_every_value() -> None:
 
 
 @pytest.mark.slow
-def test_road_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
-    local, remote = Road(tmp_path), Road(tmp_path, root=memory_root)
+def test_workspace_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
+    local, remote = Workspace(tmp_path), Workspace(tmp_path, root=memory_root)
     local.recipe(
         {
             "chats": {"source": {"train_urls": [local.write("a.jsonl", [chat(i) for i in range(40)])]}, "format": CHAT},

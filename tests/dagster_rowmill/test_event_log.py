@@ -91,7 +91,7 @@ def test_history_is_the_same_with_dagsters_own_log_before_and_after(home: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_whole_road_opens_few_connections(tmp_path: Path) -> None:
+def test_whole_workspace_opens_few_connections(tmp_path: Path) -> None:
     with dg.DagsterInstance.get() as instance:
         tiny = Tiny(tmp_path, instance).write()
         with connections() as opened:

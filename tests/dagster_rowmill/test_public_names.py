@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 import dagster_rowmill
-from tests.support.recipes import Road, chat
+from tests.support.recipes import Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/in-your-dagster-project.md"
@@ -34,8 +34,8 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_example_of_the_page_gives_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(12)])
-    assert road.config.parent == tmp_path / "configs"
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(12)])
+    assert workspace.config.parent == tmp_path / "configs"
     monkeypatch.chdir(tmp_path)
     [example] = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
 
@@ -44,4 +44,4 @@ def test_example_of_the_page_gives_definitions(tmp_path: Path, monkeypatch: pyte
 
     assert isinstance(names["defs"], dg.Definitions)
     keys = {"/".join(key.path) for key in names["defs"].resolve_asset_graph().get_all_asset_keys()}
-    assert "road/gpu_partitions" in keys
+    assert "mini/gpu_partitions" in keys

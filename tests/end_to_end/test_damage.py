@@ -20,21 +20,21 @@ from rowmill.core.errors import GateError, IntegrityError
 from rowmill.inspection import verify
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
-from tests.support.recipes import CHAT, LENIENT, PAIR, Road, chat, pair
+from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, pair
 
 CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
 """What the second build asks for: every stage from the tokens on is made again."""
 
 
-def write(road: Road, **changes: object) -> Road:
-    return road.recipe(
+def write(workspace: Workspace, **changes: object) -> Workspace:
+    return workspace.recipe(
         {
             "chats": {
-                "source": {"train_urls": [road.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])]},
+                "source": {"train_urls": [workspace.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])]},
                 "format": CHAT,
             },
             "tasks": {
-                "source": {"train_urls": [road.write("tasks.jsonl", [pair(i) for i in range(40)])]},
+                "source": {"train_urls": [workspace.write("tasks.jsonl", [pair(i) for i in range(40)])]},
                 "format": PAIR,
             },
         },
@@ -43,23 +43,23 @@ def write(road: Road, **changes: object) -> Road:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a project that was built without damage; tests copy it."""
-    road = write(Road(tmp_path_factory.mktemp("whole")))
-    road.build()
-    return road
+    workspace = write(Workspace(tmp_path_factory.mktemp("whole")))
+    workspace.build()
+    return workspace
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the versions of every stage that the second build makes in an empty store."""
-    return versions(write(Road(tmp_path_factory.mktemp("clean")), **CHANGED).build().project)
+    return versions(write(Workspace(tmp_path_factory.mktemp("clean")), **CHANGED).build().project)
 
 
 @pytest.fixture
-def copy(whole: Road, tmp_path: Path) -> Road:
+def copy(whole: Workspace, tmp_path: Path) -> Workspace:
     shutil.copytree(whole.folder, tmp_path / "copy")
-    return Road(tmp_path / "copy")
+    return Workspace(tmp_path / "copy")
 
 
 def versions(project: steps.Project) -> dict[str, str]:
@@ -67,9 +67,9 @@ def versions(project: steps.Project) -> dict[str, str]:
     return {key: made.version for key, made in found.items() if made is not None}
 
 
-def outputs(road: Road) -> Iterator[Manifest]:
-    for step in steps.plan_steps(road.project):
-        made = manifest.load_current(road.project.store, step.key)
+def outputs(workspace: Workspace) -> Iterator[Manifest]:
+    for step in steps.plan_steps(workspace.project):
+        made = manifest.load_current(workspace.project.store, step.key)
         assert made is not None
         yield made
 
@@ -104,7 +104,7 @@ def flip_value(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [flip_value, cut, empty])
-def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Callable[[Path], None]) -> None:
+def test_damaged_statistics_are_named_and_written_again(copy: Workspace, spoil: Callable[[Path], None]) -> None:
     def tables() -> dict[str, list[tuple[object, ...]]]:
         return {
             name: sorted(stats.query_views(copy.project.store, f"FROM {name}")[1], key=repr)
@@ -126,7 +126,7 @@ def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Calla
     assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
 
 
-def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Road) -> None:
+def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Workspace) -> None:
     for path in (copy.store / "stats").rglob("part-0.parquet"):
         if "=_" not in str(path.relative_to(copy.store)):
             empty(path)
@@ -135,8 +135,8 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Ro
     assert _records(copy) == [(80,)]
 
 
-def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Road) -> None:
-    [made, *_] = (copy.store / "stats/builds/recipe=road").rglob("made-*.parquet")
+def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspace) -> None:
+    [made, *_] = (copy.store / "stats/builds/recipe=mini").rglob("made-*.parquet")
     empty(made)
 
     with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify --deep --discard`"):
@@ -146,8 +146,10 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Road) -
     assert len(stats.query_views(copy.project.store, "FROM builds")[1]) > 0
 
 
-def _records(road: Road) -> list[tuple[object, ...]]:
-    return stats.query_views(road.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[1]
+def _records(workspace: Workspace) -> list[tuple[object, ...]]:
+    return stats.query_views(workspace.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[
+        1
+    ]
 
 
 # ── files of parts ──
@@ -155,7 +157,7 @@ def _records(road: Road) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("spoil", [flip, cut, empty])
 def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
-    copy: Road, clean: dict[str, str], spoil: Callable[[Path], None]
+    copy: Workspace, clean: dict[str, str], spoil: Callable[[Path], None]
 ) -> None:
     for made in outputs(copy):
         for part in made.parts[:1]:
@@ -169,8 +171,8 @@ def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
     assert [one.damage for one in verify.verify_recipe(copy.project, deep=True)] == [()] * len(clean)
 
 
-def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptureFixture) -> None:
-    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
+def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    made = manifest.load_current(copy.project.store, ("mini", "chats", "canonical_rows"))
     assert made is not None
     damaged = made.parts[0].files["rows"]
     flip(copy.store / damaged.path)
@@ -181,14 +183,14 @@ def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptur
             for line in caplog.messages] == [True]  # fmt: skip
 
 
-def test_changed_source_cannot_repair_its_damaged_outputs(copy: Road) -> None:
+def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> None:
     project = copy.project
-    made = manifest.load_current(project.store, ("road", "chats", "canonical_rows"))
+    made = manifest.load_current(project.store, ("mini", "chats", "canonical_rows"))
     assert made is not None
     flip(copy.store / made.parts[0].files["rows"].path)
     write(copy, **CHANGED)
     copy.write("chats.jsonl", [chat(i) for i in range(5)])
-    step = steps.find_step(copy.project, ("road", "chats", "tokenized_examples"))
+    step = steps.find_step(copy.project, ("mini", "chats", "tokenized_examples"))
     inputs = gate.open_inputs(copy.project, step)
     runner.build(copy.project, only=["raw_dataset"])
 
@@ -196,9 +198,11 @@ def test_changed_source_cannot_repair_its_damaged_outputs(copy: Road) -> None:
         runner.run_step(copy.project, step, inputs)
 
 
-def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complete(copy: Road, whole: Road) -> None:
+def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complete(
+    copy: Workspace, whole: Workspace
+) -> None:
     before = versions(whole.project)
-    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
+    made = manifest.load_current(copy.project.store, ("mini", "chats", "canonical_rows"))
     assert made is not None
     flip(copy.store / made.parts[0].files["rows"].path)
     checked = verify.verify_recipe(copy.project, deep=True)
@@ -206,9 +210,9 @@ def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complet
 
     stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
     assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
-    assert not (copy.store / "road/gpu_partitions/current.json").exists()
+    assert not (copy.store / "mini/gpu_partitions/current.json").exists()
     assert versions(copy.build().project) == before
-    assert (copy.store / "road/gpu_partitions/current.json").exists()
+    assert (copy.store / "mini/gpu_partitions/current.json").exists()
 
 
 # ── what is written about the parts ──
@@ -218,9 +222,9 @@ def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complet
 @pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
                                    "check_results/*.json"])  # fmt: skip
 def test_a_truncated_or_empty_note_is_rewritten(
-    copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
+    copy: Workspace, whole: Workspace, spoil: Callable[[Path], None], names: str
 ) -> None:
-    paths = [path for path in copy.store.glob(f"road/**/{names}") if path.is_file()]
+    paths = [path for path in copy.store.glob(f"mini/**/{names}") if path.is_file()]
     assert paths
     for path in paths:
         spoil(path)
@@ -228,11 +232,11 @@ def test_a_truncated_or_empty_note_is_rewritten(
     assert versions(copy.build().project) == versions(whole.project)
 
 
-def test_an_edited_fact_is_not_trusted(copy: Road) -> None:
-    key = ("road", "chats", "canonical_rows")
+def test_an_edited_fact_is_not_trusted(copy: Workspace) -> None:
+    key = ("mini", "chats", "canonical_rows")
     made = manifest.load_current(copy.project.store, key)
     assert made is not None
-    folder = copy.store / "road/chats/canonical_rows"
+    folder = copy.store / "mini/chats/canonical_rows"
     for path in (*folder.glob("versions/*.json"), *folder.glob("manifests/*.json")):
         content = path.read_bytes()
         assert b'"unknown_roles": 0' in content
@@ -240,15 +244,15 @@ def test_an_edited_fact_is_not_trusted(copy: Road) -> None:
 
     with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
         manifest.load_version(copy.project.store, key, made.version)
-    assert versions(copy.build().project)["road/chats/canonical_rows"] == made.version
+    assert versions(copy.build().project)["mini/chats/canonical_rows"] == made.version
 
 
-def test_an_edited_check_result_is_not_trusted(copy: Road) -> None:
+def test_an_edited_check_result_is_not_trusted(copy: Workspace) -> None:
     write(copy, gates={"rejects": {"at_most": 0}, "order_nonempty": {"at_least": 10_000}})
     with pytest.raises(GateError):
         copy.build()
     edited = 0
-    for path in copy.store.glob("road/training_splits/check_results/*.json"):
+    for path in copy.store.glob("mini/training_splits/check_results/*.json"):
         saved = orjson.loads(path.read_bytes())
         blocking = [one for one in saved["results"].values() if one["blocking"]]
         edited += len(blocking)
@@ -258,14 +262,14 @@ def test_an_edited_check_result_is_not_trusted(copy: Road) -> None:
 
     assert edited == 1
     with pytest.raises(GateError, match="order_nonempty"):
-        gate.open_inputs(copy.project, steps.find_step(copy.project, ("road", "gpu_partitions")))
+        gate.open_inputs(copy.project, steps.find_step(copy.project, ("mini", "gpu_partitions")))
 
 
 # ── publication ──
 
 
-def test_ranks_that_fail_a_check_are_not_published(copy: Road) -> None:
-    current = copy.store / "road/gpu_partitions/current.json"
+def test_ranks_that_fail_a_check_are_not_published(copy: Workspace) -> None:
+    current = copy.store / "mini/gpu_partitions/current.json"
     before = current.read_bytes()
     rule = {"name": "enough", "type": "expect_column_min_to_be_between", "column": "tokens", "min_value": 10**9}
     gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}

@@ -27,7 +27,7 @@ from rowmill.reader import Reader
 from rowmill.schema import manifest
 from tests.end_to_end.test_damage import write
 from tests.end_to_end.test_robustness import PROCESSES, finished
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
@@ -37,22 +37,22 @@ TODAY: tuple[dict[str, object], ...] = ({}, {"seq_len": 200}, {"partitions": {"w
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a project that was built in peace; trials copy it."""
-    road = write(Road(tmp_path_factory.mktemp("whole")))
-    road.build()
-    return road
+    workspace = write(Workspace(tmp_path_factory.mktemp("whole")))
+    workspace.build()
+    return workspace
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """Return the digests of all files after each of the later builds, made in an empty store."""
-    return [contents(write(Road(tmp_path_factory.mktemp("clean")), **changes)) for changes in TODAY]
+    return [contents(write(Workspace(tmp_path_factory.mktemp("clean")), **changes)) for changes in TODAY]
 
 
-def contents(road: Road) -> dict[str, str]:
+def contents(workspace: Workspace) -> dict[str, str]:
     """Build, and return the digest of every file that the outputs name, read from the disk."""
-    return road.build().digests()
+    return workspace.build().digests()
 
 
 # ── Flipped bits ───────────────────────────────────────────────────────────────────────────────────
@@ -73,32 +73,34 @@ def flip(path: Path, chance: random.Random) -> None:
     path.write_bytes(content)
 
 
-def after_flip(road: Road, changes: dict[str, object], clean: dict[str, str], caplog: pytest.LogCaptureFixture) -> str:
+def after_flip(
+    workspace: Workspace, changes: dict[str, object], clean: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> str:
     """Build on a damaged store, set right what `verify` finds, and say when the damage was noticed."""
     caplog.clear()
     try:
-        found = contents(write(road, **changes))
+        found = contents(write(workspace, **changes))
     except (IntegrityError, DamagedFileError):
         when = "refused by the build"
     else:
         mended = any("made again" in record.getMessage() for record in caplog.records)
         when = "mended by the build" if mended else "harmless" if found == clean else "found by verify --deep"
-    checked = verify.verify_recipe(road.project, deep=True)
+    checked = verify.verify_recipe(workspace.project, deep=True)
     if when in ("refused by the build", "found by verify --deep"):
         assert any(one.damage for one in checked)
-    verify.discard_damage(road.project, checked)
-    assert contents(road) == clean
-    assert not any(one.damage for one in verify.verify_recipe(road.project, deep=True))
-    Reader(str(road.store), "road", rank=0, world_size=len(_ranks(road)), verify=True)
+    verify.discard_damage(workspace.project, checked)
+    assert contents(workspace) == clean
+    assert not any(one.damage for one in verify.verify_recipe(workspace.project, deep=True))
+    Reader(str(workspace.store), "mini", rank=0, world_size=len(_ranks(workspace)), verify=True)
     return when
 
 
-def _ranks(road: Road) -> tuple[str, ...]:
-    return steps.list_rank_names(road.project)
+def _ranks(workspace: Workspace) -> tuple[str, ...]:
+    return steps.list_rank_names(workspace.project)
 
 
 def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(
-    whole: Road,
+    whole: Workspace,
     clean: list[dict[str, str]],
     tmp_path: Path,
     trials: Callable[[int], int],
@@ -110,15 +112,15 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
     count = trials(FLIPS)
     for trial in range(count):
         chance = random.Random(f"flip {trial}")
-        road = Road(tmp_path / f"{trial}")
-        shutil.copytree(whole.folder, road.folder)
-        kinds = kinds_of_files(road.store)
+        workspace = Workspace(tmp_path / f"{trial}")
+        shutil.copytree(whole.folder, workspace.folder)
+        kinds = kinds_of_files(workspace.store)
         # Every kind of file has its turn before any has its second.
         kind = sorted(kinds, key=lambda name: random.Random(f"order {name}").random())[trial % len(kinds)]
         flip(chance.choice(kinds[kind]), chance)
         today = trial % len(TODAY)
-        outcomes[after_flip(road, TODAY[today], clean[today], caplog)] += 1
-        shutil.rmtree(road.folder)
+        outcomes[after_flip(workspace, TODAY[today], clean[today], caplog)] += 1
+        shutil.rmtree(workspace.folder)
     with capsys.disabled():
         print(f"\n{count} flipped bits over {len(kinds_of_files(whole.store))} kinds of files: {dict(outcomes)}")
 
@@ -150,7 +152,7 @@ def renames_of(config: Path, count: int, after: bool) -> None:
 def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
     clean: list[dict[str, str]], tmp_path: Path, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    peace = write(Road(tmp_path / "peace"))
+    peace = write(Workspace(tmp_path / "peace"))
     process = PROCESSES.Process(target=renames_of, args=(peace.config, 0, False))
     process.start()
     assert finished(process) == 0
@@ -158,23 +160,23 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
     count = trials(KILLS)
     published = left = 0
     for trial in range(count):
-        road = write(Road(tmp_path / f"{trial}"))
+        workspace = write(Workspace(tmp_path / f"{trial}"))
         at = 1 + trial * (total - 2) // max(1, count - 1)
-        process = PROCESSES.Process(target=renames_of, args=(road.config, at, trial % 2 == 1))
+        process = PROCESSES.Process(target=renames_of, args=(workspace.config, at, trial % 2 == 1))
         process.start()
         assert finished(process) == -signal.SIGKILL, (trial, at)
-        published += (road.store / "road/gpu_partitions/current.json").exists()
-        left += any(".tmp" in path.name for path in road.store.rglob("*"))
-        _require_whole_manifests(road)
-        assert contents(road) == clean[0], (trial, at)
-        shutil.rmtree(road.folder)
+        published += (workspace.store / "mini/gpu_partitions/current.json").exists()
+        left += any(".tmp" in path.name for path in workspace.store.rglob("*"))
+        _require_whole_manifests(workspace)
+        assert contents(workspace) == clean[0], (trial, at)
+        shutil.rmtree(workspace.folder)
     with capsys.disabled():
         print(f"\n{count} kills at {total} renames: 0 wrong; {published} had published, {left} left a temporary file")
 
 
-def _require_whole_manifests(road: Road) -> None:
+def _require_whole_manifests(workspace: Workspace) -> None:
     """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
-    project = road.project
+    project = workspace.project
     for step in steps.plan_steps(project):
         for made in manifest.list_versions(project.store, step.key):
             manifest.verify_files(project.store, made)

@@ -22,7 +22,7 @@ from rowmill.cli import main
 from rowmill.core.errors import PipelineError
 from rowmill.reader import Reader
 from rowmill.schema import manifest
-from tests.support.recipes import CHAT, LENIENT, Road, chat
+from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
@@ -37,52 +37,52 @@ def rows(odd: int) -> list[dict[str, Any]]:
     return [*narrated, *(chat(100 + i) for i in range(40 - odd))]
 
 
-def write(road: Road, odd: int, *, dataset: str = "chats", **changes: Any) -> Road:
-    source = {"train_urls": [road.write("rows.jsonl", rows(odd))]}
+def write(workspace: Workspace, odd: int, *, dataset: str = "chats", **changes: Any) -> Workspace:
+    source = {"train_urls": [workspace.write("rows.jsonl", rows(odd))]}
     options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
     export = {"kind": "hf", "name": "flat"}
-    return road.recipe({dataset: options}, **({"gates": STRICT, "exports": [export]} | changes))
+    return workspace.recipe({dataset: options}, **({"gates": STRICT, "exports": [export]} | changes))
 
 
-def rowmill(road: Road, verb: str, *words: str) -> int:
-    return main.main([verb, str(road.config), *words])
+def rowmill(workspace: Workspace, verb: str, *words: str) -> int:
+    return main.main([verb, str(workspace.config), *words])
 
 
 def only(*stages: str) -> list[str]:
     return [word for stage in stages for word in ("--only", stage)]
 
 
-def published(road: Road) -> str:
-    return str(json.loads((road.store / "road/gpu_partitions/current.json").read_bytes())["version"])
+def published(workspace: Workspace) -> str:
+    return str(json.loads((workspace.store / "mini/gpu_partitions/current.json").read_bytes())["version"])
 
 
 class Besieged:
     """A project with the three builds of this page behind it; `lenient` and `good` are versions of its ranks."""
 
-    def __init__(self, road: Road) -> None:
-        self.road = road
-        write(road, 8, gates=STRICT | {"unknown_roles": {"at_most": 0.25}})
-        assert rowmill(road, "build") == 0
-        self.lenient = published(road)
-        assert rowmill(write(road, 0), "build") == 0
-        self.good = published(road)
-        assert rowmill(write(road, 8), "build") == 1
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        write(workspace, 8, gates=STRICT | {"unknown_roles": {"at_most": 0.25}})
+        assert rowmill(workspace, "build") == 0
+        self.lenient = published(workspace)
+        assert rowmill(write(workspace, 0), "build") == 0
+        self.good = published(workspace)
+        assert rowmill(write(workspace, 8), "build") == 1
 
     def in_copy(self, folder: Path) -> "Besieged":
-        shutil.copytree(self.road.folder, folder)
+        shutil.copytree(self.workspace.folder, folder)
         copy = object.__new__(Besieged)
-        copy.road, copy.lenient, copy.good = Road(folder), self.lenient, self.good
+        copy.workspace, copy.lenient, copy.good = Workspace(folder), self.lenient, self.good
         return copy
 
     def files(self, pattern: str) -> list[Path]:
-        found = sorted(self.road.store.glob(pattern))
+        found = sorted(self.workspace.store.glob(pattern))
         assert found
         return found
 
 
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Besieged:
-    return Besieged(Road(tmp_path_factory.mktemp("besieged")))
+    return Besieged(Workspace(tmp_path_factory.mktemp("besieged")))
 
 
 # ── Attempts ───────────────────────────────────────────────────────────────────────────────────────
@@ -90,20 +90,20 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Besieged:
 
 def _one_stage(stage: str) -> Callable[[Besieged], None]:
     def attempt(project: Besieged) -> None:
-        rowmill(project.road, "build", *only(stage))
+        rowmill(project.workspace, "build", *only(stage))
 
     return attempt
 
 
 def _all_later_stages(project: Besieged) -> None:
-    assert rowmill(project.road, "build", *only(*STAGES)) == 1
+    assert rowmill(project.workspace, "build", *only(*STAGES)) == 1
 
 
 def _with_gates(gates: dict[str, Any], expected: int) -> Callable[[Besieged], None]:
     def attempt(project: Besieged) -> None:
-        write(project.road, 8, gates=STRICT | gates)
-        assert rowmill(project.road, "build") == expected
-        assert rowmill(project.road, "build", *only(*STAGES)) == expected
+        write(project.workspace, 8, gates=STRICT | gates)
+        assert rowmill(project.workspace, "build") == expected
+        assert rowmill(project.workspace, "build", *only(*STAGES)) == expected
 
     return attempt
 
@@ -113,34 +113,34 @@ def _waiver(**fields: Any) -> dict[str, Any]:
 
 
 def _use_the_lenient_ranks(project: Besieged) -> None:
-    assert rowmill(project.road, "use", "gpu_partitions", project.lenient) == 1
+    assert rowmill(project.workspace, "use", "gpu_partitions", project.lenient) == 1
 
 
 def _use_the_lenient_ranks_of_a_renamed_dataset(project: Besieged) -> None:
-    write(project.road, 0, dataset="talks")
-    assert rowmill(project.road, "use", "gpu_partitions", project.lenient) == 1
+    write(project.workspace, 0, dataset="talks")
+    assert rowmill(project.workspace, "use", "gpu_partitions", project.lenient) == 1
 
 
 def _use_the_lenient_ranks_without_the_dataset(project: Besieged) -> None:
-    path = project.road.write("others.jsonl", [chat(i) for i in range(900, 930)])
-    project.road.recipe({"others": {"source": {"train_urls": [path]}, "format": CHAT}}, gates=STRICT)
-    assert rowmill(project.road, "use", "gpu_partitions", project.lenient) == 1
+    path = project.workspace.write("others.jsonl", [chat(i) for i in range(900, 930)])
+    project.workspace.recipe({"others": {"source": {"train_urls": [path]}, "format": CHAT}}, gates=STRICT)
+    assert rowmill(project.workspace, "use", "gpu_partitions", project.lenient) == 1
 
 
 def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
-    store = project.road.project.store
-    ranks = manifest.load_version(store, ("road", "gpu_partitions"), project.lenient)
-    packed = ranks.inputs["road/chats/packed_shards"]
-    tokenized = manifest.load_version(store, ("road", "chats", "packed_shards"), packed).inputs
-    rowmill(project.road, "use", "chats/tokenized_examples", tokenized["road/chats/tokenized_examples"])
-    rowmill(project.road, "build", *only("truncation_stats", "packed_shards", "training_splits", "gpu_partitions"))
-    rowmill(project.road, "use", "chats/packed_shards", packed)
-    rowmill(project.road, "build", *only("training_splits", "gpu_partitions"))
+    store = project.workspace.project.store
+    ranks = manifest.load_version(store, ("mini", "gpu_partitions"), project.lenient)
+    packed = ranks.inputs["mini/chats/packed_shards"]
+    tokenized = manifest.load_version(store, ("mini", "chats", "packed_shards"), packed).inputs
+    rowmill(project.workspace, "use", "chats/tokenized_examples", tokenized["mini/chats/tokenized_examples"])
+    rowmill(project.workspace, "build", *only("truncation_stats", "packed_shards", "training_splits", "gpu_partitions"))
+    rowmill(project.workspace, "use", "chats/packed_shards", packed)
+    rowmill(project.workspace, "build", *only("training_splits", "gpu_partitions"))
 
 
 def _delete_results(project: Besieged) -> None:
-    shutil.rmtree(project.road.store / "road/chats/canonical_rows/check_results")
-    assert rowmill(project.road, "build", *only(*STAGES)) == 1
+    shutil.rmtree(project.workspace.store / "mini/chats/canonical_rows/check_results")
+    assert rowmill(project.workspace, "build", *only(*STAGES)) == 1
 
 
 def _edited(pattern: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Besieged], None]:
@@ -151,8 +151,8 @@ def _edited(pattern: str, change: Callable[[dict[str, Any]], None]) -> Callable[
             value = orjson.loads(path.read_bytes())
             change(value)
             path.write_bytes(orjson.dumps(value))
-        rowmill(project.road, "build", *only(*STAGES))
-        rowmill(project.road, "use", "gpu_partitions", project.lenient)
+        rowmill(project.workspace, "build", *only(*STAGES))
+        rowmill(project.workspace, "use", "gpu_partitions", project.lenient)
 
     return attempt
 
@@ -167,37 +167,37 @@ def _nothing_unknown(made: dict[str, Any]) -> None:
 
 
 def _pointer_to_lenient_rows(project: Besieged) -> None:
-    store = project.road.store / "road/chats"
+    store = project.workspace.store / "mini/chats"
     for stage in ("canonical_rows", "tokenized_examples", "packed_shards"):
         versions = sorted((store / stage / "versions").iterdir(), key=lambda path: path.stat().st_mtime)
         pointer = orjson.loads((store / stage / "pointer.json").read_bytes())
         pointer["version"] = versions[0].stem
         (store / stage / "pointer.json").write_bytes(orjson.dumps(pointer))
-    rowmill(project.road, "build", *only("training_splits", "gpu_partitions"))
+    rowmill(project.workspace, "build", *only("training_splits", "gpu_partitions"))
 
 
 def _manifests_deleted(project: Besieged) -> None:
-    shutil.rmtree(project.road.store / "road/chats/canonical_rows/manifests")
-    rowmill(project.road, "build", *only("canonical_rows"))
-    rowmill(project.road, "build", *only(*STAGES))
+    shutil.rmtree(project.workspace.store / "mini/chats/canonical_rows/manifests")
+    rowmill(project.workspace, "build", *only("canonical_rows"))
+    rowmill(project.workspace, "build", *only(*STAGES))
 
 
 def _history_deleted(project: Besieged) -> None:
-    (project.road.store / "road/gpu_partitions/published.json").unlink()
-    shutil.rmtree(project.road.store / "stats")
-    rowmill(project.road, "build", *only(*STAGES))
+    (project.workspace.store / "mini/gpu_partitions/published.json").unlink()
+    shutil.rmtree(project.workspace.store / "stats")
+    rowmill(project.workspace, "build", *only(*STAGES))
 
 
 def _collected_and_discarded(project: Besieged) -> None:
-    rowmill(project.road, "gc")
-    rowmill(project.road, "verify", "--deep", "--discard")
-    rowmill(project.road, "build", *only(*STAGES))
+    rowmill(project.workspace, "gc")
+    rowmill(project.workspace, "verify", "--deep", "--discard")
+    rowmill(project.workspace, "build", *only(*STAGES))
 
 
 def _overridden(project: Besieged) -> None:
     for words in (("--gates.unknown_roles.at_most", "1"), ("--gates__unknown_roles__at_most=1",)):
         try:
-            status = rowmill(project.road, "build", *words)
+            status = rowmill(project.workspace, "build", *words)
         except SystemExit as refusal:
             status = refusal.code
         assert status == 2
@@ -207,36 +207,36 @@ def _by_environment(project: Besieged) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROWMILL_GATES", "unknown_roles=1")
         patch.setenv("ROWMILL_GATES__UNKNOWN_ROLES__AT_MOST", "1")
-        assert rowmill(project.road, "build") == 1
+        assert rowmill(project.workspace, "build") == 1
 
 
 def _exported(project: Besieged) -> None:
-    before = {path for path in project.road.store.rglob("*") if "exports" in path.parts}
-    assert rowmill(project.road, "build", *only("exports/flat")) == 1
-    assert {path for path in project.road.store.rglob("*") if "exports" in path.parts and path.is_file()} <= before
+    before = {path for path in project.workspace.store.rglob("*") if "exports" in path.parts}
+    assert rowmill(project.workspace, "build", *only("exports/flat")) == 1
+    assert {path for path in project.workspace.store.rglob("*") if "exports" in path.parts and path.is_file()} <= before
 
 
 def _store_of_another_recipe(project: Besieged) -> None:
     """Put the lenient versions under another recipe's name, whose gates have never seen them."""
-    other = project.road.folder / "configs/other.yaml"
-    other.write_text(project.road.config.read_text(encoding="utf-8"), encoding="utf-8")
-    shutil.copytree(project.road.store / "road", project.road.store / "other")
-    (project.road.store / "other/gpu_partitions/current.json").unlink()
+    other = project.workspace.folder / "configs/other.yaml"
+    other.write_text(project.workspace.config.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copytree(project.workspace.store / "mini", project.workspace.store / "other")
+    (project.workspace.store / "other/gpu_partitions/current.json").unlink()
     assert main.main(["use", str(other), "gpu_partitions", project.lenient]) != 0
-    assert not (project.road.store / "other/gpu_partitions/current.json").exists()
+    assert not (project.workspace.store / "other/gpu_partitions/current.json").exists()
 
 
 def _lenient_recipe_beside(project: Besieged) -> None:
     """Let a recipe of the same name in another folder, with wide bounds, make the results."""
-    beside = project.road.folder / "beside/configs/road.yaml"
+    beside = project.workspace.folder / "beside/configs/mini.yaml"
     beside.parent.mkdir(parents=True)
-    values = yaml.safe_load(project.road.config.read_text(encoding="utf-8"))
+    values = yaml.safe_load(project.workspace.config.read_text(encoding="utf-8"))
     values["gates"] = LENIENT
     beside.write_text(yaml.safe_dump(values), encoding="utf-8")
     for name in ("data", "tokenizer"):
-        shutil.copytree(project.road.folder / name, beside.parent.parent / name)
-    main.main(["verify", str(beside), "--root", str(project.road.store)])
-    assert rowmill(project.road, "build", *only(*STAGES)) == 1
+        shutil.copytree(project.workspace.folder / name, beside.parent.parent / name)
+    main.main(["verify", str(beside), "--root", str(project.workspace.store)])
+    assert rowmill(project.workspace, "build", *only(*STAGES)) == 1
 
 
 ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
@@ -260,9 +260,9 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
         {"expectations": {"canonical_rows": [{"name": "unknown_roles", "column": "kept", "min_value": 0}]}}, 2
     ),
     "results deleted": _delete_results,
-    "results edited": _edited("road/chats/canonical_rows/check_results/*.json", _believe),
-    "versions edited": _edited("road/chats/canonical_rows/versions/*.json", _nothing_unknown),
-    "manifests edited": _edited("road/chats/canonical_rows/manifests/*.json", _nothing_unknown),
+    "results edited": _edited("mini/chats/canonical_rows/check_results/*.json", _believe),
+    "versions edited": _edited("mini/chats/canonical_rows/versions/*.json", _nothing_unknown),
+    "manifests edited": _edited("mini/chats/canonical_rows/manifests/*.json", _nothing_unknown),
     "pointers to lenient rows": _pointer_to_lenient_rows,
     "manifests deleted": _manifests_deleted,
     "history deleted": _history_deleted,
@@ -280,8 +280,8 @@ def test_refused_rows_reach_no_trainer(besieged: Besieged, tmp_path: Path, attem
     project = besieged.in_copy(tmp_path / "copy")
     ATTEMPTS[attempt](project)
 
-    assert published(project.road) == project.good
-    Reader(str(project.road.store), "road", rank=0, world_size=2, verify=True)
+    assert published(project.workspace) == project.good
+    Reader(str(project.workspace.store), "mini", rank=0, world_size=2, verify=True)
 
 
 # ── What trainers open ─────────────────────────────────────────────────────────────────────────────
@@ -312,11 +312,11 @@ def _file_edited(store: Path, current: dict[str, Any]) -> None:
 def test_ranks_that_were_changed_by_hand_do_not_open(
     besieged: Besieged, tmp_path: Path, change: Callable[[Path, dict[str, Any]], None]
 ) -> None:
-    road = besieged.in_copy(tmp_path / "copy").road
-    path = road.store / "road/gpu_partitions/current.json"
+    workspace = besieged.in_copy(tmp_path / "copy").workspace
+    path = workspace.store / "mini/gpu_partitions/current.json"
     current = json.loads(path.read_bytes())
-    change(road.store, current)
+    change(workspace.store, current)
     path.write_text(json.dumps(current), encoding="utf-8")
 
     with pytest.raises(PipelineError):
-        Reader(str(road.store), "road", rank=0, world_size=2, verify=True)
+        Reader(str(workspace.store), "mini", rank=0, world_size=2, verify=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.cli import error_boundary
-from tests.support.recipes import Road, chat
+from tests.support.recipes import Workspace, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
@@ -35,10 +35,10 @@ if __name__ == "__main__":
 PATIENCE_S = 300.0
 
 
-def write(folder: Path) -> Road:
-    road = Road(folder)
-    sources = [road.write(f"{n}.jsonl", [chat(1000 * n + i, turns=4) for i in range(300)]) for n in range(8)]
-    return road.recipe(
+def write(folder: Path) -> Workspace:
+    workspace = Workspace(folder)
+    sources = [workspace.write(f"{n}.jsonl", [chat(1000 * n + i, turns=4) for i in range(300)]) for n in range(8)]
+    return workspace.recipe(
         {"chats": {"source": {"train_urls": sources}, "format": {"kind": "chat"}}}, execution={"workers": 2}
     )
 
@@ -60,18 +60,18 @@ def group_of(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     "moment",
     [
-        "road/chats/raw_dataset/pointer.json",
-        pytest.param("road/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.exhaustive),
-        "road/chats/tokenized_examples/.lock",
-        pytest.param("road/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
+        "mini/chats/raw_dataset/pointer.json",
+        pytest.param("mini/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.exhaustive),
+        "mini/chats/tokenized_examples/.lock",
+        pytest.param("mini/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
     ],
 )
 def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
-    road = write(tmp_path / "project")
+    workspace = write(tmp_path / "project")
     script = tmp_path / "build.py"
     script.write_text(COMMAND, encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, str(script), str(road.config)],
+        [sys.executable, str(script), str(workspace.config)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "pipelines")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,7 +79,7 @@ def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path,
         start_new_session=True,
     ) as process:
         deadline = time.monotonic() + PATIENCE_S
-        while not list(road.store.glob(moment)):
+        while not list(workspace.store.glob(moment)):
             assert process.poll() is None and time.monotonic() < deadline, "the build never came so far"
             time.sleep(0.002)
         os.killpg(process.pid, signal.SIGINT)
@@ -95,5 +95,5 @@ def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path,
     while group_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert group_of(process.pid) == []
-    again = road.build()
+    again = workspace.build()
     assert again.versions() == write(tmp_path / "clean").build().versions()

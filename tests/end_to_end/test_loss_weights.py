@@ -26,7 +26,7 @@ from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.example_columns import make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
 
 WEIGHED = {"loss": {"weights": True}}
 SOME = (0, 0.5, 1, 2, 0.25, None)
@@ -53,20 +53,20 @@ def chats(count: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build weighted chats beside pairs and documents without weights, dealt to three ranks."""
-    road = Road(tmp_path_factory.mktemp("weighted"))
+    workspace = Workspace(tmp_path_factory.mktemp("weighted"))
     rows = {"chats": (chats(40), CHAT), "pairs": ([pair(i) for i in range(7)], PAIR),
             "texts": ([document(i, words=90) for i in range(5)], TEXT)}  # fmt: skip
     datasets: dict[str, Any] = {
-        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", content)]}, "format": kind}
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", content)]}, "format": kind}
         for name, (content, kind) in rows.items()
     }
     datasets["chats"] |= {**WEIGHED, "splits": {"validation": 0.2}, "packing": {"slice_strategy": "split"}}
     exports = [{"kind": "native", "name": "own"}, {"kind": "tinker", "name": "tinker", "unit": "unpacked"}]
-    road.recipe(
+    workspace.recipe(
         datasets, seq_len=128, partitions={"world_size": 3, "remainder": "pad"}, exports=exports,
         mixture={"batch_size": 6},
     )  # fmt: skip
-    return road.build()
+    return workspace.build()
 
 
 def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
@@ -143,7 +143,7 @@ def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
 
 
 def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cut(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
+    built = Workspace(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
 
     examples = built.rows_of("rows", "tokenized_examples", file="examples")
     assert numbers(built.rows_of("rows", "packed_shards", file="shard")) == numbers(examples)
@@ -153,7 +153,7 @@ def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cu
 def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
     packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
 
-    built = Road(tmp_path).one("a.jsonl", chats(12), packing=packing, **WEIGHED).build()
+    built = Workspace(tmp_path).one("a.jsonl", chats(12), packing=packing, **WEIGHED).build()
 
     rows = built.rows_of("rows", "packed_shards", file="shard")
     ignored = [
@@ -170,9 +170,11 @@ def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_
 
 def test_weight_0_equals_untrained(tmp_path: Path) -> None:
     rows = [chat(i, turns=2) for i in range(6)]
-    zero = Road(tmp_path / "zero").one("a.jsonl", [weighed(row, (0, None)) for row in rows], **WEIGHED).build()
+    zero = Workspace(tmp_path / "zero").one("a.jsonl", [weighed(row, (0, None)) for row in rows], **WEIGHED).build()
     off = (
-        Road(tmp_path / "off").one("a.jsonl", [weighed(row, (False, None), "train") for row in rows], **WEIGHED).build()
+        Workspace(tmp_path / "off")
+        .one("a.jsonl", [weighed(row, (False, None), "train") for row in rows], **WEIGHED)
+        .build()
     )
 
     names = ("input_ids", "labels", WEIGHT_COLUMN)
@@ -185,8 +187,8 @@ def test_weight_0_equals_untrained(tmp_path: Path) -> None:
 def test_without_loss_weights_files_are_those_that_they_would_be_without_the_column(tmp_path: Path) -> None:
     """Messages may weigh 0 or 1 without the option: their shards differ from weighted ones by the column alone."""
     rows = [weighed(chat(i, turns=2), (i % 2, 1)) for i in range(8)]
-    plain = Road(tmp_path / "plain").one("a.jsonl", rows).build()
-    weighted = Road(tmp_path / "weighted").one("a.jsonl", rows, **WEIGHED).build()
+    plain = Workspace(tmp_path / "plain").one("a.jsonl", rows).build()
+    weighted = Workspace(tmp_path / "weighted").one("a.jsonl", rows, **WEIGHED).build()
 
     for stage, file in (("tokenized_examples", "examples"), ("packed_shards", "shard")):
         without, with_them = (b.rows_of("rows", stage, file=file) for b in (plain, weighted))
@@ -203,7 +205,7 @@ def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_pa
     """Plain chats take the fast path, which has no weights; both paths' examples are joined part by part."""
     rows = [chat(i) if i % 2 else weighed(chat(i), (0.5,)) for i in range(9)]
 
-    built = Road(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
+    built = Workspace(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
 
     found = built.rows_of("rows", "tokenized_examples", file="examples")
     assert [{*row[WEIGHT_COLUMN]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
@@ -217,7 +219,7 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
     rows = [weighed(chat(0), (0.5,))]
 
-    built = Road(tmp_path).one("a.jsonl", rows, template={"chat_template": template}, **WEIGHED).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, template={"chat_template": template}, **WEIGHED).build()
 
     (row,) = built.rows_of("rows", "packed_shards", file="shard")
     assert row["labels"][-1] == row["input_ids"][-1] == 2
@@ -308,7 +310,11 @@ def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path,
     weights = [0.5, 2, 0.25, 4, 8]
     rows = [weighed(chat(i, turns=5, words=12), weights) for i in range(4)]
 
-    built = Road(tmp_path).one("a.jsonl", rows, truncation={"overlong": overlong, "max_length": 120}, **WEIGHED).build()
+    built = (
+        Workspace(tmp_path)
+        .one("a.jsonl", rows, truncation={"overlong": overlong, "max_length": 120}, **WEIGHED)
+        .build()
+    )
 
     seen: set[float] = set()
     rendered = [m for row in rows for m in row["messages"]]
@@ -336,7 +342,7 @@ def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
     root = str(mixed.project.base / ".rowmill")
     for layout in ("flat", "padded"):
         batches = 0
-        for batch in Reader(root, "road", rank=rank, world_size=3, layout=layout, as_torch=False):
+        for batch in Reader(root, "mini", rank=rank, world_size=3, layout=layout, as_torch=False):
             assert batch[WEIGHT_COLUMN].dtype == np.float32
             assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
             assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
@@ -346,14 +352,14 @@ def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
 
 def test_reader_of_all_ranks_returns_the_weights_on_disk(mixed: Built) -> None:
     root = str(mixed.project.base / ".rowmill")
-    reader = Reader(root, "road", rank=0, world_size=1, as_torch=False)
+    reader = Reader(root, "mini", rank=0, world_size=1, as_torch=False)
     weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in reader])
 
     assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
 
 
 def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_weights(mixed: Built) -> None:
-    reader = Reader(str(mixed.project.base / ".rowmill"), "road", rank=0, world_size=1, as_torch=False)
+    reader = Reader(str(mixed.project.base / ".rowmill"), "mini", rank=0, world_size=1, as_torch=False)
     kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
     view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
 
@@ -367,7 +373,7 @@ def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_wei
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> None:
     root = str(mixed.project.base / ".rowmill")
-    reader = Reader(root, "road", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
+    reader = Reader(root, "mini", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
 
     batch = reader.get_batch([0])
 
@@ -376,9 +382,9 @@ def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> N
 
 
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
+    built = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
 
-    reader = Reader(str(built.project.base / ".rowmill"), "road", rank=0, world_size=2, as_torch=False)
+    reader = Reader(str(built.project.base / ".rowmill"), "mini", rank=0, world_size=2, as_torch=False)
 
     assert reader[0].loss_weights is None
     assert all(WEIGHT_COLUMN not in batch for batch in reader)
@@ -386,7 +392,7 @@ def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
 
 def test_weights_as_tensors_are_float32(mixed: Built) -> None:
     torch = pytest.importorskip("torch")
-    reader = Reader(str(mixed.project.base / ".rowmill"), "road", rank=0, world_size=1)
+    reader = Reader(str(mixed.project.base / ".rowmill"), "mini", rank=0, world_size=1)
 
     batch = next(iter(reader))
 
@@ -458,30 +464,32 @@ def _split(built: Built) -> str:
     ],
 )
 def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
-    road = Road(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}})
+    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}})
 
     with pytest.raises(ConfigError, match=message):
-        _ = road.project
+        _ = workspace.project
 
 
 def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: Path) -> None:
     source = {"train_urls": ["a.jsonl"]}
     datasets = {name: {"source": source, "format": kind} for name, kind in (("c", CHAT), ("p", PAIR), ("t", TEXT))}
 
-    found = Road(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
+    found = Workspace(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
 
     assert [one.loss.weights for one in found.datasets.values()] == [True, False, False]
     assert found.has_loss_weights
 
 
 def test_export_without_a_place_for_weights_is_refused_when_the_recipe_loads(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.one("a.jsonl", [chat(0)], **WEIGHED)
-    values = yaml.safe_load(road.config.read_text(encoding="utf-8")) | {"exports": [{"kind": "hf", "name": "mine"}]}
-    road.config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    workspace = Workspace(tmp_path)
+    workspace.one("a.jsonl", [chat(0)], **WEIGHED)
+    values = yaml.safe_load(workspace.config.read_text(encoding="utf-8")) | {
+        "exports": [{"kind": "hf", "name": "mine"}]
+    }
+    workspace.config.write_text(yaml.safe_dump(values), encoding="utf-8")
 
     with pytest.raises(ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of datasets\.rows"):
-        _ = road.project
+        _ = workspace.project
 
 
 @pytest.fixture(scope="module")
@@ -501,20 +509,20 @@ def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_pat
         {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in row["messages"]]}
         for i, row in enumerate(own)
     ]
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     template = {"chat_template": {"file": str(real_data / "templates" / "llamacpp__Qwen-Qwen3-0.6B.jinja")}}
     group = {"format": CHAT, "template": template, "filters": {"deduplicate": "off", "max_items": 200}}
-    road.recipe(
+    workspace.recipe(
         {
             "plain": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group},
             "own": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group, **WEIGHED},
-            "scaled": {"source": {"train_urls": [road.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
+            "scaled": {"source": {"train_urls": [workspace.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
         },
         tokenizer=str(real_data / "tokenizers/qwen3"),
         seq_len=512,
     )
 
-    built = road.build()
+    built = workspace.build()
 
     found = {name: built.rows_of(name, "tokenized_examples", file="examples") for name in ("plain", "own", "scaled")}
     names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]

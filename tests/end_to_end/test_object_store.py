@@ -19,7 +19,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import Share
 from rowmill.schema import manifest
 from tests.support.object_server import ObjectServer, serving_s3fs
-from tests.support.recipes import Road, chat
+from tests.support.recipes import Workspace, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
 
 
 def with_rows(folder: Path) -> Project:
-    return Road(folder, "s3://bucket/store").one("rows.jsonl", [chat(i) for i in range(20)]).project
+    return Workspace(folder, "s3://bucket/store").one("rows.jsonl", [chat(i) for i in range(20)]).project
 
 
 # ── A store that fails ─────────────────────────────────────────────────────────────────────────────
@@ -79,8 +79,8 @@ def with_rows(folder: Path) -> Project:
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what a build in a local store comes to."""
-    road = Road(tmp_path_factory.mktemp("local")).one("rows.jsonl", [chat(i) for i in range(20)])
-    return road.build().versions()
+    workspace = Workspace(tmp_path_factory.mktemp("local")).one("rows.jsonl", [chat(i) for i in range(20)])
+    return workspace.build().versions()
 
 
 def test_store_that_fails_one_request_in_five_changes_no_byte(
@@ -129,7 +129,7 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 
     with pytest.raises(
         ConfigError,
-        match=r"^s3://bucket/store/road/rows/raw_dataset/pointer.json: the server refuses .* \(A header you provided "
+        match=r"^s3://bucket/store/mini/rows/raw_dataset/pointer.json: the server refuses .* \(A header you provided "
         r"implies functionality that is not implemented\); If-Match and .*; use a server .* ROWMILL_STORAGE_CONDITIONS",
     ):
         build(project, server)
@@ -145,8 +145,8 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServer, tmp_path: Path) -> None:
     rows = [chat(i, words=40) for i in range(800)]
     groups = {"filters": {"deduplicate": "exact"}, "packing": {"group_tokens": 4096}}
-    local = Road(tmp_path).one("rows.jsonl", [*rows, *rows[:100:7]], **groups).build()
-    project, built = Road(tmp_path, "s3://bucket/store").project, dict[str, str]()
+    local = Workspace(tmp_path).one("rows.jsonl", [*rows, *rows[:100:7]], **groups).build()
+    project, built = Workspace(tmp_path, "s3://bucket/store").project, dict[str, str]()
 
     for job in share.list_jobs(project):
         if job.command == "build":
@@ -164,7 +164,7 @@ def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServ
 
 # ── Two builders ───────────────────────────────────────────────────────────────────────────────────
 
-POINTER = "bucket/store/road/rows/canonical_rows/pointer.json"
+POINTER = "bucket/store/mini/rows/canonical_rows/pointer.json"
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -174,7 +174,7 @@ def test_of_two_builders_one_sets_the_pointer_and_the_other_says_so(
     project = with_rows(tmp_path)
     if not is_first:
         runner.build(project)
-        Road(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
+        Workspace(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
     other = Store("s3://bucket/other")
     other.write_sealed("pointer.json", {"version": "f" * 32, "fingerprint": "e" * 32})
 
@@ -182,7 +182,7 @@ def test_of_two_builders_one_sets_the_pointer_and_the_other_says_so(
         if step.name == "canonical_rows":
             server.objects[POINTER] = server.objects["bucket/other/pointer.json"]
 
-    with pytest.raises(BusyError, match=r"road/rows/canonical_rows: another build has made version ffffffffffff"):
+    with pytest.raises(BusyError, match=r"mini/rows/canonical_rows: another build has made version ffffffffffff"):
         runner.build(project, begin=interfere)
 
     assert server.objects[POINTER] == server.objects["bucket/other/pointer.json"]

@@ -27,13 +27,13 @@ from tests.end_to_end.test_table_drift import (
     splits_of,
     types_of,
 )
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, records
 
 
-def pin(road: Road, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main.main(["advise", str(road.config), "--write"]) == 0
-    path = recipe.table_contract_file(road.config, "rows")
+def pin(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main.main(["advise", str(workspace.config), "--write"]) == 0
+    path = recipe.table_contract_file(workspace.config, "rows")
     assert str(path) in capsys.readouterr().out
     return path
 
@@ -48,9 +48,9 @@ def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest", "price": "NA"}]
-    road = project(tmp_path, as_csv(rows))
+    workspace = project(tmp_path, as_csv(rows))
 
-    assert main.main(["advise", str(road.config)]) == 0
+    assert main.main(["advise", str(workspace.config)]) == 0
 
     said = capsys.readouterr().out
     assert "  # 1,501 values: 1,500 integers, 1 texts\n" in said
@@ -58,35 +58,35 @@ def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(
     assert '  price: {type: number, na: ["NA"]}\n' in said
     assert '  day: {type: date, format: "iso8601"}\n' in said
     assert not list(tmp_path.rglob("*.table.yaml"))
-    assert not list(road.store.rglob("canonical_rows"))
+    assert not list(workspace.store.rglob("canonical_rows"))
 
 
 def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{**one, "a, b": "1", "null": "x", 'quo"te': "2,5", "ümlaut": "?"} for one in sales(50)]
-    road = project(tmp_path, as_csv(rows))
-    free = road.build(only=TO_ROWS)
+    workspace = project(tmp_path, as_csv(rows))
+    free = workspace.build(only=TO_ROWS)
 
-    path = pin(road, capsys)
-    pinned = road.build(only=TO_ROWS)
+    path = pin(workspace, capsys)
+    pinned = workspace.build(only=TO_ROWS)
 
     contract = validate_options(TableContract, yaml.safe_load(path.read_text(encoding="utf-8")), "file")
-    assert road.project.recipe.datasets["rows"].format.model_dump()["table"] == contract.model_dump()
+    assert workspace.project.recipe.datasets["rows"].format.model_dump()["table"] == contract.model_dump()
     assert (contract.delimiter, contract.group, contract.order) == (",", ("customer",), "day")
     assert [row["record"] for row in rows_of(pinned)] == [row["record"] for row in rows_of(free)]
     assert splits_of(pinned) == splits_of(free)
 
 
 def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    road = project(tmp_path, as_csv(sales(600)))
-    road.build(only=TO_ROWS)
-    road.write("sales.csv", as_csv([{**row, "channel": "web"} for row in sales(600)]))
+    workspace = project(tmp_path, as_csv(sales(600)))
+    workspace.build(only=TO_ROWS)
+    workspace.write("sales.csv", as_csv([{**row, "channel": "web"} for row in sales(600)]))
     with pytest.raises(GateError, match="channel is new"):
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
-    pin(road, capsys)
-    made = road.build(only=TO_EXAMPLES)
+    pin(workspace, capsys)
+    made = workspace.build(only=TO_EXAMPLES)
 
     assert types_of(made)["channel"] == "string"
 
@@ -94,16 +94,16 @@ def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path, capsys: pytest
 def test_pinned_columns_decide_over_what_the_data_would_propose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}, {**sale(2), "customer": "guest"}]))
+    workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}, {**sale(2), "customer": "guest"}]))
     edit(
-        pin(road, capsys),
+        pin(workspace, capsys),
         price={"type": "number", "na": ["free"]},
         customer={"type": "integer"},
         paid={"type": "text"},
         note={"type": "text", "use": False},
     )
 
-    made = road.build(only=TO_ROWS)
+    made = workspace.build(only=TO_ROWS)
 
     assert types_of(made) == {"customer": "integer", "day": "string", "price": "decimal", "paid": "string"}
     assert '"price":null,"paid":"True"}' in rows_of(made)[-1]["record"]
@@ -114,10 +114,10 @@ def test_pinned_columns_decide_over_what_the_data_would_propose(
 def test_value_that_does_not_fit_is_null_where_the_contract_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}]))
-    edit(pin(road, capsys), price={"type": "number", "on_mismatch": "na"})
+    workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}]))
+    edit(pin(workspace, capsys), price={"type": "number", "on_mismatch": "na"})
 
-    made = road.build(only=TO_ROWS)
+    made = workspace.build(only=TO_ROWS)
 
     assert '"price":null' in rows_of(made)[-1]["record"]
     assert (facts_of(made)["kept"], facts_of(made)["type_mismatch"]) == (41, 1)
@@ -126,11 +126,11 @@ def test_value_that_does_not_fit_is_null_where_the_contract_says_so(
 def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = project(tmp_path, as_csv(sales()))
-    before = splits_of(road.build(only=TO_ROWS))
-    edit(pin(road, capsys), customer={"type": "text"})
+    workspace = project(tmp_path, as_csv(sales()))
+    before = splits_of(workspace.build(only=TO_ROWS))
+    edit(pin(workspace, capsys), customer={"type": "text"})
 
-    after = road.build(only=TO_ROWS)
+    after = workspace.build(only=TO_ROWS)
 
     assert types_of(after)["customer"] == "string"
     assert splits_of(after) == before
@@ -146,13 +146,13 @@ def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(
 def test_column_that_a_pinned_contract_does_not_expect_stops_the_build(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
 ) -> None:
-    road = project(tmp_path, as_csv(sales(60)))
-    pin(road, capsys)
+    workspace = project(tmp_path, as_csv(sales(60)))
+    pin(workspace, capsys)
     changed = [{name: value for name, value in {**row, **change}.items() if value is not None} for row in sales(60)]
-    road.write("sales.csv", as_csv(changed))
+    workspace.write("sales.csv", as_csv(changed))
 
     with pytest.raises(GateError) as caught:
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
     assert said in str(caught.value)
 
@@ -161,11 +161,11 @@ def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
     days = ["20240301 10", "20231201 09", "20240101 00"]
     rows = [{"g": "A", "t": f"d{text}"} for text in days]
     form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
-    road = project(tmp_path, as_csv(rows), {**form, "table": {"columns": {
+    workspace = project(tmp_path, as_csv(rows), {**form, "table": {"columns": {
         "g": {"type": "text"}, "t": {"type": "datetime", "format": "d%Y%m%d %H"},
     }}})  # fmt: skip
 
-    made = road.build(only=TO_ROWS)
+    made = workspace.build(only=TO_ROWS)
 
     ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
     assert ['"t":"d20231201 09"' in ordered[0]["record"], '"t":"d20240301 10"' in ordered[2]["record"]] == [True, True]
@@ -173,9 +173,9 @@ def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
 
 def test_private_values_are_in_no_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest"}]
-    road = project(tmp_path, as_csv(rows), {**GROUPED, "privacy": {"dp_enabled": True}})
+    workspace = project(tmp_path, as_csv(rows), {**GROUPED, "privacy": {"dp_enabled": True}})
 
-    text = pin(road, capsys).read_text(encoding="utf-8")
+    text = pin(workspace, capsys).read_text(encoding="utf-8")
 
     assert "1 do not fit\n" in text
     assert "guest" not in text
@@ -185,12 +185,12 @@ def test_private_values_are_in_no_comment(tmp_path: Path, capsys: pytest.Capture
 
 
 def load(folder: Path, table: Any = None, *, file: str | None = None, name: str = "rows") -> recipe.Recipe:
-    road = project(folder, as_csv(sales(5)), GROUPED | ({} if table is None else {"table": table}))
+    workspace = project(folder, as_csv(sales(5)), GROUPED | ({} if table is None else {"table": table}))
     if file is not None:
-        path = recipe.table_contract_file(road.config, name)
+        path = recipe.table_contract_file(workspace.config, name)
         path.parent.mkdir(exist_ok=True)
         path.write_text(file, encoding="utf-8")
-    return recipe.load_recipe(road.config)
+    return recipe.load_recipe(workspace.config)
 
 
 COLUMNS = {"customer": {"type": "integer"}, "day": {"type": "date", "format": "iso8601"}}
@@ -215,7 +215,7 @@ def test_invalid_contract_is_refused_at_load(tmp_path: Path, table: dict[str, An
 
 
 def test_file_with_a_mistake_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"road/rows\.table\.yaml: columns\.day: .*needs a format"):
+    with pytest.raises(ConfigError, match=r"mini/rows\.table\.yaml: columns\.day: .*needs a format"):
         load(tmp_path, file="columns: {day: {type: date}}")
 
 

@@ -12,7 +12,7 @@ from rowmill.exports import open_export
 from tests.exports.test_exports import examples, folder_in, segments
 from tests.support import export_readers as readers
 from tests.support.real_chats import CHECKS, KINDS, chats_of
-from tests.support.recipes import Built, Road
+from tests.support.recipes import Built, Workspace
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +24,7 @@ DIALOGUES = ("native", "unpacked", "tinker", "bridge", "json")
 
 
 def built_of(
-    road: Road, real_data: Path, datasets: dict[str, Any], kinds: dict[str, dict[str, Any]], **changes: Any
+    workspace: Workspace, real_data: Path, datasets: dict[str, Any], kinds: dict[str, dict[str, Any]], **changes: Any
 ) -> Built:
     values: dict[str, Any] = {
         "tokenizer": str(real_data / "tokenizers/qwen3"),
@@ -32,8 +32,8 @@ def built_of(
         "exports": [{"name": name, **one} for name, one in kinds.items()],
         "gates": {check: {"at_most": 1} for check in CHECKS},
     }
-    (road.folder / "tokenizer").mkdir()
-    return road.recipe(datasets, **(values | changes)).build()
+    (workspace.folder / "tokenizer").mkdir()
+    return workspace.recipe(datasets, **(values | changes)).build()
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def dialogues(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Buil
         "bridge": {"kind": "megatron_bridge"},
         "json": {"kind": "axolotl", "ds_type": "json"},
     }
-    road = Road(tmp_path_factory.mktemp("dialogues"))
-    return built_of(road, real_data, chats, kinds, seq_len=2048)
+    workspace = Workspace(tmp_path_factory.mktemp("dialogues"))
+    return built_of(workspace, real_data, chats, kinds, seq_len=2048)
 
 
 @pytest.mark.parametrize("name", DIALOGUES)
@@ -72,10 +72,10 @@ def test_real_problems_are_cut_by_their_end_as_olmo_core_cuts(
     form = {"kind": "supervised", "input_field": "question", "output_field": "answer", "separate_with": "\n"}
     source = {"train_urls": [str(real_data / "math/gsm8k_train.jsonl")]}
     math = {"math": {"source": source, "format": form, "filters": {"max_items": 800}}}
-    road = Road(tmp_path_factory.mktemp("math"))
+    workspace = Workspace(tmp_path_factory.mktemp("math"))
 
     built = built_of(
-        road, real_data, math, {"olmo": {"kind": "olmo_core"}, "river": {"kind": "astrai_bin"}}, seq_len=512
+        workspace, real_data, math, {"olmo": {"kind": "olmo_core"}, "river": {"kind": "astrai_bin"}}, seq_len=512
     )
 
     went_in = Counter(examples(built, ["math"], at_most=512))
@@ -87,7 +87,7 @@ def test_real_problems_are_cut_by_their_end_as_olmo_core_cuts(
 
 def test_real_template_that_ends_turns_with_eos_is_refused_by_olmo_core(dialogues: Built) -> None:
     recipe = dialogues.project.recipe
-    config = dialogues.project.base / "configs" / "road.yaml"
+    config = dialogues.project.base / "configs" / "mini.yaml"
     text = config.read_text(encoding="utf-8")
     config.write_text(
         text.replace("- name: json\n  kind: axolotl\n  ds_type: json", "- name: json\n  kind: olmo_core"),

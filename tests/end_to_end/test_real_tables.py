@@ -22,7 +22,7 @@ from rowmill.tabular.table_contract.drift import describe_column_contract
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
-from tests.support.recipes import Built, Road
+from tests.support.recipes import Built, Workspace
 from tests.support.tables import as_written, cells, read_back, records, schema_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -69,8 +69,10 @@ def folder_with_tokenizers(tmp_path: Path, tmp_path_factory: pytest.TempPathFact
             yield tmp_path
 
 
-def road(folder: Path, real_data: Path, file: str, tokenizer: str, form: dict[str, Any], **changes: Any) -> Road:
-    made = Road(folder)
+def workspace(
+    folder: Path, real_data: Path, file: str, tokenizer: str, form: dict[str, Any], **changes: Any
+) -> Workspace:
+    made = Workspace(folder)
     (folder / "data").mkdir(parents=True)
     with (real_data / "tabular" / file).open(encoding="utf-8") as source, (folder / "data" / file).open("w") as target:
         target.writelines(line for number, line in enumerate(source) if number <= ROWS)
@@ -99,7 +101,7 @@ def rows_of(built: Built) -> list[dict[str, str]]:
 def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, real_data: Path, case: str) -> None:
     file, tokenizer, form = CASES[case]
 
-    built = road(tmp_path, real_data, file, tokenizer, form).build(only=TO_EXAMPLES)
+    built = workspace(tmp_path, real_data, file, tokenizer, form).build(only=TO_EXAMPLES)
 
     parsed, schema = read_back(built, tokenizer_of(real_data, tokenizer), form), schema_of(built)
     assert {span.kind for one in parsed for span in one.spans} == {"record", "delimiter"}
@@ -109,7 +111,7 @@ def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, re
 
 
 def test_types_of_the_weather_are_those_of_its_cells(tmp_path: Path, real_data: Path) -> None:
-    built = road(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {}).build(only=TO_EXAMPLES[:2])
+    built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {}).build(only=TO_EXAMPLES[:2])
 
     types = {
         one["name"]: one["type"]
@@ -139,7 +141,7 @@ def test_types_of_the_weather_are_those_of_its_cells(tmp_path: Path, real_data: 
 def test_contract_of_a_real_table_is_what_its_readers_would_write(
     tmp_path: Path, real_data: Path, file: str, wanted: dict[str, str]
 ) -> None:
-    built = road(tmp_path, real_data, file, "qwen3", {}).build(only=TO_EXAMPLES[:2])
+    built = workspace(tmp_path, real_data, file, "qwen3", {}).build(only=TO_EXAMPLES[:2])
 
     details = built.manifest("rows", "canonical_rows").details["table"]
     contract = TableContract.from_json(details["contract"])
@@ -150,7 +152,7 @@ def test_contract_of_a_real_table_is_what_its_readers_would_write(
 def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell(
     tmp_path: Path, real_data: Path
 ) -> None:
-    made = road(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {})
+    made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {})
     before = made.build(only=TO_EXAMPLES[:2])
     [file] = (made.folder / "data").iterdir()
     cells = file.read_text(encoding="utf-8").splitlines()[-1].split(",")
@@ -170,7 +172,7 @@ def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, rea
     _, _, form = CASES["weather, series by origin"]
     timed = {**form, "time_series": {**SERIES, "timestamp_interval_seconds": 3600}}
 
-    built = road(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", timed).build(only=TO_EXAMPLES[:2])
+    built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", timed).build(only=TO_EXAMPLES[:2])
 
     facts = built.manifest("rows", "canonical_rows").facts
     assert 0 < facts["interval_mismatch"] < 0.01
@@ -178,14 +180,14 @@ def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, rea
 
 def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Path, real_data: Path) -> None:
     form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
-    made = road(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
+    made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
 
     with pytest.raises(
         ContextOverflowError, match=r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
     ):
         made.build(only=TO_EXAMPLES)
 
-    written = (made.store / "road" / "rows" / "tokenized_examples").rglob("*.parquet")
+    written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.parquet")
     assert {path.name for path in written} == {"tokens.parquet"}
 
 

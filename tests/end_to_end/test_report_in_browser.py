@@ -22,7 +22,7 @@ from rowmill.build.steps import open_project
 from rowmill.reports import report_page
 from tests.reports.conftest import HOSTILE, make_hostile_rows
 from tests.support.dagster_server import ROOT
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -139,7 +139,7 @@ def test_rows_are_searched_by_text_dataset_reason_and_length(browser: Any, repor
 
 
 def test_row_that_tries_to_be_markup_is_found_as_text(browser: Any, tmp_path: Path) -> None:
-    built = Road(tmp_path).one("rows.jsonl", make_hostile_rows()).build()
+    built = Workspace(tmp_path).one("rows.jsonl", make_hostile_rows()).build()
     opened = Opened(browser, Path(report_page.write_report(built.project)), 390, "light")
     page = opened.page
     page.locator("#search-text").fill("evil.INVALID")

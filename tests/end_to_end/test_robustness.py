@@ -25,7 +25,7 @@ import pytest
 from rowmill.build import runner, steps
 from rowmill.core.errors import BusyError, ConfigError, IntegrityError, PipelineError
 from rowmill.executors import local
-from tests.support.recipes import CHAT, CHATML, PAIR, Built, Road, chat, lines, pair, write_tokenizer
+from tests.support.recipes import CHAT, CHATML, PAIR, Built, Workspace, chat, lines, pair, write_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,11 @@ PROCESSES.set_forkserver_preload(
 PATIENCE_S = 60.0
 
 
-def with_data(road: Road, **changes: object) -> Road:
+def with_data(workspace: Workspace, **changes: object) -> Workspace:
     """Write two datasets; the chats are compressed, so that their parts are staged, and long enough for several."""
-    road.write("chats.jsonl.gz", gzip.compress(lines(chat(i, words=30) for i in range(500)), mtime=0))
-    road.write("tasks.jsonl", [pair(i) for i in range(50)])
-    return road.recipe(
+    workspace.write("chats.jsonl.gz", gzip.compress(lines(chat(i, words=30) for i in range(500)), mtime=0))
+    workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
+    return workspace.recipe(
         {
             "chats": {"source": {"train_urls": ["data/chats.jsonl.gz"]}, "format": CHAT},
             "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
@@ -54,12 +54,12 @@ def with_data(road: Road, **changes: object) -> Road:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the project once, in peace."""
-    return with_data(Road(tmp_path_factory.mktemp("undisturbed"))).build()
+    return with_data(Workspace(tmp_path_factory.mktemp("undisturbed"))).build()
 
 
 @pytest.fixture
-def road(tmp_path: Path) -> Road:
-    return with_data(Road(tmp_path))
+def workspace(tmp_path: Path) -> Workspace:
+    return with_data(Workspace(tmp_path))
 
 
 def assert_same(built: Built, undisturbed: Built) -> None:
@@ -110,8 +110,8 @@ def _killer(config: Path, pattern: str, count: int) -> Callable[[str, tuple[obje
     return hear
 
 
-def started(road: Road, **options: object) -> BaseProcess:
-    process = PROCESSES.Process(target=build_in_process, args=(road.config,), kwargs=options)
+def started(workspace: Workspace, **options: object) -> BaseProcess:
+    process = PROCESSES.Process(target=build_in_process, args=(workspace.config,), kwargs=options)
     process.start()
     return process
 
@@ -124,9 +124,9 @@ def finished(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def killed(road: Road, pattern: str, count: int = 1, **options: object) -> bool:
+def killed(workspace: Workspace, pattern: str, count: int = 1, **options: object) -> bool:
     """Run a build that dies before the n-th rename to a matching path; tell whether it got there."""
-    return finished(started(road, deaths=(pattern, count), **options)) == -signal.SIGKILL
+    return finished(started(workspace, deaths=(pattern, count), **options)) == -signal.SIGKILL
 
 
 def is_alive(pid: int) -> bool:
@@ -159,44 +159,46 @@ IN_THE_MIDDLE = {
 
 
 @pytest.mark.parametrize("stage", IN_THE_MIDDLE)
-def test_killed_build_is_finished_by_the_next_with_the_same_bytes(road: Road, undisturbed: Built, stage: str) -> None:
+def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
+    workspace: Workspace, undisturbed: Built, stage: str
+) -> None:
     for pattern, count in IN_THE_MIDDLE[stage]:
-        assert killed(road, pattern, count), f"never got to {pattern}"
+        assert killed(workspace, pattern, count), f"never got to {pattern}"
 
-    assert_same(road.build(), undisturbed)
-
-
-def test_killed_build_leaves_no_manifest_of_the_stage_it_was_in(road: Road) -> None:
-    assert killed(road, "chats/tokenized_examples/parts/.*/part.json", 2)
-
-    assert (road.store / "road/chats/canonical_rows/pointer.json").exists()
-    assert not list((road.store / "road/chats/tokenized_examples").glob("manifests/*"))
+    assert_same(workspace.build(), undisturbed)
 
 
-def test_build_after_a_kill_keeps_the_finished_parts(road: Road) -> None:
-    assert killed(road, "chats/tokenized_examples/parts/.*/part.json", 2)
+def test_killed_build_leaves_no_manifest_of_the_stage_it_was_in(workspace: Workspace) -> None:
+    assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
 
-    report = road.build().report("chats", "tokenized_examples")
+    assert (workspace.store / "mini/chats/canonical_rows/pointer.json").exists()
+    assert not list((workspace.store / "mini/chats/tokenized_examples").glob("manifests/*"))
+
+
+def test_build_after_a_kill_keeps_the_finished_parts(workspace: Workspace) -> None:
+    assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
+
+    report = workspace.build().report("chats", "tokenized_examples")
 
     assert report.parts > 2
     assert report.parts_reused == 1
 
 
-def test_killed_build_leaves_no_worker(road: Road, undisturbed: Built) -> None:
-    with_data(road, execution={"workers": 2})
+def test_killed_build_leaves_no_worker(workspace: Workspace, undisturbed: Built) -> None:
+    with_data(workspace, execution={"workers": 2})
     # Parts are written by the workers; what the killed process itself writes next is the manifest.
-    assert killed(road, "chats/tokenized_examples/manifests/", 1, inline_below_bytes=0)
+    assert killed(workspace, "chats/tokenized_examples/manifests/", 1, inline_below_bytes=0)
 
-    workers = [int(pid) for pid in road.config.with_name("workers").read_text(encoding="ascii").split()]
+    workers = [int(pid) for pid in workspace.config.with_name("workers").read_text(encoding="ascii").split()]
     assert len(workers) == 2
     assert until(lambda: not any(map(is_alive, workers)))
-    assert_same(road.build(), undisturbed)
+    assert_same(workspace.build(), undisturbed)
 
 
-def test_killed_build_leaves_no_lock(road: Road) -> None:
-    assert killed(road, "chats/raw_dataset/manifests/", 1)
+def test_killed_build_leaves_no_lock(workspace: Workspace) -> None:
+    assert killed(workspace, "chats/raw_dataset/manifests/", 1)
 
-    with road.project.store.lock("road/chats/raw_dataset/.lock", what="the lock", timeout_s=1):
+    with workspace.project.store.lock("mini/chats/raw_dataset/.lock", what="the lock", timeout_s=1):
         pass
 
 
@@ -204,28 +206,28 @@ def test_killed_build_leaves_no_lock(road: Road) -> None:
 
 
 def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
-    road: Road, undisturbed: Built, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, undisturbed: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
-    with_data(road, execution={"workers": 2})
+    with_data(workspace, execution={"workers": 2})
 
     def kill_workers(where: str, **_: object) -> None:
         for process in multiprocessing.active_children():
             process.kill()
 
     with pytest.raises(IntegrityError, match="a worker process died"):
-        road.build(progress=kill_workers)
+        workspace.build(progress=kill_workers)
 
-    assert_same(road.build(), undisturbed)
+    assert_same(workspace.build(), undisturbed)
 
 
-def test_error_in_a_worker_arrives_as_itself(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_worker_arrives_as_itself(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    write_tokenizer(road.folder / "tokenizer", template=endless + CHATML)
+    write_tokenizer(workspace.folder / "tokenizer", template=endless + CHATML)
 
     with pytest.raises(ConfigError, match="the template takes too many steps"):
-        with_data(road, execution={"workers": 2}).build()
+        with_data(workspace, execution={"workers": 2}).build()
 
 
 # ── Full disks ─────────────────────────────────────────────────────────────────────────────────────
@@ -251,15 +253,15 @@ def resize(disk: Path, size_bytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size_bytes >> 10}k", str(disk)], check=True)
 
 
-NO_ROOM = r"^road/\S+: no space left under .*; free space there, or choose another storage root, and build again$"
+NO_ROOM = r"^mini/\S+: no space left under .*; free space there, or choose another storage root, and build again$"
 
 
 @pytest.mark.parametrize("share", [0.03, 0.3, 0.55, 0.7, 0.85])
 def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
-    road: Road, undisturbed: Built, small_disk: Path, share: float
+    workspace: Workspace, undisturbed: Built, small_disk: Path, share: float
 ) -> None:
     needed = sum(path.stat().st_blocks * 512 for path in Path(undisturbed.project.store.root).rglob("*"))
-    there = Road(road.folder, str(small_disk / "store"))
+    there = Workspace(workspace.folder, str(small_disk / "store"))
     resize(small_disk, int(needed * share))
 
     with pytest.raises(PipelineError, match=NO_ROOM):
@@ -277,46 +279,46 @@ def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None
         report.write_text(str(error), encoding="utf-8")
 
 
-def test_build_that_may_write_only_small_files_is_one_error(road: Road, undisturbed: Built) -> None:
+def test_build_that_may_write_only_small_files_is_one_error(workspace: Workspace, undisturbed: Built) -> None:
     """The same without a disk of one's own: the system refuses to let any file grow beyond a limit."""
-    report = road.folder / "report"
-    process = PROCESSES.Process(target=build_with_small_files, args=(road.config, 20_000, report))
+    report = workspace.folder / "report"
+    process = PROCESSES.Process(target=build_with_small_files, args=(workspace.config, 20_000, report))
     process.start()
 
     assert finished(process) == 0
     assert re.search(NO_ROOM, report.read_text(encoding="utf-8"))
-    assert_same(road.build(), undisturbed)
+    assert_same(workspace.build(), undisturbed)
 
 
 # ── Two builds at once ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_builds_at_once_both_end_well_and_give_the_same_bytes(road: Road, undisturbed: Built) -> None:
-    both = [started(road) for _ in range(2)]
+def test_two_builds_at_once_both_end_well_and_give_the_same_bytes(workspace: Workspace, undisturbed: Built) -> None:
+    both = [started(workspace) for _ in range(2)]
 
     assert [finished(one) for one in both] == [0, 0]
-    after = road.build()
+    after = workspace.build()
     assert after.made() == set()
     assert_same(after, undisturbed)
-    assert not list(road.store.rglob("*.tmp"))
-    assert not list(road.store.rglob("scratch-*"))
+    assert not list(workspace.store.rglob("*.tmp"))
+    assert not list(workspace.store.rglob("scratch-*"))
 
 
-def test_build_beside_one_that_is_killed_ends_well(road: Road, undisturbed: Built) -> None:
+def test_build_beside_one_that_is_killed_ends_well(workspace: Workspace, undisturbed: Built) -> None:
     """The survivor waits for the lock that the other holds, and gets it when the other dies."""
-    survivor = started(road)
+    survivor = started(workspace)
 
-    assert killed(road, "gpu_partitions/parts/.*/data/", 1) or finished(survivor) == 0
+    assert killed(workspace, "gpu_partitions/parts/.*/data/", 1) or finished(survivor) == 0
     assert finished(survivor) == 0
-    assert_same(road.build(), undisturbed)
+    assert_same(workspace.build(), undisturbed)
 
 
-def test_step_that_another_process_holds_is_refused_clearly(road: Road) -> None:
-    store = road.project.store
+def test_step_that_another_process_holds_is_refused_clearly(workspace: Workspace) -> None:
+    store = workspace.project.store
 
     with (
-        store.lock("road/chats/raw_dataset/.lock", what="road/chats/raw_dataset"),
-        pytest.raises(BusyError, match=r"^road/chats/raw_dataset: another process .*; wait for that build or stop it$"),
-        store.lock("road/chats/raw_dataset/.lock", what="road/chats/raw_dataset", timeout_s=0.1),
+        store.lock("mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset"),
+        pytest.raises(BusyError, match=r"^mini/chats/raw_dataset: another process .*; wait for that build or stop it$"),
+        store.lock("mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset", timeout_s=0.1),
     ):
         pass

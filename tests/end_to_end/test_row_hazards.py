@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.recipes import CHAT, Built, Road, chat, text_of, write_tokenizer
+from tests.support.recipes import CHAT, Built, Workspace, chat, text_of, write_tokenizer
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -27,7 +27,7 @@ UP_TO_TOKENS = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 def built_of(folder: Path, rows: "list[Any] | bytes", name: str = "a.jsonl", **groups: Any) -> Built:
     write_tokenizer(folder / "tokenizer", template=TEMPLATE)
-    return Road(folder).one(name, rows, CHAT, filters={"deduplicate": "off"}, **groups).build(only=UP_TO_TOKENS)
+    return Workspace(folder).one(name, rows, CHAT, filters={"deduplicate": "off"}, **groups).build(only=UP_TO_TOKENS)
 
 
 def texts(folder: Path, rows: list[Any], **groups: Any) -> list[str]:
@@ -110,9 +110,9 @@ def test_rows_without_a_target_are_rejected_when_sequences_are_packed_too(tmp_pa
     untrained = chat(1)
     untrained["messages"][1]["weight"] = 0
     write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
-    road = Road(tmp_path).one("a.jsonl", [chat(0), untrained, chat(2)], CHAT, packing={"pack": True})
+    workspace = Workspace(tmp_path).one("a.jsonl", [chat(0), untrained, chat(2)], CHAT, packing={"pack": True})
 
-    built = road.build()
+    built = workspace.build()
 
     assert built.rejects() == [(1, "no_loss_tokens")]
     assert len(built.segments()) == 2

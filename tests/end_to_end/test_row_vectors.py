@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support.recipes import CHAT, Road
+from tests.support.recipes import CHAT, Workspace
 
 T1 = (
     "{% for m in messages %}{{ '<'+m.role[0]+'>'+m.content+'<e>\n' }}{% endfor %}"
@@ -36,7 +36,7 @@ def characters() -> str:
     return tokenizer.to_str()
 
 
-def road(folder: Path, template: str = T1) -> Road:
+def workspace(folder: Path, template: str = T1) -> Workspace:
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokenizer/tokenizer.json").write_text(characters(), encoding="utf-8")
     config = {
@@ -46,7 +46,7 @@ def road(folder: Path, template: str = T1) -> Road:
         "chat_template": template,
     }
     (folder / "tokenizer/tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return Road(folder)
+    return Workspace(folder)
 
 
 def talk(words: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def shown(example: dict[str, Any]) -> str:
 
 
 def examples(folder: Path, row: dict[str, Any], template: str = T1, **groups: Any) -> list[dict[str, Any]]:
-    return road(folder, template).one("a.jsonl", [row], CHAT, **groups).examples()
+    return workspace(folder, template).one("a.jsonl", [row], CHAT, **groups).examples()
 
 
 def trained(example: dict[str, Any]) -> list[int]:
@@ -146,7 +146,7 @@ def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> N
 def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
     form = {"kind": "supervised", "separate_with": "\n", "add_bos": True}
 
-    (one,) = road(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).examples()
+    (one,) = workspace(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).examples()
 
     assert shown(one) == "[B]ab\n⟦cd[E]⟧"
     assert one["loss_mask"] == [False] * 4 + [True] * 3
@@ -167,7 +167,7 @@ def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
 def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) -> None:
     row = {"prompt": "ab", "response": "cd"}
 
-    (one,) = road(tmp_path).one("a.jsonl", [row], {"kind": "supervised", **groups}).examples()
+    (one,) = workspace(tmp_path).one("a.jsonl", [row], {"kind": "supervised", **groups}).examples()
 
     assert shown(one) == text
 
@@ -182,7 +182,7 @@ def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) 
     ],
 )
 def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list[str]) -> None:
-    found = road(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
+    found = workspace(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
 
     assert [shown(one) for one in found] == texts
 
@@ -199,7 +199,7 @@ def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
 
     options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
 
-    found = road(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
+    found = workspace(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
 
     texts = [shown(one) for one in found]
     for answer in answers:

@@ -21,7 +21,7 @@ from rowmill.cli.error_boundary import ExitStatus
 from rowmill.executors import RayExecutor
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.ray_nodes import ROOT, SMALL_STORE, write_two_datasets
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
@@ -65,15 +65,15 @@ def start(temporary: Path, *command: str, **variables: str) -> "subprocess.Popen
     )
 
 
-def start_build(temporary: Path, road: Road) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rowmill.cli.main", "build", str(road.config), "--root", STORE]
+def start_build(temporary: Path, workspace: Workspace) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rowmill.cli.main", "build", str(workspace.config), "--root", STORE]
     return start(temporary, *command)
 
 
-def require_same_versions(road: Road) -> None:
+def require_same_versions(workspace: Workspace) -> None:
     """Hold the store to what a build on this machine comes to, and to have nothing left to make."""
-    expected = road.build().versions()
-    found = runner.build(Road(road.folder, STORE).project)
+    expected = workspace.build().versions()
+    found = runner.build(Workspace(workspace.folder, STORE).project)
     assert {"/".join(step.key[1:]): report.version for step, report, _ in found} == expected
     assert all(report.reused for _, report, _ in found)
 
@@ -81,15 +81,15 @@ def require_same_versions(road: Road) -> None:
 def test_two_builders_on_separate_hosts_end_with_the_same_versions(
     server: ObjectServer, temporary: Path, tmp_path: Path
 ) -> None:
-    road = write_two_datasets(tmp_path, {"kind": "local"})
+    workspace = write_two_datasets(tmp_path, {"kind": "local"})
 
-    builders = [start_build(temporary, road) for _ in range(2)]
+    builders = [start_build(temporary, workspace) for _ in range(2)]
     ended = [(*one.communicate(timeout=PATIENCE_S), one.returncode) for one in builders]
 
     for _, printed, status in ended:
         assert status == ExitStatus.SUCCESS, printed
     assert not list(temporary.iterdir())
-    require_same_versions(road)
+    require_same_versions(workspace)
 
 
 def wait_for_nodes(address: str, count: int) -> None:
@@ -134,8 +134,8 @@ def test_a_cluster_of_separate_hosts_makes_the_same_versions(
 ) -> None:
     local = write_two_datasets(tmp_path, {"kind": "local"})
     with cluster_of_separate_hosts(temporary) as address:
-        road = write_two_datasets(tmp_path, {"kind": "ray", "address": address})
-        driver = start_build(temporary, road)
+        workspace = write_two_datasets(tmp_path, {"kind": "ray", "address": address})
+        driver = start_build(temporary, workspace)
         _, printed = driver.communicate(timeout=PATIENCE_S)
 
     assert driver.returncode == ExitStatus.SUCCESS, printed

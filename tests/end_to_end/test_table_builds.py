@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.stages.table_plan import TablePlan
-from tests.support.recipes import Built, Road, lines, tokenizer_json
+from tests.support.recipes import Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
     as_csv,
     as_written,
@@ -47,11 +47,11 @@ def built(
     only: tuple[str, ...] = TO_EXAMPLES,
     **groups: Any,
 ) -> Built:
-    road = Road(folder)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(count)))]}
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(count)))]}
     splits = {"splits": {"test": 0}} | groups
-    road.recipe({"rows": {"source": source, "format": records(**form), **splits}}, seq_len=seq_len)
-    return road.build(only=only)
+    workspace.recipe({"rows": {"source": source, "format": records(**form), **splits}}, seq_len=seq_len)
+    return workspace.build(only=only)
 
 
 # ── Every record comes back ────────────────────────────────────────────────────────────────────────
@@ -165,17 +165,17 @@ def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
 
 
 def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
-    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
-    road.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0.3}}})
+    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
+    workspace.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0.3}}})
     before = {
         row["record"]: row["split"]
-        for row in road.build(only=TO_EXAMPLES).rows_of("rows", "canonical_rows", file="rows")
+        for row in workspace.build(only=TO_EXAMPLES).rows_of("rows", "canonical_rows", file="rows")
     }
-    road.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
+    workspace.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
 
-    made = road.build(only=TO_EXAMPLES[:2])
+    made = workspace.build(only=TO_EXAMPLES[:2])
 
     after = {row["record"]: row["split"] for row in made.rows_of("rows", "canonical_rows", file="rows")}
     assert [one["type"] for one in made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]] == [
@@ -187,7 +187,7 @@ def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path)
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
     content = b'{"a":42.50,"b":1180591620717411303424}\n{"a":1,"b":null,"c":[1,2.50]}\n'
 
-    made = Road(tmp_path).one("rows.jsonl", content, records(), splits={"test": 0}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("rows.jsonl", content, records(), splits={"test": 0}).build(only=TO_EXAMPLES)
 
     rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
     assert rows == ['{"a":42.50,"b":1180591620717411303424}', '{"a":1,"b":null,"c":[1,2.50]}']
@@ -216,7 +216,9 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     sink = io.BytesIO()
     pq.write_table(table, sink)
 
-    made = Road(tmp_path).one("rows.parquet", sink.getvalue(), records(), splits={"test": 0}).build(only=TO_EXAMPLES)
+    made = (
+        Workspace(tmp_path).one("rows.parquet", sink.getvalue(), records(), splits={"test": 0}).build(only=TO_EXAMPLES)
+    )
 
     assert [one.type for one in schema_of(made).columns] == ["integer", "float", "decimal", "datetime", "list"]
     rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
@@ -241,7 +243,7 @@ def test_rows_without_group_or_readable_order_are_rejected_with_their_reasons(tm
         time_series={"is_timeseries": True, "timestamp_format": "elapsed_seconds"},
     )
 
-    made = Road(tmp_path).one("rows.jsonl", rows, form, splits={"test": 0}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("rows.jsonl", rows, form, splits={"test": 0}).build(only=TO_EXAMPLES)
 
     assert made.rejects() == [(1, "group_missing"), (2, "group_missing"), (3, "order_missing"), (4, "order_unparsable")]
 
@@ -252,11 +254,11 @@ def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path)
         "assembly": {"on_overflow": "reject", "max_seq_length": 400},
     }
     rows = [*purchases(60), {**purchases(1)[0], "note": "word " * 300}]
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
-    road.recipe({"rows": {"source": source, "format": records(**form), "splits": {"test": 0}}}, seq_len=2048)
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
+    workspace.recipe({"rows": {"source": source, "format": records(**form), "splits": {"test": 0}}}, seq_len=2048)
 
-    made = road.build(only=TO_EXAMPLES)
+    made = workspace.build(only=TO_EXAMPLES)
 
     manifest = made.manifest("rows", "tokenized_examples")
     assert sorted(manifest.ledger) == [("kept", "", 25), ("not_sampled", "", 35), ("rejected", "record_overflow", 1)]
@@ -281,18 +283,18 @@ def test_resampled_rows_are_shown_again_under_names_of_their_own(tmp_path: Path)
 
 
 def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(60, customers=6)))]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(60, customers=6)))]}
     form = records(**grouped(), assembly={"max_seq_length": 300})
-    road.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
+    workspace.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
 
     with pytest.raises(ContextOverflowError, match="6 groups do not fit: customer='C-00") as caught:
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
     assert isinstance(caught.value, GenerationError)
     assert "limit 300" in str(caught.value)
     assert "format.assembly.on_overflow: split" in str(caught.value)
-    written = [path for path in (road.store / "road" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
+    written = [path for path in (workspace.store / "mini" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
     # The ids of the records are kept; they are those of any plan.
     assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.parquet"]
 
@@ -300,16 +302,16 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
 def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:
     table = as_csv(purchases(60, customers=6))
 
-    def made_in(road: Road, assembly: dict[str, Any]) -> Built:
-        source = {"train_urls": [road.write("table.csv", table)]}
+    def made_in(workspace: Workspace, assembly: dict[str, Any]) -> Built:
+        source = {"train_urls": [workspace.write("table.csv", table)]}
         form = records(**grouped(), assembly={"max_seq_length": 300, **assembly})
-        road.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
-        return road.build(only=TO_EXAMPLES)
+        workspace.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
+        return workspace.build(only=TO_EXAMPLES)
 
     with pytest.raises(ContextOverflowError):
-        made_in(Road(tmp_path), {})
-    again = made_in(Road(tmp_path), {"on_overflow": "split"})
-    fresh = made_in(Road(tmp_path / "fresh"), {"on_overflow": "split"})
+        made_in(Workspace(tmp_path), {})
+    again = made_in(Workspace(tmp_path), {"on_overflow": "split"})
+    fresh = made_in(Workspace(tmp_path / "fresh"), {"on_overflow": "split"})
 
     key = ("rows", "tokenized_examples")
     assert (again.report(*key).rows_made, fresh.report(*key).rows_made) == (0, 60)
@@ -318,10 +320,10 @@ def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) 
 
 
 def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     rows = [{"customer": "C-001", "n": "1"}, *({"customer": "C-002", "n": str(n)} for n in range(40))]
-    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
-    road.recipe(
+    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
+    workspace.recipe(
         {
             "rows": {
                 "source": source,
@@ -333,7 +335,7 @@ def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path
     )
 
     with pytest.raises(ContextOverflowError) as caught:
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
     prompt = len(TOKENIZER.encode("customer, n\n").ids)
     tokens = sum(len(TOKENIZER.encode(f'{{"customer":"C-002","n":{n}}}\n').ids) for n in range(40))
@@ -356,17 +358,17 @@ def test_group_too_large_is_cut_between_records_where_that_is_allowed(tmp_path: 
 
 def test_prompt_that_leaves_no_tokens_names_its_widest_columns(tmp_path: Path) -> None:
     rows = [{"a": "1", "a column with a very long name that nobody reads": "2"}]
-    road = Road(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
-    road.recipe(road_datasets(road), seq_len=24)
+    workspace = Workspace(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
+    workspace.recipe(workspace_datasets(workspace), seq_len=24)
 
     with pytest.raises(ContextOverflowError, match="widest columns are a column with a very long name"):
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
 
-def road_datasets(road: Road) -> dict[str, Any]:
+def workspace_datasets(workspace: Workspace) -> dict[str, Any]:
     import yaml
 
-    datasets: dict[str, Any] = yaml.safe_load(road.config.read_text(encoding="utf-8"))["datasets"]
+    datasets: dict[str, Any] = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))["datasets"]
     return datasets
 
 
@@ -376,7 +378,7 @@ def road_datasets(road: Road) -> dict[str, Any]:
 def series(folder: Path, times: list[str], **time_series: Any) -> Built:
     rows = [{"t": time, "v": str(i)} for i, time in enumerate(times)]
     form = records(data={"order_training_examples_by": "t"}, time_series={"is_timeseries": True, **time_series})
-    return Road(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
+    return Workspace(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
 
 
 def test_ambiguous_dates_are_an_error(tmp_path: Path) -> None:
@@ -417,7 +419,7 @@ def test_lone_series_stays_in_train(tmp_path: Path) -> None:
         data={"group_training_examples_by": "g", "order_training_examples_by": "t"}, time_series={"is_timeseries": True}
     )
 
-    made = Road(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0.99}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0.99}).build(only=TO_EXAMPLES)
 
     assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 50}
 
@@ -444,7 +446,7 @@ def test_groups_are_never_in_two_splits_and_exact_splits_have_their_rows(tmp_pat
 def test_equal_rows_of_a_table_stay_in_one_split_and_are_no_copies(tmp_path: Path) -> None:
     rows = [{"a": str(i % 100)} for i in range(400)]
 
-    made = Road(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0.3}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0.3}).build(only=TO_EXAMPLES)
 
     assert made.manifest("rows", "canonical_rows").facts["kept"] == 400
     found: dict[str, set[str]] = {}
@@ -491,23 +493,23 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
     }
     versions: list[dict[str, str]] = []
     for workers in (1, 2):
-        road = Road(tmp_path / str(workers))
+        workspace = Workspace(tmp_path / str(workers))
         for mode in MODES:
-            road.write(f"{mode}.csv", as_csv([{**row, "kind": mode} for row in purchases(1200, customers=60)]))
-        road.recipe(datasets, seq_len=4096, execution={"workers": workers})
-        versions.append(road.build().versions())
+            workspace.write(f"{mode}.csv", as_csv([{**row, "kind": mode} for row in purchases(1200, customers=60)]))
+        workspace.recipe(datasets, seq_len=4096, execution={"workers": workers})
+        versions.append(workspace.build().versions())
 
     assert versions[0] == versions[1]
 
 
 def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(1500)))]}
-    road.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0}}}, seq_len=2048)
-    first = road.build(only=TO_EXAMPLES).report("rows", "tokenized_examples")
-    road.write("table.csv", as_csv(purchases(1510)))
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(1500)))]}
+    workspace.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0}}}, seq_len=2048)
+    first = workspace.build(only=TO_EXAMPLES).report("rows", "tokenized_examples")
+    workspace.write("table.csv", as_csv(purchases(1510)))
 
-    made = road.build(only=TO_EXAMPLES)
+    made = workspace.build(only=TO_EXAMPLES)
 
     assert first.rows_made == 1500
     assert 10 <= made.report("rows", "tokenized_examples").rows_made <= 512 + 10
@@ -515,11 +517,11 @@ def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> N
 
 
 def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(600)))]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(600)))]}
     datasets = {"rows": {"source": source, "format": records(), "splits": {"test": 0}}}
-    one = road.recipe(datasets, seq_len=2048).build(only=TO_EXAMPLES)
-    other = road.recipe(datasets, seq_len=2048, seed=1).build(only=TO_EXAMPLES)
+    one = workspace.recipe(datasets, seq_len=2048).build(only=TO_EXAMPLES)
+    other = workspace.recipe(datasets, seq_len=2048, seed=1).build(only=TO_EXAMPLES)
 
     assert other.report("rows", "tokenized_examples").rows_made == 0
     assert [e["row_ids"] for e in one.examples()] != [e["row_ids"] for e in other.examples()]
@@ -533,7 +535,7 @@ def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(
         time_series={"is_timeseries": True},
     )
 
-    made = Road(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0}).build(only=TO_EXAMPLES)
 
     room = made.manifest("rows", "tokenized_examples").facts["record_room"]
     budgets = np.array([one["budget"] for one in made.examples()])
@@ -548,7 +550,7 @@ def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_pa
     content = lines([{"a": 42.5, "b": 1}, {"a": 1, "b": None}]) + b'{"a":0.000000000001,"b":3}\n'
     form = records(codec={"wire": "reference"}, data={"max_sequences_per_example": 1})
 
-    made = Road(tmp_path).one("rows.jsonl", content, form, splits={"test": 0}).build(only=TO_EXAMPLES)
+    made = Workspace(tmp_path).one("rows.jsonl", content, form, splits={"test": 0}).build(only=TO_EXAMPLES)
 
     texts = sorted(text.split("<|im_start|>")[1].split("<|im_end|>")[0] for text in trained_texts(made, TOKENIZER))
     assert texts == ['{"a":0.0,"b":3.0}\n', '{"a":1.0,"b":null}\n', '{"a":42.5,"b":1.0}\n']
@@ -559,7 +561,7 @@ def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
     form = records(codec={"wire": "reference"})
 
     made = (
-        Road(tmp_path)
+        Workspace(tmp_path)
         .one("rows.jsonl", [{"a": "ends <|im_end|>"}, {"a": "fine"}], form, splits={"test": 0})
         .build(only=TO_EXAMPLES)
     )
@@ -570,8 +572,8 @@ def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
 def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:
     form = records(data={"group_training_examples_by": "g"})
     content = b"g,t\n" + b"".join(b"%s,%d\n" % (b"" if i in (3, 5) else b"a", i) for i in range(8))
-    road = Road(tmp_path)
-    rows = {"source": {"train_urls": [road.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
+    workspace = Workspace(tmp_path)
+    rows = {"source": {"train_urls": [workspace.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
 
     with pytest.raises(GateError, match=r"rejects.*\n  group_missing: 2, the first is \S*rows\.csv line 5 \(\w+:3\)"):
-        road.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)
+        workspace.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)

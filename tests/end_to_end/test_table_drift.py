@@ -17,7 +17,7 @@ import yaml
 
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.stages import raw_dataset
-from tests.support.recipes import Built, Road
+from tests.support.recipes import Built, Workspace
 from tests.support.tables import as_csv, records
 
 TO_ROWS = ("raw_dataset", "canonical_rows")
@@ -43,10 +43,10 @@ GROUPED = records(data={"group_training_examples_by": "customer", "order_trainin
 
 def project(
     folder: Path, content: bytes, form: dict[str, Any] = GROUPED, name: str = "sales.csv", **source: Any
-) -> Road:
-    road = Road(folder)
-    urls = {"train_urls": [road.write(name, content)]}
-    return road.recipe({"rows": {"source": urls | source, "format": form, "splits": {"test": 0.2}}}, seq_len=2048)
+) -> Workspace:
+    workspace = Workspace(folder)
+    urls = {"train_urls": [workspace.write(name, content)]}
+    return workspace.recipe({"rows": {"source": urls | source, "format": form, "splits": {"test": 0.2}}}, seq_len=2048)
 
 
 def rows_of(built: Built) -> list[dict[str, Any]]:
@@ -112,38 +112,38 @@ NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("night", NIGHTS)
 def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_path: Path, night: str) -> None:
     change, said = NIGHTS[night]
-    road = project(tmp_path, as_csv(sales()))
-    before = splits_of(road.build(only=TO_ROWS))
-    road.write("sales.csv", change(sales()))
+    workspace = project(tmp_path, as_csv(sales()))
+    before = splits_of(workspace.build(only=TO_ROWS))
+    workspace.write("sales.csv", change(sales()))
 
-    after = road.build(only=TO_ROWS)
+    after = workspace.build(only=TO_ROWS)
     with pytest.raises(GateError) as caught:
-        road.build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)
 
     assert {"train", "test"} == set(before.values())
     assert all(before[group] == split for group, split in splits_of(after).items())
     assert [line.strip() for line in str(caught.value).splitlines()[1:]][: len(said)] == list(said)
-    assert "rowmill advise road --write" in str(caught.value)
+    assert "rowmill advise mini --write" in str(caught.value)
 
 
 def test_change_stays_a_change_until_it_is_corrected(tmp_path: Path) -> None:
-    road = project(tmp_path, as_csv(sales()))
-    road.build(only=TO_ROWS)
+    workspace = project(tmp_path, as_csv(sales()))
+    workspace.build(only=TO_ROWS)
     for rows in (sales(), sales(1501)):
-        road.write("sales.csv", as_csv([*rows, {**sale(1), "customer": "guest"}]))
-        assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 1
+        workspace.write("sales.csv", as_csv([*rows, {**sale(1), "customer": "guest"}]))
+        assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 1
 
-    road.write("sales.csv", as_csv(sales(1502)))
+    workspace.write("sales.csv", as_csv(sales(1502)))
 
-    assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 0
+    assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 0
 
 
 def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp_path: Path) -> None:
-    road = project(tmp_path, as_csv(sales()))
-    before = splits_of(road.build(only=TO_ROWS))
-    road.write("sales.csv", as_csv(sales(1700)))
+    workspace = project(tmp_path, as_csv(sales()))
+    before = splits_of(workspace.build(only=TO_ROWS))
+    workspace.write("sales.csv", as_csv(sales(1700)))
 
-    after = road.build(only=TO_ROWS)
+    after = workspace.build(only=TO_ROWS)
 
     assert facts_of(after)["table_drift"] == 0
     assert splits_of(after) == before
@@ -161,12 +161,12 @@ def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path
 
 def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path: Path) -> None:
     rows = [{"g": i % 9, "v": i} for i in range(40)]
-    road = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
-    road.write("rows.jsonl", rows)
-    before = splits_of(road.build(only=TO_ROWS))
-    road.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
+    workspace = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
+    workspace.write("rows.jsonl", rows)
+    before = splits_of(workspace.build(only=TO_ROWS))
+    workspace.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
 
-    after = road.build(only=TO_ROWS)
+    after = workspace.build(only=TO_ROWS)
 
     assert facts_of(after)["table_drift"] == 1
     assert after.manifest("rows", "canonical_rows").samples["table_drift"] == (
@@ -176,14 +176,14 @@ def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path
 
 
 def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path: Path) -> None:
-    road = project(tmp_path, as_csv(sales()))
-    road.build(only=TO_ROWS)
-    road.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
-    settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
+    workspace = project(tmp_path, as_csv(sales()))
+    workspace.build(only=TO_ROWS)
+    workspace.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
+    settings = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
     waiver = {"check": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
-    road.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
+    workspace.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
 
-    made = road.build(only=TO_EXAMPLES)
+    made = workspace.build(only=TO_EXAMPLES)
 
     assert "channel" not in types_of(made)
     assert len(rows_of(made)) == 1501
@@ -191,22 +191,22 @@ def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path:
 
 def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_force(tmp_path: Path) -> None:
     numbers, texts = ([{"id": str(i), "code": f"{prefix}{i}"} for i in range(40)] for prefix in ("", "C"))
-    road = project(tmp_path, as_csv(numbers), records())
-    settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
-    road.build(only=TO_ROWS)
-    road.write("sales.csv", as_csv(texts))
+    workspace = project(tmp_path, as_csv(numbers), records())
+    settings = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+    workspace.build(only=TO_ROWS)
+    workspace.write("sales.csv", as_csv(texts))
     columns = {"id": {"type": "integer"}, "code": {"type": "text"}}
     pinned = {"rows": settings["datasets"]["rows"] | {"format": records(table={"columns": columns})}}
-    road.recipe(pinned, seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
-    road.recipe(settings["datasets"], seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
+    workspace.recipe(pinned, seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
+    workspace.recipe(settings["datasets"], seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
 
     # The rows of the first night are kept, in which the codes are integers.
-    road.write("sales.csv", as_csv(numbers))
-    after = road.build(only=TO_ROWS)
+    workspace.write("sales.csv", as_csv(numbers))
+    after = workspace.build(only=TO_ROWS)
 
     assert types_of(after)["code"] == "string"
     assert facts_of(after)["table_drift"] == 1
-    assert road.build(only=TO_ROWS).made() == set()
+    assert workspace.build(only=TO_ROWS).made() == set()
 
 
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
@@ -269,15 +269,17 @@ def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
 SERIES = {"time_series": {"is_timeseries": True}}
 
 
-def readings(folder: Path, groups: Any, *, files: int = 3) -> Road:
+def readings(folder: Path, groups: Any, *, files: int = 3) -> Workspace:
     """Write sensors' files whose times interleave, and a recipe of their series."""
-    road = Road(folder)
+    workspace = Workspace(folder)
     for number in range(files):
         rows = [{"t": str(10 * t + number), "v": str(number)} for t in range(8)]
-        road.write(f"sensor{number}.csv", as_csv(rows))
+        workspace.write(f"sensor{number}.csv", as_csv(rows))
     data = {"order_training_examples_by": "t", "group_training_examples_by": groups}
     source = {"train_urls": ["data/*.csv"]}
-    return road.recipe({"rows": {"source": source, "format": records(data=data, **SERIES), "splits": {"test": 0.4}}})
+    return workspace.recipe(
+        {"rows": {"source": source, "format": records(data=data, **SERIES), "splits": {"test": 0.4}}}
+    )
 
 
 def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> None:
@@ -309,13 +311,13 @@ def test_files_of_one_series_are_one_where_the_recipe_says_so(tmp_path: Path) ->
 
 
 def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     for name in ("a", "b"):
-        road.write(f"{name}.csv", as_csv([{"v": f"{name}{i}"} for i in range(4)]))
+        workspace.write(f"{name}.csv", as_csv([{"v": f"{name}{i}"} for i in range(4)]))
     form = records(data={"group_training_examples_by": {"file": True}, "max_sequences_per_example": 1})
-    road.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0}}})
+    workspace.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0}}})
 
-    made = road.build(only=TO_EXAMPLES)
+    made = workspace.build(only=TO_EXAMPLES)
 
     assert sorted(one["group_keys"] for one in made.examples()) == [['"data/a.csv"'], ['"data/b.csv"']]
     assert {len(one["row_ids"]) for one in made.examples()} == {4}
@@ -357,9 +359,9 @@ def test_nonfinite_floats_of_parquet_are_kept_and_counted(tmp_path: Path) -> Non
 
 def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
     content = parquet(text=["one two three", "four five six"], score=[math.nan, 1.0])
-    road = Road(tmp_path).one("rows.parquet", content, {"kind": "text"})
+    workspace = Workspace(tmp_path).one("rows.parquet", content, {"kind": "text"})
 
-    [part] = road.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
+    [part] = workspace.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
 
     assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'
 
@@ -368,7 +370,7 @@ def test_other_kinds_have_no_table_metadata(tmp_path: Path) -> None:
     rows = as_csv([{"prompt": f"what {i}", "answer": f"that {i}"} for i in range(20)])
     pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
 
-    made = Road(tmp_path).one("rows.csv", rows, pairs).build(only=TO_ROWS)
+    made = Workspace(tmp_path).one("rows.csv", rows, pairs).build(only=TO_ROWS)
 
     # A fact, an option or a digest more would give all their recipes other versions.
     assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()

@@ -217,7 +217,7 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
     stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:
     """The node dies when the first of the stage's fifteen parts is there."""
-    road, killed = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
+    workspace, killed = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}), list[int]()
     victim = start_node(cluster)
 
     def kill(where: str, *, done: int, **_: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
             killed.append(done)
             cluster.remove_node(victim, allow_graceful=False)
 
-    built = road.build(progress=kill)
+    built = workspace.build(progress=kill)
 
     assert killed
     assert built.report("chats", stage).parts == 15
@@ -238,15 +238,15 @@ def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: A
         code.write("# another version\n")
     path = os.pathsep.join(map(str, (tmp_path / "other", ROOT, ROOT / "assets")))
     other = start_node(cluster, env_vars={"PYTHONPATH": path})
-    road = write_two_datasets(tmp_path / "road", {"kind": "ray", "address": cluster.address})
+    workspace = write_two_datasets(tmp_path / "mini", {"kind": "ray", "address": cluster.address})
 
     try:
         with pytest.raises(ConfigError, match=r"1 of 3 hosts .* the code of rowmill \w+ instead of \w+; every host"):
-            road.build()
+            workspace.build()
     finally:
         cluster.remove_node(other)
 
-    assert not any(path.is_file() for path in road.store.rglob("*"))
+    assert not any(path.is_file() for path in workspace.store.rglob("*"))
 
 
 # ── Without a cluster ──────────────────────────────────────────────────────────────────────────────

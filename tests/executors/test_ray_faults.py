@@ -24,7 +24,7 @@ from rowmill.build import gc, prepare
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.executors.ray_cluster import RayTasks
 from tests.support.ray_nodes import ROOT, start_node, starting_cluster, write_two_datasets
-from tests.support.recipes import Built, Road
+from tests.support.recipes import Built, Workspace
 
 pytestmark = [
     pytest.mark.slow,
@@ -100,40 +100,40 @@ def test_nodes_that_die_in_any_stage_change_no_byte(
                 cluster.remove_node(victim, allow_graceful=False)
                 start_node(cluster)
 
-        road = write_two_datasets(tmp_path / str(first), {"kind": "ray", "address": cluster.address})
+        workspace = write_two_datasets(tmp_path / str(first), {"kind": "ray", "address": cluster.address})
         with watching_tasks(kill):
-            built = road.build()
+            built = workspace.build()
 
         assert built.digests() == undisturbed.digests(), chosen
-        require_nothing_left(road)
+        require_nothing_left(workspace)
     with capsys.disabled():
         print(f"\n{KILLS} nodes killed at {len(moments)} moments of builds, none wrong: {dict(killed)}")
 
     assert killed.total() == KILLS
 
 
-def require_nothing_left(road: Road) -> None:
+def require_nothing_left(workspace: Workspace) -> None:
     """Hold a store to be without scratch folders, and without files of killed tasks after garbage collection."""
-    assert not list(road.store.rglob("scratch-*"))
-    gc.collect_garbage(road.project, keep=1, dry_run=False)
-    assert not [path for path in road.store.rglob("*") if ".tmp" in path.name]
+    assert not list(workspace.store.rglob("scratch-*"))
+    gc.collect_garbage(workspace.project, keep=1, dry_run=False)
+    assert not [path for path in workspace.store.rglob("*") if ".tmp" in path.name]
 
 
 # ── Drivers and clusters that end ──────────────────────────────────────────────────────────────────
 
 
-def start_driver(road: Road, parts: int) -> "subprocess.Popen[str]":
+def start_driver(workspace: Workspace, parts: int) -> "subprocess.Popen[str]":
     """Start `rowmill build` in a process of its own, and wait until some parts are finished."""
     path = os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines"))
     driver = subprocess.Popen(
-        [sys.executable, "-m", "rowmill.cli.main", "build", str(road.config)],
+        [sys.executable, "-m", "rowmill.cli.main", "build", str(workspace.config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
     )
     deadline = time.monotonic() + PATIENCE_S
-    while len(list(road.store.rglob("part.json"))) < parts:
+    while len(list(workspace.store.rglob("part.json"))) < parts:
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -143,12 +143,12 @@ def start_driver(road: Road, parts: int) -> "subprocess.Popen[str]":
 def test_build_on_a_cluster_goes_on_after_its_driver_was_killed(
     cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:
-    road = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address})
-    driver = start_driver(road, parts=20)
+    workspace = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address})
+    driver = start_driver(workspace, parts=20)
 
     driver.send_signal(signal.SIGKILL)
     driver.communicate(timeout=PATIENCE_S)
-    built = road.build()
+    built = workspace.build()
 
     assert built.report("chats", "canonical_rows").reused
     assert built.digests() == undisturbed.digests()
@@ -162,8 +162,8 @@ def test_build_whose_cluster_stopped_is_finished_on_this_machine(
     parts = random.Random(5).sample(range(2, 32), trials(STOPS))
     for number in parts:
         with nullcontext(cluster) if number == parts[0] else starting_cluster() as stopped:
-            road = write_two_datasets(tmp_path / str(number), {"kind": "ray", "address": stopped.address})
-            driver = start_driver(road, parts=number)
+            workspace = write_two_datasets(tmp_path / str(number), {"kind": "ray", "address": stopped.address})
+            driver = start_driver(workspace, parts=number)
             prepare.close_workers()
             stopped.shutdown()
         _, printed = driver.communicate(timeout=PATIENCE_S)

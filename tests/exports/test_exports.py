@@ -26,7 +26,7 @@ from rowmill.recipe.execution import Execution
 from rowmill.stages.exports.stage import locate_export
 from tests.support import export_readers as readers
 from tests.support.export_readers import Segment
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, write_tokenizer
 
 SEQ_LEN = 256
 HOSTILE = (
@@ -83,31 +83,36 @@ TEMPLATE = (
 )
 
 
-def datasets(road: Road) -> dict[str, dict[str, Any]]:
+def datasets(workspace: Workspace) -> dict[str, dict[str, Any]]:
     """Write two files and return two datasets: dialogues of hostile domains, and pairs without a domain."""
     chats = [chat(i, turns=1 + i % 3) | {"place": HOSTILE[i % len(HOSTILE)]} for i in range(60)]
     return {
         "chats": {
-            "source": {"train_urls": [road.write("chats.jsonl", chats)]},
+            "source": {"train_urls": [workspace.write("chats.jsonl", chats)]},
             "format": {**CHAT, "domain_key": "place"},
             "template": {"on_dropped": {}},
             "splits": {"validation": 0.1},
         },
-        "pairs": {"source": {"train_urls": [road.write("pairs.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
+        "pairs": {
+            "source": {"train_urls": [workspace.write("pairs.jsonl", [pair(i) for i in range(40)])]},
+            "format": PAIR,
+        },
     }
 
 
-def with_exports(road: Road, options: dict[str, dict[str, Any]], **changes: Any) -> Road:
+def with_exports(workspace: Workspace, options: dict[str, dict[str, Any]], **changes: Any) -> Workspace:
     """Write the project with some exports."""
-    if not (road.folder / "tokenizer").exists():
-        write_tokenizer(road.folder / "tokenizer", template=TEMPLATE + "{{ eos_token }}")
-    return road.recipe(datasets(road), exports=[{"name": name, **one} for name, one in options.items()], **changes)
+    if not (workspace.folder / "tokenizer").exists():
+        write_tokenizer(workspace.folder / "tokenizer", template=TEMPLATE + "{{ eos_token }}")
+    return workspace.recipe(
+        datasets(workspace), exports=[{"name": name, **one} for name, one in options.items()], **changes
+    )
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the project with every export that can be written here."""
-    return with_exports(Road(tmp_path_factory.mktemp("exports")), OPTIONS).build()
+    return with_exports(Workspace(tmp_path_factory.mktemp("exports")), OPTIONS).build()
 
 
 def folder(built: Built, name: str) -> Path:
@@ -353,10 +358,10 @@ def by_eight(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Export the same shards elsewhere with eight workers, which get even the smallest task."""
     at = tmp_path_factory.mktemp("eight")
     shutil.copytree(built.project.base, at, dirs_exist_ok=True)
-    shutil.rmtree(at / ".rowmill/road/exports")
+    shutil.rmtree(at / ".rowmill/mini/exports")
     patch = pytest.MonkeyPatch()
     patch.setattr(local, "INLINE_BELOW_BYTES", 0)
-    project = Road(at).project
+    project = Workspace(at).project
     recipe = project.recipe.model_copy(update={"execution": Execution(workers=8)})
     try:
         done = runner.build(replace(project, recipe=recipe), only=("exports",))
@@ -464,9 +469,9 @@ def test_datums_are_what_the_client_makes_of_the_same_arrays(built: Built) -> No
 
 
 def test_validation_export_holds_the_rows_held_out(tmp_path: Path) -> None:
-    road = with_exports(Road(tmp_path), {"held": {"kind": "axolotl", "split": "validation"}})
+    workspace = with_exports(Workspace(tmp_path), {"held": {"kind": "axolotl", "split": "validation"}})
 
-    built = road.build()
+    built = workspace.build()
 
     held = examples(built, split="validation")
     assert Counter(segments("axolotl", folder_in(built, "held"))) == Counter(held)
@@ -478,16 +483,16 @@ def folder_in(built: Built, name: str) -> Path:
 
 
 def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:
-    road = with_exports(Road(tmp_path), {"none": {"kind": "axolotl", "split": "test"}})
+    workspace = with_exports(Workspace(tmp_path), {"none": {"kind": "axolotl", "split": "test"}})
 
     with pytest.raises(ConfigError, match=r"exports\.none\.split: test has no sequence"):
-        road.build()
+        workspace.build()
 
 
 def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 20, "train_weights": {"chats": 0.5, "pairs": 0.5}, "stop_strategy": "restart"}
     options = {"once": {"kind": "native"}, "all": {"kind": "native", "passes": "all"}}
-    built = with_exports(Road(tmp_path), options, mixture=mixture).build()
+    built = with_exports(Workspace(tmp_path), options, mixture=mixture).build()
 
     once, every = (
         Counter((row["dataset"], row["sequence_id"]) for row in readers.rows(folder_in(built, name)))
@@ -501,11 +506,11 @@ def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
 
 
 def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("text.jsonl", [document(i, words=60) for i in range(30)])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=60) for i in range(30)])]}
     options = {"river": {"kind": "astrai_bin"}, "unpacked": {"kind": "hf"}, "native": {"kind": "native"}}
     exports = [{"name": name, **one} for name, one in options.items()]
-    built = road.recipe({"text": {"source": source, "format": TEXT}}, exports=exports, seq_len=64).build()
+    built = workspace.recipe({"text": {"source": source, "format": TEXT}}, exports=exports, seq_len=64).build()
 
     pieces = [one for row in readers.packed(readers.rows(folder_in(built, "native"))) for one in row]
     assert Counter(segments("unpacked", folder_in(built, "unpacked"))) == Counter(pieces)
@@ -521,21 +526,23 @@ def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) ->
 
 
 def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> None:
-    road = with_exports(Road(tmp_path, root="memory://exports"), {"rows": {"kind": "hf"}, "river": ALWAYS["river"]})
-    built = road.build()
+    workspace = with_exports(
+        Workspace(tmp_path, root="memory://exports"), {"rows": {"kind": "hf"}, "river": ALWAYS["river"]}
+    )
+    built = workspace.build()
 
     for name in ("rows", "river"):
-        runner.copy_export(road.project, name, tmp_path / name)
+        runner.copy_export(workspace.project, name, tmp_path / name)
         assert open_export(tmp_path / name, verify=True).count("segments") == len(examples(built))
     assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
 
 
 def test_open_attention_is_exported_to_streams_and_packed_rows(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("text.jsonl", [document(i, words=30) for i in range(30)])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=30) for i in range(30)])]}
     packing = {"block_cross_document_attention": False}
     exports = [{"name": "native", "kind": "native"}, {"name": "bridge", "kind": "megatron_bridge"}]
-    built = road.recipe(
+    built = workspace.recipe(
         {"text": {"source": source, "format": TEXT, "packing": packing}}, exports=exports, seq_len=64
     ).build()
 

@@ -16,7 +16,7 @@ from tests.support import export_readers as readers
 from tests.support.built_exports import open_built_export
 from tests.support.export_cases import VECTOR, export, sequences, terms, write
 from tests.support.export_readers import Segment
-from tests.support.recipes import Built, Road, chat, sentence
+from tests.support.recipes import Built, Workspace, chat, sentence
 
 
 def test_packed_rows_of_the_vector(tmp_path: Path) -> None:
@@ -70,10 +70,12 @@ def _record(i: int) -> dict[str, Any]:
 
 
 def _build(folder: Path, form: dict[str, Any], export: dict[str, Any], **groups: Any) -> Built:
-    road = Road(folder)
-    source = {"train_urls": [road.write("a.jsonl", [_record(i) for i in range(20)])]}
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("a.jsonl", [_record(i) for i in range(20)])]}
     exports = [{"kind": "llama_factory", "name": "mine", **export}]
-    return road.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports).build()
+    return workspace.recipe(
+        {"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports
+    ).build()
 
 
 def _sides(example: dict[str, Any]) -> list[Segment]:

@@ -13,7 +13,7 @@ from rowmill.core.errors import ConfigError, IntegrityError
 from tests.support import export_readers as readers
 from tests.support.built_exports import open_built_export
 from tests.support.export_cases import VECTOR, export, sequences, shape, terms, write
-from tests.support.recipes import TEXT, Road, document
+from tests.support.recipes import TEXT, Workspace, document
 
 INDEX = "4d4d494449445800 00 0100000000000000 {code} 0200000000000000 0300000000000000 03000000 02000000"
 
@@ -105,10 +105,10 @@ def test_pointer_names_the_pair_and_masks_ends_of_text_alone() -> None:
 
 
 def test_documents_of_a_build_are_its_examples(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", [document(i) for i in range(30)])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", [document(i) for i in range(30)])]}
     texts = {"source": source, "format": TEXT, "packing": {"pack_strategy": "best_fit"}}
-    built = road.recipe({"texts": texts}, exports=[{"kind": "megatron", "name": "mine"}]).build()
+    built = workspace.recipe({"texts": texts}, exports=[{"kind": "megatron", "name": "mine"}]).build()
 
     exported = open_built_export(built, "mine")
 

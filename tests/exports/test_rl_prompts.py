@@ -14,7 +14,7 @@ import yaml
 from rowmill.core.errors import ConfigError
 from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
-from tests.support.recipes import CHATML, Built, Road, sentence, write_tokenizer
+from tests.support.recipes import CHATML, Built, Workspace, sentence, write_tokenizer
 
 PROMPTS: dict[str, Any] = {"kind": "prompts", "carry_fields": ["level"]}
 ENVIRONMENT = {"skyrl": {"env_class": "gsm8k"}}
@@ -44,11 +44,11 @@ def _record(i: int) -> dict[str, Any]:
     return {"prompt": asked, "answer": f' {{"{i}"}}\n', "data_source": f"set{i % 2}", "level": i % 4}
 
 
-def _build(folder: Path, records: list[dict[str, Any]], *exports: dict[str, Any], form: Any = None) -> Road:
-    road = Road(folder)
-    source = {"train_urls": [road.write("a.jsonl", records)]}
+def _build(folder: Path, records: list[dict[str, Any]], *exports: dict[str, Any], form: Any = None) -> Workspace:
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("a.jsonl", records)]}
     named = [{"kind": "rl_prompts", **one} for one in exports]
-    return road.recipe({"rows": {"source": source, "format": form or PROMPTS}}, exports=named)
+    return workspace.recipe({"rows": {"source": source, "format": form or PROMPTS}}, exports=named)
 
 
 @pytest.fixture(scope="module")
@@ -167,15 +167,15 @@ def test_prompts_that_a_layout_cannot_hold_are_counted_with_the_first(
     plain = [{"prompt": f"{i}?", "answer": "1"} for i in range(3)]
     bad = [json.loads(json.dumps({"prompt": "bad?", "answer": "1"} | changes).replace("?", f" {i}?")) for i in range(2)]
     write_tokenizer(tmp_path / "tokenizer", template="{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML)
-    road = _build(tmp_path, [*plain, *bad], {"name": "mine", "shard_sequences": 1, **options})
+    workspace = _build(tmp_path, [*plain, *bad], {"name": "mine", "shard_sequences": 1, **options})
 
     with pytest.raises(ConfigError) as error:
-        road.build()
+        workspace.build()
 
     message = str(error.value)
     assert f"exports.mine: layout {options.get('layout', 'verl')} cannot hold all prompts: {said}" in message
     assert message.count(" is the first)") == 1
-    assert not list(road.store.rglob("exports/**/manifest.json"))
+    assert not list(workspace.store.rglob("exports/**/manifest.json"))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_prompts_that_a_layout_cannot_hold_are_counted_with_the_first(
     ],
 )
 def test_impossible_options_are_refused_at_load(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    road = _build(tmp_path, [_record(0)], {"name": "mine", **options})
+    workspace = _build(tmp_path, [_record(0)], {"name": "mine", **options})
 
     with pytest.raises(ConfigError) as error:
-        _ = road.project
+        _ = workspace.project
     assert said in str(error.value)

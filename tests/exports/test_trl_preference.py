@@ -16,7 +16,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
-from tests.support.recipes import CHAT, Built, Road, chat, sentence
+from tests.support.recipes import CHAT, Built, Workspace, chat, sentence
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
 MARKED: dict[str, Any] = {**PAIRS, "objective": "unpaired"}
@@ -31,11 +31,11 @@ def _record(i: int) -> dict[str, Any]:
 
 def _with_exports(
     folder: Path, form: dict[str, Any], *exports: dict[str, Any], records: Any = None, **groups: Any
-) -> Road:
-    road = Road(folder)
-    source = {"train_urls": [road.write("a.jsonl", records or [_record(i) for i in range(20)])]}
+) -> Workspace:
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("a.jsonl", records or [_record(i) for i in range(20)])]}
     named = [{"kind": "trl_preference", **one} for one in exports]
-    return road.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=named)
+    return workspace.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=named)
 
 
 def _load(built: Built, name: str) -> Any:
@@ -91,16 +91,16 @@ def test_exports_are_in_the_order_of_training(pairs: Built) -> None:
 
 
 def test_mixed_datasets_keep_the_columns_of_each_pair(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     short = [{"prompt": f"{i}?", "chosen": sentence(i, 4), "rejected": "no", "margin": i} for i in range(100, 130)]
     files = {"talks": [_record(i) for i in range(30)], "shorts": short}
     sets = {
-        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", records)]}, "format": PAIRS}
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", records)]}, "format": PAIRS}
         for name, records in files.items()
     }
     exports = [{"kind": "trl_preference", "name": name, "trainer": name} for name in ("reward", "dpo")]
     mixed = {"train_weights": {"talks": 1, "shorts": 1}, "stop_strategy": "all_exhausted"}
-    built = road.recipe(sets, seq_len=1024, exports=exports, mixture=mixed).build()
+    built = workspace.recipe(sets, seq_len=1024, exports=exports, mixture=mixed).build()
 
     rewards, answers = _load(built, "reward")[0], _load(built, "dpo")[0]
 
@@ -136,10 +136,12 @@ def test_kto_exchanges_answers_inside_a_block(tmp_path: Path) -> None:
 def test_exchanged_answer_fits_behind_its_prompt(tmp_path: Path) -> None:
     long = {"prompt": sentence(1, 60), "completion": "yes", "label": True}
     answer = {"prompt": "why", "completion": sentence(2, 80), "label": False}
-    road = _with_exports(tmp_path, MARKED, {"name": "kto", "trainer": "kto", "kl_block": 2}, records=[long, answer])
-    text = road.config.read_text(encoding="utf-8").replace("seq_len: 1024", "seq_len: 120")
-    road.config.write_text(text, encoding="utf-8")
-    rows, _ = _load(road.build(), "kto")
+    workspace = _with_exports(
+        tmp_path, MARKED, {"name": "kto", "trainer": "kto", "kl_block": 2}, records=[long, answer]
+    )
+    text = workspace.config.read_text(encoding="utf-8").replace("seq_len: 1024", "seq_len: 120")
+    workspace.config.write_text(text, encoding="utf-8")
+    rows, _ = _load(workspace.build(), "kto")
 
     by_size = sorted(rows, key=lambda row: len(row["prompt_ids"]))
     short, filled = by_size
@@ -190,10 +192,10 @@ def test_answer_with_untrained_tokens_inside_is_refused_or_accepted(tmp_path: Pa
 def test_recipe_that_the_trainer_cannot_take_is_refused(
     tmp_path: Path, form: dict[str, Any], export: dict[str, Any], said: str
 ) -> None:
-    road = _with_exports(tmp_path, form, {"name": "mine", **export})
+    workspace = _with_exports(tmp_path, form, {"name": "mine", **export})
 
     with pytest.raises(ConfigError) as error:
-        _ = road.project
+        _ = workspace.project
     assert said in str(error.value)
 
 

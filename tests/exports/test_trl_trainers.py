@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows
-from tests.support.recipes import Built, Road, chat, sentence
+from tests.support.recipes import Built, Workspace, chat, sentence
 
 TORCH: Any = pytest.importorskip("torch", reason="torch is not installed; TRL's trainers need it")
 TRL: Any = pytest.importorskip("trl", reason="TRL is not installed; its trainers are what is tested")
@@ -31,12 +31,14 @@ def _record(i: int) -> dict[str, Any]:
 
 
 def _build(folder: Path, objective: str, *trainers: str, **groups: Any) -> Built:
-    road = Road(folder)
-    source = {"train_urls": [road.write("a.jsonl", [_record(i) for i in range(12)])]}
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("a.jsonl", [_record(i) for i in range(12)])]}
     form = {"kind": "preference", "objective": objective}
     kto = {"kl_block": 4} if objective == "unpaired" else {}
     exports = [{"kind": "trl_preference", "name": name, "trainer": name, **kto} for name in trainers]
-    return road.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports).build()
+    return workspace.recipe(
+        {"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports
+    ).build()
 
 
 def _open(built: Built, rows: Any, trainer: Any, arguments: Any, model: str) -> Any:

@@ -16,7 +16,7 @@ from rowmill.exports.verl_dataset import TokenizedDataset
 from tests.repository.test_base_install import BASE, ONLY_BASE
 from tests.repository.test_public_api import run_python
 from tests.support.built_exports import open_built_export
-from tests.support.recipes import CHAT, Built, Road, chat
+from tests.support.recipes import CHAT, Built, Workspace, chat
 
 
 class _Tokenizer:
@@ -28,10 +28,10 @@ class _Tokenizer:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    road = Road(tmp_path_factory.mktemp("verl"))
-    source = {"train_urls": [road.write("a.jsonl", [chat(i, turns=1 + i % 3) for i in range(30)])]}
+    workspace = Workspace(tmp_path_factory.mktemp("verl"))
+    source = {"train_urls": [workspace.write("a.jsonl", [chat(i, turns=1 + i % 3) for i in range(30)])]}
     exports = [{"kind": "verl", "name": "rows", "shard_sequences": 2}, {"kind": "skyrl", "name": "other"}]
-    return road.recipe({"chats": {"source": source, "format": CHAT}}, exports=exports).build()
+    return workspace.recipe({"chats": {"source": source, "format": CHAT}}, exports=exports).build()
 
 
 @pytest.fixture

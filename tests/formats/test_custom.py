@@ -19,7 +19,7 @@ from rowmill.inspection import inspect, trace
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import Row
-from tests.support.recipes import CONTROL, Built, Road, lines, sentence, text_of
+from tests.support.recipes import CONTROL, Built, Workspace, lines, sentence, text_of
 
 FORMATS = '''
 """A format of a test."""
@@ -97,9 +97,9 @@ class Stranger:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Road:
+def project(tmp_path: Path) -> Workspace:
     (tmp_path / "own_formats.py").write_text(textwrap.dedent(FORMATS), encoding="utf-8")
-    return Road(tmp_path)
+    return Workspace(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +111,15 @@ def _registry() -> Iterator[None]:
         custom.unregister_format(name)
 
 
-def made_by(road: Road, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
+def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
     form = {"kind": "python", "class": f"own_formats:{name}", **groups.pop("form", {})}
-    return road.one("a.jsonl", rows, form, **groups).build()
+    return workspace.one("a.jsonl", rows, form, **groups).build()
 
 
 # Rows
 
 
-def test_rows_of_each_kind_become_examples(project: Road) -> None:
+def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
     rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
 
     built = made_by(project, "Tickets", rows, template={"on_dropped": {"tool_list": "count"}})
@@ -133,7 +133,7 @@ def test_rows_of_each_kind_become_examples(project: Road) -> None:
     assert [one["domain"] for one in built.examples()] == ["talk", None, None, None]
 
 
-def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Road) -> None:
+def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "call", "q": "q", "a": "found it"}])
 
     (row,) = built.rows_of("rows", "canonical_rows", file="rows")
@@ -143,7 +143,7 @@ def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Road) -
     assert '"role":"tool","content":"found","tool_call_id":"call_0"' in row["messages"]
 
 
-def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Road) -> None:
+def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Workspace) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "some", "a": "y"}, {"how": "text", "a": "z"}]
 
     built = made_by(project, "Tickets", rows)
@@ -159,7 +159,7 @@ def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: 
     assert len(built.segments()) == 6
 
 
-def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Road) -> None:
+def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
 
     built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
@@ -168,7 +168,7 @@ def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Roa
     assert len(built.examples()) == 6
 
 
-def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Road) -> None:
+def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
 
     traced = trace.trace_source(built.project, "data/a.jsonl:1")
@@ -193,7 +193,7 @@ NO_ROWS = [
 ]
 
 
-def test_invalid_rows_are_one_reject_each(project: Road) -> None:
+def test_invalid_rows_are_one_reject_each(project: Workspace) -> None:
     rows = [*({"how": how} for how, _, _ in NO_ROWS), {"how": "text", "a": "fine"}]
 
     built = made_by(project, "Tickets", rows)
@@ -204,7 +204,7 @@ def test_invalid_rows_are_one_reject_each(project: Road) -> None:
         assert any(detail in one for one in built.details())
 
 
-def test_rows_without_a_chat_template_refuse_conversations_only(project: Road) -> None:
+def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspace) -> None:
     rows = [{"how": "chat", "q": "q", "a": "a"}, {"how": "text", "a": "fine"}]
     project.one("a.jsonl", rows, {"kind": "python", "class": "own_formats:Tickets"})
     config = project.folder / "tokenizer/tokenizer_config.json"
@@ -216,7 +216,7 @@ def test_rows_without_a_chat_template_refuse_conversations_only(project: Road) -
     assert built.kept() == [1]
 
 
-def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Road) -> None:
+def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Workspace) -> None:
     project.recipe(
         {
             "rows": {
@@ -236,7 +236,7 @@ def given(**made: Json) -> dict[str, Json]:
     return {"how": "given", "made": made}
 
 
-def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Road) -> None:
+def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Workspace) -> None:
     row = given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")
 
     built = made_by(project, "Tokens", [row])
@@ -250,7 +250,7 @@ def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project
     assert one["span_starts"] == [0, 2]
 
 
-def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Road) -> None:
+def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Workspace) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": sentence(1, 9)}], truncation={"max_length": 128})
 
     (one,) = built.examples()
@@ -276,7 +276,7 @@ NO_TOKENS = [
 ]
 
 
-def test_tokens_that_cannot_be_used_are_one_reject_each(project: Road) -> None:
+def test_tokens_that_cannot_be_used_are_one_reject_each(project: Workspace) -> None:
     fine = given(ids=[5, 6], loss_mask=[0, 1])
 
     built = made_by(project, "Tokens", [*(row for row, _, _ in NO_TOKENS), fine])
@@ -297,7 +297,9 @@ def test_tokens_that_cannot_be_used_are_one_reject_each(project: Road) -> None:
         ({"token_cut": "reject"}, []),
     ],
 )
-def test_tokens_too_long_follow_the_policy(project: Road, truncation: dict[str, Any], ids: list[list[int]]) -> None:
+def test_tokens_too_long_follow_the_policy(
+    project: Workspace, truncation: dict[str, Any], ids: list[list[int]]
+) -> None:
     row = given(ids=list(range(30, 44)), loss_mask=[1] * 14)
 
     built = made_by(
@@ -309,7 +311,7 @@ def test_tokens_too_long_follow_the_policy(project: Road, truncation: dict[str, 
         assert one["original_tokens"] == one["tokens"] + one["tokens_cut"]
 
 
-def test_tokens_may_be_arrays(project: Road) -> None:
+def test_tokens_may_be_arrays(project: Workspace) -> None:
     class Arrays(RowFormat):
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
@@ -326,10 +328,10 @@ def test_tokens_may_be_arrays(project: Road) -> None:
 # Finding the class
 
 
-def refusal(road: Road, form: Mapping[str, Any], **groups: Any) -> str:
-    road.one("a.jsonl", [{"how": "none"}], {"kind": "python", **form}, **groups)
+def refusal(workspace: Workspace, form: Mapping[str, Any], **groups: Any) -> str:
+    workspace.one("a.jsonl", [{"how": "none"}], {"kind": "python", **form}, **groups)
     with pytest.raises(ConfigError) as error:
-        recipe.load_recipe(road.config)
+        recipe.load_recipe(workspace.config)
     return str(error.value)
 
 
@@ -348,17 +350,17 @@ def refusal(road: Road, form: Mapping[str, Any], **groups: Any) -> str:
         ({"class": "own_formats:Tickets", "messages_field": "m"}, "datasets.rows.format.messages_field: unknown key"),
     ],
 )
-def test_class_that_cannot_be_used_is_an_error_at_load(project: Road, form: dict[str, Any], expected: str) -> None:
+def test_class_that_cannot_be_used_is_an_error_at_load(project: Workspace, form: dict[str, Any], expected: str) -> None:
     assert expected in refusal(project, form)
 
 
-def test_class_that_builds_tokens_reads_no_group_of_rows(project: Road) -> None:
+def test_class_that_builds_tokens_reads_no_group_of_rows(project: Workspace) -> None:
     text = refusal(project, {"class": "own_formats:Tokens"}, reasoning={"think_mode": "drop"})
 
     assert "datasets.rows.reasoning: a python dataset does not read this group; it reads filters, packing," in text
 
 
-def test_import_error_of_the_module_is_reported(project: Road) -> None:
+def test_import_error_of_the_module_is_reported(project: Workspace) -> None:
     (project.folder / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
 
     text = refusal(project, {"class": "broken:Tickets"})
@@ -366,7 +368,7 @@ def test_import_error_of_the_module_is_reported(project: Road) -> None:
     assert "module broken cannot be loaded (ModuleNotFoundError: No module named 'nothing_of_this_name')" in text
 
 
-def test_module_may_import_its_neighbours(project: Road) -> None:
+def test_module_may_import_its_neighbours(project: Workspace) -> None:
     (project.folder / "neighbour_of_formats.py").write_text("WORD = 'from next door'\n", encoding="utf-8")
     (project.folder / "importing_formats.py").write_text(
         "from neighbour_of_formats import WORD\n"
@@ -380,14 +382,14 @@ def test_module_may_import_its_neighbours(project: Road) -> None:
     assert text_of(built.examples()[0]) == "from next door<|im_end|>"
 
 
-def test_options_that_the_constructor_does_not_take_are_one_error(project: Road) -> None:
+def test_options_that_the_constructor_does_not_take_are_one_error(project: Workspace) -> None:
     with pytest.raises(
         ConfigError, match=r"own_formats:Tickets cannot be instantiated with options \{'greting': 'x'\}"
     ):
         made_by(project, "Tickets", [{"how": "none"}], form={"options": {"greting": "x"}})
 
 
-def test_options_reach_the_class_and_its_rows(project: Road) -> None:
+def test_options_reach_the_class_and_its_rows(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "text", "a": "x"}], form={"options": {"greeting": "bye"}})
 
     assert text_of(built.examples()[0]) == "bye x<|im_end|>"
@@ -396,7 +398,7 @@ def test_options_reach_the_class_and_its_rows(project: Road) -> None:
 # Identity
 
 
-def test_source_of_the_class_is_part_of_the_fingerprint(project: Road) -> None:
+def test_source_of_the_class_is_part_of_the_fingerprint(project: Workspace) -> None:
     rows = [{"how": "text", "a": "x"}]
     made_by(project, "Tickets", rows)
 
@@ -410,15 +412,19 @@ def test_source_of_the_class_is_part_of_the_fingerprint(project: Road) -> None:
     assert text_of(changed.examples()[0]) == "good day x<|im_end|>"
 
 
-def test_bytes_are_the_same_for_one_worker_and_two(project: Road) -> None:
+def test_bytes_are_the_same_for_one_worker_and_two(project: Workspace) -> None:
     rows = [
         {"how": ("chat", "many", "pair", "none")[i % 4], "q": sentence(i, 4), "a": sentence(i, 6)} for i in range(40)
     ]
     files = [project.write(f"{k}.jsonl", rows[k * 10 : k * 10 + 10]) for k in range(4)]
     dataset = {"source": {"train_urls": files}, "format": {"kind": "python", "class": "own_formats:Tickets"}}
 
-    one = Road(project.folder, str(project.folder / "one")).recipe({"rows": dataset}).build()
-    two = Road(project.folder, str(project.folder / "two")).recipe({"rows": dataset}, execution={"workers": 2}).build()
+    one = Workspace(project.folder, str(project.folder / "one")).recipe({"rows": dataset}).build()
+    two = (
+        Workspace(project.folder, str(project.folder / "two"))
+        .recipe({"rows": dataset}, execution={"workers": 2})
+        .build()
+    )
 
     assert one.versions() == two.versions()
 
@@ -426,7 +432,7 @@ def test_bytes_are_the_same_for_one_worker_and_two(project: Road) -> None:
 # Registered names
 
 
-def test_registered_name_is_a_kind(project: Road) -> None:
+def test_registered_name_is_a_kind(project: Workspace) -> None:
     module = project.folder / "named_formats.py"
     module.write_text(
         "from rowmill.formats import RowFormat, register_format\nfrom rowmill.schema.rows import Row\n"
@@ -467,13 +473,13 @@ def test_register_format_refuses_a_name_that_is_taken() -> None:
     assert register_format("taken")(First) is First
 
 
-def test_unknown_kind_error_lists_the_kinds(project: Road) -> None:
+def test_unknown_kind_error_lists_the_kinds(project: Workspace) -> None:
     text = refusal(project, {"kind": "chatt"})
 
     assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
 
 
-def test_control_ids_of_a_custom_class_are_not_checked(project: Road) -> None:
+def test_control_ids_of_a_custom_class_are_not_checked(project: Workspace) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
 
     assert built.examples()[0]["input_ids"][0] == 1

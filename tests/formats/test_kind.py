@@ -13,7 +13,7 @@ import pytest
 from rowmill.formats import KIND_ALIASES, KINDS, RowFormat, register_format
 from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,11 +97,11 @@ from rowmill.recipe.recipe import json_schema
 tables = {}
 for stage, file in (("canonical_rows", "rows"), ("tokenized_examples", "examples")):
     tables[stage] = [
-        one for part in load("road", "rows", stage).parts for one in store.table(part.files[file]).to_pylist()
+        one for part in load("mini", "rows", stage).parts for one in store.table(part.files[file]).to_pylist()
     ]
 found["rows"] = [[one["kind"], one["schema"], one["text"], one["output"]] for one in tables["canonical_rows"]]
 found["examples"] = [[one["input_ids"], one["loss_mask"]] for one in tables["tokenized_examples"]]
-found["ranks"] = sum(int(part.facts["tokens"]) for part in load("road", "gpu_partitions").parts)
+found["ranks"] = sum(int(part.facts["tokens"]) for part in load("mini", "gpu_partitions").parts)
 found["kinds"] = list(KINDS)
 found["schema"] = json.dumps(json_schema())
 """
@@ -114,8 +114,8 @@ def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, A
     listed, python = "pipelines/rowmill/formats/__init__.py", "from rowmill.formats.python import Python\n"
     engine.replace(listed, python, f"{python}from rowmill.formats.{kind} import {kind.title()}\n")
     engine.replace(listed, "    Chat  # lists of messages", f"    {kind.title()}\n    | Chat  # lists of messages")
-    road = Road(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})
-    made = engine.build(road.config, tmp_path / "built", QUESTIONS, (("plan",), ("build",), ("verify",)))
+    workspace = Workspace(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})
+    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("plan",), ("build",), ("verify",)))
     assert kind in made["kinds"]
     assert f'"const": "{kind}"' in made["schema"], "editors complete the name of the kind"
     return made

@@ -9,14 +9,14 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from rowmill.recipe import overrides, recipe
 from rowmill.recipe.dataset import Dataset
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
 
 def parsed(form: dict[str, Any], **groups: Any) -> Dataset:
     dataset = {"source": {"train_urls": ["a.csv"]}, "format": records(**form), **groups}
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": dataset}}
-    return recipe.parse_recipe(values, name="road", where="road.yaml").datasets["rows"]
+    return recipe.parse_recipe(values, name="mini", where="mini.yaml").datasets["rows"]
 
 
 def form_of(form: dict[str, Any], **groups: Any) -> Any:
@@ -107,17 +107,17 @@ def test_numbers_of_rows_are_only_for_records() -> None:
 
     with pytest.raises(ConfigError, match="are for records; a text dataset is split by hash"):
         recipe.parse_recipe(
-            {"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="road", where="road.yaml"
+            {"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="mini", where="mini.yaml"
         )
 
 
 def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("table.csv", as_csv(purchases(5)), records(**grouped(by="costumer")))
+    workspace = Workspace(tmp_path).one("table.csv", as_csv(purchases(5)), records(**grouped(by="costumer")))
 
     with pytest.raises(
         ConfigError, match="group_training_examples_by: no record has a column 'costumer'; there are customer"
     ):
-        road.build(only=("raw_dataset", "canonical_rows"))
+        workspace.build(only=("raw_dataset", "canonical_rows"))
 
 
 # ── The command line ───────────────────────────────────────────────────────────────────────────────
@@ -152,30 +152,30 @@ def test_option_of_several_records_datasets_needs_a_name() -> None:
 def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    road = Road(tmp_path).one("table.csv", as_csv(purchases(60)), records(**grouped()), splits={"test": 0})
+    workspace = Workspace(tmp_path).one("table.csv", as_csv(purchases(60)), records(**grouped()), splits={"test": 0})
 
-    status = main.main(["plan", str(road.config), "--assembly__max_seq_length", "200"])
+    status = main.main(["plan", str(workspace.config), "--assembly__max_seq_length", "200"])
     said = " ".join(capsys.readouterr().err.split())
-    advised = main.main(["advise", str(road.config), "--data__max_sequences_per_example=3"])
+    advised = main.main(["advise", str(workspace.config), "--data__max_sequences_per_example=3"])
 
     assert (status, advised) == (2, 0)
     # The first records show it already, before the whole table is read.
     assert "8 groups do not fit: customer='C-0" in said
     assert "Largest group: 5 records" in " ".join(capsys.readouterr().out.split())
-    assert not list((road.store / "road" / "rows").rglob("*.parquet"))
+    assert not list((workspace.store / "mini" / "rows").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("verb", ["stats", "verify", "inspect"])
 def test_inspection_commands_accept_records_like_other_kinds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    road = Road(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
-    road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"))
+    workspace = Workspace(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
+    workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"))
 
-    assert main.main([verb, str(road.config)]) == 0
+    assert main.main([verb, str(workspace.config)]) == 0
     assert "rows" in capsys.readouterr().out
 
 
 def test_unknown_option_is_refused_by_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        main.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])
+        main.main(["verify", str(tmp_path / "mini.yaml"), "--data__max_sequences_per_example", "3"])

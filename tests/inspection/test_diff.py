@@ -11,17 +11,17 @@ from rowmill.inspection import diff
 from rowmill.inspection.diff import ScopeComparison
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
-from tests.support.recipes import CHAT, PAIR, Road, chat, pair
+from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 
-def versions(road: Road, *key: str) -> list[Manifest]:
-    return manifest.list_versions(road.project.store, ("road", *key))
+def versions(workspace: Workspace, *key: str) -> list[Manifest]:
+    return manifest.list_versions(workspace.project.store, ("mini", *key))
 
 
-def compared(road: Road, *key: str) -> dict[str | None, ScopeComparison]:
+def compared(workspace: Workspace, *key: str) -> dict[str | None, ScopeComparison]:
     """Compare a stage's oldest version with its newest."""
-    kept = versions(road, *key)
-    return {one.scope: one for one in diff.compare_versions(road.project, kept[0], kept[-1])}
+    kept = versions(workspace, *key)
+    return {one.scope: one for one in diff.compare_versions(workspace.project, kept[0], kept[-1])}
 
 
 def numbers(one: ScopeComparison) -> dict[str, tuple[float | None, float | None]]:
@@ -29,33 +29,33 @@ def numbers(one: ScopeComparison) -> dict[str, tuple[float | None, float | None]
 
 
 @pytest.fixture(scope="module")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Build two datasets, then again with three other chats, two copies of one more, and shorter rows allowed."""
-    road = Road(tmp_path_factory.mktemp("versions"))
-    road.write("chats.jsonl", [chat(i, turns=3) for i in range(30)])
-    road.write("pairs.jsonl", [pair(i) for i in range(20)])
+    workspace = Workspace(tmp_path_factory.mktemp("versions"))
+    workspace.write("chats.jsonl", [chat(i, turns=3) for i in range(30)])
+    workspace.write("pairs.jsonl", [pair(i) for i in range(20)])
     datasets = {
         "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT, "filters": {"deduplicate": "off"}},
         "pairs": {"source": {"train_urls": ["data/pairs.jsonl"]}, "format": PAIR},
     }
-    road.recipe(datasets).build()
-    road.write("chats.jsonl", [chat(i, turns=3) for i in [*range(3, 30), 100, 101, 101]])
-    road.recipe(datasets, seq_len=128).build()
-    return road
+    workspace.recipe(datasets).build()
+    workspace.write("chats.jsonl", [chat(i, turns=3) for i in [*range(3, 30), 100, 101, 101]])
+    workspace.recipe(datasets, seq_len=128).build()
+    return workspace
 
 
-def test_orders_of_two_builds_show_added_and_removed_rows_of_each_dataset(road: Road) -> None:
-    found = compared(road, "training_splits")
+def test_orders_of_two_builds_show_added_and_removed_rows_of_each_dataset(workspace: Workspace) -> None:
+    found = compared(workspace, "training_splits")
 
     assert {name: (one.added, one.removed) for name, one in found.items()} == {
         "chats": (3, 3), "pairs": (0, 0), None: (None, None),
     }  # fmt: skip
 
 
-def test_numbers_are_those_of_both_manifests(road: Road) -> None:
-    found = {name: numbers(one) for name, one in compared(road, "gpu_partitions").items()}
-    stats = versions(road, "chats", "truncation_stats")
-    packed = versions(road, "pairs", "packed_shards")
+def test_numbers_are_those_of_both_manifests(workspace: Workspace) -> None:
+    found = {name: numbers(one) for name, one in compared(workspace, "gpu_partitions").items()}
+    stats = versions(workspace, "chats", "truncation_stats")
+    packed = versions(workspace, "pairs", "packed_shards")
 
     truncated = tuple(one.facts["context_overflow"] for one in stats)
     assert found["chats"]["longer than the context"] == truncated
@@ -64,37 +64,37 @@ def test_numbers_are_those_of_both_manifests(road: Road) -> None:
     assert found[None]["ranks"] == (2, 2)
 
 
-def test_shares_of_the_order_add_up_to_one_in_each_version(road: Road) -> None:
-    found = [numbers(one) for name, one in compared(road, "training_splits").items() if name is not None]
+def test_shares_of_the_order_add_up_to_one_in_each_version(workspace: Workspace) -> None:
+    found = [numbers(one) for name, one in compared(workspace, "training_splits").items() if name is not None]
 
     for which in (0, 1):
         assert sum(one["share of the order"][which] or 0 for one in found) == pytest.approx(1)
 
 
-def test_versions_of_one_dataset_compare_only_that_dataset(road: Road) -> None:
-    assert set(compared(road, "chats", "packed_shards")) == {"chats"}
+def test_versions_of_one_dataset_compare_only_that_dataset(workspace: Workspace) -> None:
+    assert set(compared(workspace, "chats", "packed_shards")) == {"chats"}
 
 
-def test_version_compared_with_itself_has_no_difference(road: Road) -> None:
-    [newest] = versions(road, "training_splits")[-1:]
+def test_version_compared_with_itself_has_no_difference(workspace: Workspace) -> None:
+    [newest] = versions(workspace, "training_splits")[-1:]
 
-    for one in diff.compare_versions(road.project, newest, newest):
+    for one in diff.compare_versions(workspace.project, newest, newest):
         assert one.added in (0, None)
         assert one.removed in (0, None)
         assert all(line.before == line.after for line in one.lines)
 
 
-def test_collected_inputs_are_left_out(road: Road) -> None:
-    old = versions(road, "chats", "packed_shards")[0]
+def test_collected_inputs_are_left_out(workspace: Workspace) -> None:
+    old = versions(workspace, "chats", "packed_shards")[0]
     path = (
-        road.store
-        / "road/chats/canonical_rows/versions"
-        / f"{versions(road, 'chats', 'canonical_rows')[0].version}.json"
+        workspace.store
+        / "mini/chats/canonical_rows/versions"
+        / f"{versions(workspace, 'chats', 'canonical_rows')[0].version}.json"
     )
     content = path.read_bytes()
     path.unlink()
     try:
-        [found] = diff.compare_versions(road.project, old, versions(road, "chats", "packed_shards")[-1])
+        [found] = diff.compare_versions(workspace.project, old, versions(workspace, "chats", "packed_shards")[-1])
     finally:
         path.write_bytes(content)
 
@@ -108,24 +108,24 @@ def test_collected_inputs_are_left_out(road: Road) -> None:
 def test_rows_added_and_removed_are_the_difference_of_what_was_read(
     tmp_path_factory: pytest.TempPathFactory, before: list[int], after: list[int]
 ) -> None:
-    road = Road(tmp_path_factory.mktemp("any"))
+    workspace = Workspace(tmp_path_factory.mktemp("any"))
     made: list[Manifest] = []
     for rows in (before, after):
-        road.one("rows.jsonl", [chat(9), *(chat(i) for i in rows)], filters={"deduplicate": "off"})
-        built = road.build(only=["raw_dataset", "canonical_rows"])
+        workspace.one("rows.jsonl", [chat(9), *(chat(i) for i in rows)], filters={"deduplicate": "off"})
+        built = workspace.build(only=["raw_dataset", "canonical_rows"])
         made.append(built.manifest("rows", "canonical_rows"))
 
-    [found] = diff.compare_versions(road.project, *made)
+    [found] = diff.compare_versions(workspace.project, *made)
 
     assert found.added == sum(max(after.count(i) - before.count(i), 0) for i in range(5))
     assert found.removed == sum(max(before.count(i) - after.count(i), 0) for i in range(5))
 
 
 def test_diff_shows_both_versions_by_the_beginning_of_their_names(
-    road: Road, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new = versions(road, "training_splits")
-    names = [str(road.config), "training_splits", old.version[:8], new.version[:8]]
+    old, new = versions(workspace, "training_splits")
+    names = [str(workspace.config), "training_splits", old.version[:8], new.version[:8]]
 
     assert main.main(["diff", *names]) == 0
     shown = capsys.readouterr().out
@@ -137,19 +137,21 @@ def test_diff_shows_both_versions_by_the_beginning_of_their_names(
     assert capsys.readouterr().out == shown
 
 
-def test_diff_with_an_unknown_version_names_those_there_are(road: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["diff", str(road.config), "training_splits", "zzzz"]) == 2
+def test_diff_with_an_unknown_version_names_those_there_are(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["diff", str(workspace.config), "training_splits", "zzzz"]) == 2
 
-    assert versions(road, "training_splits")[0].version in capsys.readouterr().err
+    assert versions(workspace, "training_splits")[0].version in capsys.readouterr().err
 
 
-def test_folder_of_a_project_is_not_needed_by_the_comparison_itself(road: Road, tmp_path: Path) -> None:
+def test_folder_of_a_project_is_not_needed_by_the_comparison_itself(workspace: Workspace, tmp_path: Path) -> None:
     """Versions are compared from what is kept: the source files may be gone."""
-    source = road.folder / "data" / "chats.jsonl"
+    source = workspace.folder / "data" / "chats.jsonl"
     aside = tmp_path / "aside"
     source.rename(aside)
     try:
-        found = compared(road, "training_splits")
+        found = compared(workspace, "training_splits")
     finally:
         aside.rename(source)
 

@@ -13,7 +13,7 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect
 from rowmill.inspection.inspect import MAX_SHOWN_EXAMPLES, InspectedRecord
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -24,14 +24,14 @@ FORMS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def road_of(folder: Path, mode: str) -> Road:
-    road = Road(folder)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(60)))]}
-    return road.recipe({"rows": {"source": source, "format": records(**FORMS[mode])}}, seq_len=1024)
+def workspace_of(folder: Path, mode: str) -> Workspace:
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(60)))]}
+    return workspace.recipe({"rows": {"source": source, "format": records(**FORMS[mode])}}, seq_len=1024)
 
 
-def looked_at(road: Road, count: int = 3, row: str | None = None) -> list[InspectedRecord]:
-    return list(inspect.inspect_rows(road.project, count=count, dataset=None, row_id=row))
+def looked_at(workspace: Workspace, count: int = 3, row: str | None = None) -> list[InspectedRecord]:
+    return list(inspect.inspect_rows(workspace.project, count=count, dataset=None, row_id=row))
 
 
 def text_of(one: inspect.InspectedExample) -> str:
@@ -48,13 +48,13 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("mode", FORMS)
 def test_examples_shown_are_those_of_the_build_whether_it_was_made_or_not(tmp_path: Path, mode: str) -> None:
-    road = road_of(tmp_path, mode)
+    workspace = workspace_of(tmp_path, mode)
     before = files_in(tmp_path)
-    unbuilt = looked_at(road, 60)
+    unbuilt = looked_at(workspace, 60)
     untouched = files_in(tmp_path)
-    built = road.build(only=TO_EXAMPLES).examples()
+    built = workspace.build(only=TO_EXAMPLES).examples()
 
-    after = looked_at(road, 60)
+    after = looked_at(workspace, 60)
 
     assert untouched == before
     assert after == unbuilt
@@ -73,43 +73,45 @@ def test_examples_shown_are_those_of_the_build_whether_it_was_made_or_not(tmp_pa
 
 
 def test_few_records_are_shown_as_in_the_whole(tmp_path: Path) -> None:
-    road = road_of(tmp_path, "tabular")
-    whole = {one.row_id: one for one in looked_at(road, 60)}
+    workspace = workspace_of(tmp_path, "tabular")
+    whole = {one.row_id: one for one in looked_at(workspace, 60)}
 
-    [first] = looked_at(road, 1)
-    [by_id] = looked_at(road, 1, first.row_id)
+    [first] = looked_at(workspace, 1)
+    [by_id] = looked_at(workspace, 1, first.row_id)
 
     assert first.samples == whole[first.row_id].samples
     assert by_id == first
     for sample in first.samples:
         assert text_of(sample).count('"customer":') > 1
     with pytest.raises(ConfigError, match="no row of rows has this id"):
-        looked_at(road, 1, "0000000000000000:7")
+        looked_at(workspace, 1, "0000000000000000:7")
 
 
 def test_examples_are_made_anew_once_the_recipe_or_the_source_has_changed(tmp_path: Path) -> None:
-    road = road_of(tmp_path, "grouped")
-    road.build(only=TO_EXAMPLES)
-    source = {"train_urls": [road.write("table.csv", as_csv(purchases(90)))]}
-    kept = files_in(road.store)
-    more = looked_at(road, 60)
-    road.recipe({"rows": {"source": source, "format": records(**grouped(max_sequences_per_example=1))}}, seq_len=1024)
-    single = looked_at(road, 60)
+    workspace = workspace_of(tmp_path, "grouped")
+    workspace.build(only=TO_EXAMPLES)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(90)))]}
+    kept = files_in(workspace.store)
+    more = looked_at(workspace, 60)
+    workspace.recipe(
+        {"rows": {"source": source, "format": records(**grouped(max_sequences_per_example=1))}}, seq_len=1024
+    )
+    single = looked_at(workspace, 60)
 
-    assert files_in(road.store) == kept
+    assert files_in(workspace.store) == kept
     for looked in (more, single):
         assert shown(looked)
     assert all(text_of(sample).count("<|im_start|>") == 1 for one in single for sample in one.samples)
-    built = road.build(only=TO_EXAMPLES).examples()
+    built = workspace.build(only=TO_EXAMPLES).examples()
     stored = {one["example_id"]: (one["tokens"], one["trained_tokens"]) for one in built}
     assert shown(single).items() <= stored.items()
 
 
 def test_terminal_names_an_example_that_stands_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    road = road_of(tmp_path, "sequential")
+    workspace = workspace_of(tmp_path, "sequential")
 
-    assert main.main(["inspect", str(road.config), "-n", "20"]) == main.ExitStatus.SUCCESS
+    assert main.main(["inspect", str(workspace.config), "-n", "20"]) == main.ExitStatus.SUCCESS
 
     out = capsys.readouterr().out
-    assert out.count("  example ") == len(shown(looked_at(road, 20)))
+    assert out.count("  example ") == len(shown(looked_at(workspace, 20)))
     assert ", above" in out

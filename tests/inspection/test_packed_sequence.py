@@ -7,14 +7,14 @@ import pytest
 from rowmill.inspection import packed_sequence
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
-from tests.support.recipes import Built, Road, chat, text_of
+from tests.support.recipes import Built, Workspace, chat, text_of
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     rows = [chat(i, turns=1 + i % 2, words=6) for i in range(12)]
     rows[0]["messages"][0]["content"] = "👩‍🚀 naïve Ωmega"
-    return Road(tmp_path_factory.mktemp("packed")).one("rows.jsonl", rows).build()
+    return Workspace(tmp_path_factory.mktemp("packed")).one("rows.jsonl", rows).build()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_sequence_with_several_whole_segments_is_chosen_before_one_of_cut_or_tin
 
 
 def test_dataset_that_is_not_packed_has_no_sequence(tmp_path: Path, encoder: Encoder) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(4)])
-    built = road.build(only={("road", "rows", "raw_dataset")})
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(4)])
+    built = workspace.build(only={("mini", "rows", "raw_dataset")})
 
     assert packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=9) is None

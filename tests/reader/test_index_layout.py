@@ -23,7 +23,7 @@ from rowmill.core.storage import Store
 from rowmill.inspection import trace
 from rowmill.reader import Batch, Reader
 from rowmill.schema import manifest
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, sentence
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, sentence
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"
 WORLD = 4
 
 
-def mixed(road: Road, layout: str, *, rows: int = 60, world_size: int = WORLD, **options: Any) -> Road:
+def mixed(workspace: Workspace, layout: str, *, rows: int = 60, world_size: int = WORLD, **options: Any) -> Workspace:
     """Write a mixture of weighted chats, pairs and documents over two passes, with validation and fillers."""
     chats = [chat(i, turns=1 + i % 3, words=5 + i % 20) for i in range(rows)]
     for i, one in enumerate(chats):
@@ -42,16 +42,16 @@ def mixed(road: Road, layout: str, *, rows: int = 60, world_size: int = WORLD, *
         "texts": ([document(i, words=90) for i in range(11)], TEXT),
     }
     datasets: dict[str, Any] = {
-        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", some)]}, "format": kind}
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", some)]}, "format": kind}
         for name, (some, kind) in content.items()
     }
     datasets["chats"] |= {"splits": {"validation": 0.2}, "loss": {"weights": True}}
     partitions = {"world_size": world_size, "layout": layout}
     mixture = {"batch_size": 8, "epochs": 2}
-    return road.recipe(datasets, seq_len=128, partitions=partitions, mixture=mixture, **options)
+    return workspace.recipe(datasets, seq_len=128, partitions=partitions, mixture=mixture, **options)
 
 
-def preferences(road: Road, layout: str) -> Road:
+def preferences(workspace: Workspace, layout: str) -> Workspace:
     """Write a recipe of pairs of answers, some with a margin."""
     rows = [
         {
@@ -62,10 +62,10 @@ def preferences(road: Road, layout: str) -> Road:
         }
         for i in range(30)
     ]
-    source = {"train_urls": [road.write("a.jsonl", rows)]}
+    source = {"train_urls": [workspace.write("a.jsonl", rows)]}
     datasets = {"rows": {"source": source, "format": {"kind": "preference"}, "packing": {"pack": True}}}
     partitions = {"world_size": WORLD, "layout": layout}
-    return road.recipe(datasets, seq_len=512, partitions=partitions, mixture={"batch_size": 4})
+    return workspace.recipe(datasets, seq_len=512, partitions=partitions, mixture={"batch_size": 4})
 
 
 RECIPES = {"mixed": mixed, "preferences": preferences}
@@ -74,29 +74,29 @@ RECIPES = {"mixed": mixed, "preferences": preferences}
 @pytest.fixture(scope="module", params=list(RECIPES))
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
     """Build a recipe in both layouts; return the builds by layout."""
-    road = Road(tmp_path_factory.mktemp("copied"))
-    made = {"copied": RECIPES[request.param](road, "copied").build()}
+    workspace = Workspace(tmp_path_factory.mktemp("copied"))
+    made = {"copied": RECIPES[request.param](workspace, "copied").build()}
     other = tmp_path_factory.mktemp("index") / "project"
-    shutil.copytree(road.folder, other)
-    return made | {"index": RECIPES[request.param](Road(other), "index").build()}
+    shutil.copytree(workspace.folder, other)
+    return made | {"index": RECIPES[request.param](Workspace(other), "index").build()}
 
 
 @pytest.fixture
-def indexed(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, indexed_once: Path) -> Road:
+def indexed(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, indexed_once: Path) -> Workspace:
     """Return a copy of a project with indexes, to be changed."""
     shutil.copytree(indexed_once, tmp_path / "project")
-    return Road(tmp_path / "project")
+    return Workspace(tmp_path / "project")
 
 
 @pytest.fixture(scope="module")
 def indexed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    road = mixed(Road(tmp_path_factory.mktemp("once")), "index")
-    road.build()
-    return road.folder
+    workspace = mixed(Workspace(tmp_path_factory.mktemp("once")), "index")
+    workspace.build()
+    return workspace.folder
 
 
-def open_reader(made: "Built | Road", rank: int = 0, world_size: int = 1, **options: Any) -> Reader:
-    return Reader(made.project.store.root, "road", rank=rank, world_size=world_size, as_torch=False, **options)
+def open_reader(made: "Built | Workspace", rank: int = 0, world_size: int = 1, **options: Any) -> Reader:
+    return Reader(made.project.store.root, "mini", rank=rank, world_size=world_size, as_torch=False, **options)
 
 
 def in_bytes(batches: Iterator[Batch]) -> list[dict[str, Any]]:
@@ -108,14 +108,14 @@ def in_bytes(batches: Iterator[Batch]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def shard_of(road: Road) -> Path:
+def shard_of(workspace: Workspace) -> Path:
     """Return the first packed shard that the indexes name."""
-    sets = current(road)["sets"]
-    return road.store / sets["chats"]["shards"]["train"][0][0]
+    sets = current(workspace)["sets"]
+    return workspace.store / sets["chats"]["shards"]["train"][0][0]
 
 
-def current(road: Road) -> dict[str, Any]:
-    return orjson.loads((road.store / "road" / "gpu_partitions" / "current.json").read_bytes())
+def current(workspace: Workspace) -> dict[str, Any]:
+    return orjson.loads((workspace.store / "mini" / "gpu_partitions" / "current.json").read_bytes())
 
 
 # ── The same batches ───────────────────────────────────────────────────────────────────────────────
@@ -193,7 +193,7 @@ def test_held_out_sets_are_equal(both: dict[str, Built]) -> None:
 # ── What it costs, and what stays ──────────────────────────────────────────────────────────────────
 
 
-def test_another_world_size_makes_integers_only(indexed: Road) -> None:
+def test_another_world_size_makes_integers_only(indexed: Workspace) -> None:
     batches = in_bytes(iter(open_reader(indexed)))
     shard = shard_of(indexed)
     before = shard.stat().st_mtime_ns
@@ -207,7 +207,7 @@ def test_another_world_size_makes_integers_only(indexed: Road) -> None:
     assert in_bytes(iter(open_reader(indexed))) == batches
 
 
-def test_index_names_the_sequence_of_every_place(indexed: Road) -> None:
+def test_index_names_the_sequence_of_every_place(indexed: Workspace) -> None:
     found = current(indexed)
     store, shards = (
         indexed.project.store,
@@ -231,39 +231,39 @@ def test_index_names_the_sequence_of_every_place(indexed: Road) -> None:
             assert 0 <= line["row"] < shards[line["shard"]][1]
 
 
-def test_shards_that_an_index_names_stay_when_garbage_is_collected(indexed: Road) -> None:
+def test_shards_that_an_index_names_stay_when_garbage_is_collected(indexed: Workspace) -> None:
     batches = in_bytes(iter(open_reader(indexed, verify=True)))
     mixed(indexed, "index", rows=75)
     only = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
     indexed.build(only=only)
-    newest = manifest.load_current(indexed.project.store, ("road", "chats", "packed_shards"))
+    newest = manifest.load_current(indexed.project.store, ("mini", "chats", "packed_shards"))
 
     collect_garbage(indexed.project, keep=1, dry_run=False)
 
     assert newest is not None
-    assert newest.version != current(indexed)["inputs"]["road/chats/packed_shards"]
+    assert newest.version != current(indexed)["inputs"]["mini/chats/packed_shards"]
     assert in_bytes(iter(open_reader(indexed, verify=True))) == batches
 
 
-def test_version_that_is_used_again_gives_its_batches_again(indexed: Road) -> None:
+def test_version_that_is_used_again_gives_its_batches_again(indexed: Workspace) -> None:
     batches, version = in_bytes(iter(open_reader(indexed))), current(indexed)["version"]
     mixed(indexed, "copied", rows=75).build()
     assert in_bytes(iter(open_reader(indexed))) != batches
 
-    step = steps.find_step(indexed.project, ("road", "gpu_partitions"))
+    step = steps.find_step(indexed.project, ("mini", "gpu_partitions"))
     runner.run_step(indexed.project, step, {}, version=version)
 
     assert current(indexed)["layout"] == "index"
     assert in_bytes(iter(open_reader(indexed))) == batches
 
 
-def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Road) -> None:
+def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Workspace) -> None:
     version, shard = current(indexed)["version"], shard_of(indexed)
     mixed(indexed, "copied", rows=75).build()
     published = current(indexed)
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
 
-    step = steps.find_step(indexed.project, ("road", "gpu_partitions"))
+    step = steps.find_step(indexed.project, ("mini", "gpu_partitions"))
     with pytest.raises(IntegrityError, match=shard.name):
         runner.run_step(indexed.project, step, {}, version=version)
 
@@ -271,19 +271,19 @@ def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Road) -> No
 
 
 def test_ranks_built_one_at_a_time_are_published_together(tmp_path: Path) -> None:
-    road = mixed(Road(tmp_path), "index", world_size=2)
-    road.build(only=[step.name for step in steps.plan_steps(road.project) if step.name != "gpu_partitions"])
-    step = steps.find_step(road.project, ("road", "gpu_partitions"))
-    inputs = gate.open_inputs(road.project, step)
-    runner.run_step(road.project, step, inputs, ranks=["rank-00000-of-00002"])
-    assert not (road.store / "road" / "gpu_partitions" / "current.json").exists()
+    workspace = mixed(Workspace(tmp_path), "index", world_size=2)
+    workspace.build(only=[step.name for step in steps.plan_steps(workspace.project) if step.name != "gpu_partitions"])
+    step = steps.find_step(workspace.project, ("mini", "gpu_partitions"))
+    inputs = gate.open_inputs(workspace.project, step)
+    runner.run_step(workspace.project, step, inputs, ranks=["rank-00000-of-00002"])
+    assert not (workspace.store / "mini" / "gpu_partitions" / "current.json").exists()
 
-    runner.run_step(road.project, step, inputs, ranks=["rank-00001-of-00002"])
+    runner.run_step(workspace.project, step, inputs, ranks=["rank-00001-of-00002"])
 
-    assert len(open_reader(road, verify=True)) == current(road)["places"]
+    assert len(open_reader(workspace, verify=True)) == current(workspace)["places"]
 
 
-def test_trace_names_the_row_of_the_shared_shard(indexed: Road) -> None:
+def test_trace_names_the_row_of_the_shared_shard(indexed: Workspace) -> None:
     found = trace.trace_source(indexed.project, "data/chats.jsonl:7")
     store = indexed.project.store
     segments = [one for row in found for one in row.places]
@@ -301,10 +301,10 @@ def test_trace_names_the_row_of_the_shared_shard(indexed: Road) -> None:
         assert segment.example_id in ids
 
 
-def test_build_on_remote_storage_reads_as_the_local_one(indexed: Road) -> None:
+def test_build_on_remote_storage_reads_as_the_local_one(indexed: Workspace) -> None:
     remote = fsspec.filesystem("memory")
-    remote.put(str(indexed.store / "road"), "/indexed/road", recursive=True)
-    far = Reader("memory://indexed", "road", rank=0, world_size=1, as_torch=False, verify=True)
+    remote.put(str(indexed.store / "mini"), "/indexed/mini", recursive=True)
+    far = Reader("memory://indexed", "mini", rank=0, world_size=1, as_torch=False, verify=True)
 
     assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
 
@@ -312,20 +312,20 @@ def test_build_on_remote_storage_reads_as_the_local_one(indexed: Road) -> None:
 # ── Faults ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_shard_that_is_missing_is_refused_at_once(indexed: Road) -> None:
+def test_shard_that_is_missing_is_refused_at_once(indexed: Workspace) -> None:
     shard_of(indexed).unlink()
     with pytest.raises(IntegrityError, match=r"part-00000\.parquet: missing; current\.json names it"):
         open_reader(indexed)
 
 
-def test_shard_cut_short_is_refused(indexed: Road) -> None:
+def test_shard_cut_short_is_refused(indexed: Workspace) -> None:
     shard = shard_of(indexed)
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(IntegrityError, match="not a readable Parquet file"):
         open_reader(indexed)
 
 
-def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Road) -> None:
+def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Workspace) -> None:
     shard = shard_of(indexed)
     content = bytearray(shard.read_bytes())
     content[60] ^= 1
@@ -337,7 +337,7 @@ def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Road) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "filler"])
-def test_file_of_another_rank_is_refused(indexed: Road, kind: str) -> None:
+def test_file_of_another_rank_is_refused(indexed: Workspace, kind: str) -> None:
     ranks = list(current(indexed)["ranks"].values())
     paths = [indexed.store / (one["files"][0] if kind == "index" else one["filler"])[0] for one in ranks]
     shutil.copyfile(paths[1], paths[0])
@@ -345,19 +345,19 @@ def test_file_of_another_rank_is_refused(indexed: Road, kind: str) -> None:
         open_reader(indexed)
 
 
-def test_index_that_names_other_rows_is_found_by_verify(indexed: Road) -> None:
+def test_index_that_names_other_rows_is_found_by_verify(indexed: Workspace) -> None:
     """Whatever wrote it, the content that an index names must be that of the order."""
-    made = manifest.load_current(indexed.project.store, ("road", "gpu_partitions"))
+    made = manifest.load_current(indexed.project.store, ("mini", "gpu_partitions"))
     assert made is not None
     first, second = made.parts[:2]
     swapped = replace(made, parts=(replace(first, files=second.files), *made.parts[1:]))
-    find = steps.find_step(indexed.project, ("road", "gpu_partitions")).stage.find_content_damage
+    find = steps.find_step(indexed.project, ("mini", "gpu_partitions")).stage.find_content_damage
     assert find is not None
 
     assert list(find(Store(str(indexed.store)), made)) == []
     assert "the sequences that its index names hash to" in "".join(find(Store(str(indexed.store)), swapped))
 
 
-def test_files_of_a_rank_are_refused_with_what_to_do(indexed: Road) -> None:
+def test_files_of_a_rank_are_refused_with_what_to_do(indexed: Workspace) -> None:
     with pytest.raises(ConfigError, match=r"partitions\.layout: index; .* build with partitions\.layout: copied"):
         open_reader(indexed).data_files  # noqa: B018

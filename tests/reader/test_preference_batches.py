@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.reader import PackedSequence, Reader
-from tests.support.recipes import CHAT, Road, chat, sentence
+from tests.support.recipes import CHAT, Workspace, chat, sentence
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
 
@@ -22,9 +22,9 @@ def _record(i: int, **columns: Any) -> dict[str, Any]:
     return {"prompt": chat(i, turns=2)["messages"][:3], **sides, **columns}
 
 
-def _build(road: Road) -> Reader:
-    road.build()
-    return Reader(road.store, "road", rank=0, world_size=1, batch_size=3, layout="preference", as_torch=False)
+def _build(workspace: Workspace) -> Reader:
+    workspace.build()
+    return Reader(workspace.store, "mini", rank=0, world_size=1, batch_size=3, layout="preference", as_torch=False)
 
 
 def _cut(example: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
@@ -46,12 +46,12 @@ def _read_sides(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("packing", [{}, {"pack": True}], ids=["single", "packed"])
 def test_batches_have_every_pair_once_with_its_sides_and_margin(tmp_path: Path, packing: dict[str, Any]) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", [_record(i, margin=i / 4) for i in range(30)])]}
-    road.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
-    expected = sorted((*_cut(one), one["margin"]) for one in road.examples())
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", [_record(i, margin=i / 4) for i in range(30)])]}
+    workspace.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
+    expected = sorted((*_cut(one), one["margin"]) for one in workspace.examples())
 
-    batches = list(_build(road))
+    batches = list(_build(workspace))
 
     found = []
     for batch in batches:
@@ -70,8 +70,8 @@ def test_batches_have_every_pair_once_with_its_sides_and_margin(tmp_path: Path, 
 
 def test_fillers_are_pairs_without_targets_and_missing_margins_are_nothing(tmp_path: Path) -> None:
     records = [_record(i, **({"margin": 2.0} if i == 4 else {})) for i in range(9)]
-    road = Road(tmp_path).one("a.jsonl", records, PAIRS)
-    reader = _build(road)
+    workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS)
+    reader = _build(workspace)
 
     batch = reader.preference_batch(range(len(reader)))
 
@@ -84,20 +84,22 @@ def test_fillers_are_pairs_without_targets_and_missing_margins_are_nothing(tmp_p
     assert sides[untrained[0]] == sides[untrained[1]]
     assert sorted(batch["margin"].tolist()) == [0.0] * 9 + [2.0]
     assert "margin" not in Reader(
-        _road_without_margins(tmp_path / "none"), "road", rank=0, world_size=1, layout="preference", as_torch=False
+        _workspace_without_margins(tmp_path / "none"), "mini", rank=0, world_size=1, layout="preference", as_torch=False
     ).preference_batch([0])
 
 
-def _road_without_margins(folder: Path) -> Path:
-    road = Road(folder).one("a.jsonl", [_record(i) for i in range(4)], PAIRS)
-    road.build()
-    return road.store
+def _workspace_without_margins(folder: Path) -> Path:
+    workspace = Workspace(folder).one("a.jsonl", [_record(i) for i in range(4)], PAIRS)
+    workspace.build()
+    return workspace.store
 
 
 def test_any_layout_gives_pairs_and_a_sequence_says_which_side_is_which(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("a.jsonl", [_record(i, margin=1.5) for i in range(6)], PAIRS, packing={"pack": True})
-    ordered = _build(road)
-    flat = Reader(road.store, "road", rank=0, world_size=1, as_torch=False)
+    workspace = Workspace(tmp_path).one(
+        "a.jsonl", [_record(i, margin=1.5) for i in range(6)], PAIRS, packing={"pack": True}
+    )
+    ordered = _build(workspace)
+    flat = Reader(workspace.store, "mini", rank=0, world_size=1, as_torch=False)
 
     first, second = flat.preference_batch([0, 1]), ordered.get_batch([0, 1])
     sequence: Any = next(one for one in map(flat.__getitem__, range(len(flat))) if (one.labels != -100).any())
@@ -115,8 +117,8 @@ def test_any_layout_gives_pairs_and_a_sequence_says_which_side_is_which(tmp_path
 
 
 def test_loss_weights_are_laid_out_by_side(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("a.jsonl", [_record(i) for i in range(4)], PAIRS)
-    reader = _build(road)
+    workspace = Workspace(tmp_path).one("a.jsonl", [_record(i) for i in range(4)], PAIRS)
+    reader = _build(workspace)
 
     def weigh(row: PackedSequence) -> PackedSequence:
         weights = (row.labels != -100) * np.float32(0.5)
@@ -128,8 +130,8 @@ def test_loss_weights_are_laid_out_by_side(tmp_path: Path) -> None:
 
 
 def test_builds_of_other_objectives_are_refused(tmp_path: Path) -> None:
-    chats = Road(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(4)], CHAT)
-    marked = Road(tmp_path / "marked").one(
+    chats = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(4)], CHAT)
+    marked = Workspace(tmp_path / "marked").one(
         "a.jsonl", [_record(i) for i in range(4)], {**PAIRS, "objective": "unpaired"}
     )
 
@@ -137,4 +139,4 @@ def test_builds_of_other_objectives_are_refused(tmp_path: Path) -> None:
         next(iter(_build(chats)))
     with pytest.raises(ConfigError, match=r"single answers with a label; .*objective: paired"):
         next(iter(_build(marked)))
-    assert Reader(chats.store, "road", rank=0, world_size=1)[0].sides is None
+    assert Reader(chats.store, "mini", rank=0, world_size=1)[0].sides is None

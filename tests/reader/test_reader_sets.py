@@ -10,19 +10,19 @@ import pytest
 
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.reader import PackedSequence, Reader, View
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    road = Road(tmp_path_factory.mktemp("sets"))
-    chats = {"train_urls": [road.write("chats.jsonl", [chat(i) for i in range(80)])], "tags": ["dialogue", "en"]}
+    workspace = Workspace(tmp_path_factory.mktemp("sets"))
+    chats = {"train_urls": [workspace.write("chats.jsonl", [chat(i) for i in range(80)])], "tags": ["dialogue", "en"]}
     tasks = {
-        "train_urls": [road.write("tasks.jsonl", [pair(i) for i in range(200, 280)])],
-        "validation_urls": [road.write("held.jsonl", [pair(i) for i in range(400, 420)])],
+        "train_urls": [workspace.write("tasks.jsonl", [pair(i) for i in range(200, 280)])],
+        "validation_urls": [workspace.write("held.jsonl", [pair(i) for i in range(400, 420)])],
     }
-    texts = {"train_urls": [road.write("texts.jsonl", [document(i) for i in range(500, 540)])], "tags": ["texts"]}
-    return road.recipe(
+    texts = {"train_urls": [workspace.write("texts.jsonl", [document(i) for i in range(500, 540)])], "tags": ["texts"]}
+    return workspace.recipe(
         {
             "chats": {"source": chats, "format": CHAT, "splits": {"test": 0.2}},
             "tasks": {"source": tasks, "format": PAIR},
@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def reader_of(built: Built, **options: Any) -> Reader:
-    return Reader(built.project.store.root, "road", rank=0, world_size=2, as_torch=False, **options)
+    return Reader(built.project.store.root, "mini", rank=0, world_size=2, as_torch=False, **options)
 
 
 def ids_of(view: View) -> list[list[int]]:
@@ -69,7 +69,7 @@ def test_dataset_of_weight_zero_is_evaluated_and_not_trained(built: Built) -> No
 
 
 def test_sets_are_whole_on_every_rank_and_never_count_as_delivered(built: Built) -> None:
-    readers = [Reader(built.project.store.root, "road", rank=r, world_size=4, as_torch=False) for r in range(4)]
+    readers = [Reader(built.project.store.root, "mini", rank=r, world_size=4, as_torch=False) for r in range(4)]
     sets = [{name: ids_of(view) for name, view in reader.validation_sets().items()} for reader in readers]
 
     assert all(one == sets[0] for one in sets)
@@ -119,8 +119,8 @@ def test_sequence_of_a_set_keeps_its_facts(built: Built) -> None:
 
 def test_set_whose_shard_is_not_there_is_refused(built: Built, tmp_path: Path) -> None:
     root = Path(built.project.store.root)
-    shutil.copytree(root / "road" / "gpu_partitions", tmp_path / "road" / "gpu_partitions")
-    alone = Reader(tmp_path, "road", rank=0, world_size=2, as_torch=False)
+    shutil.copytree(root / "mini" / "gpu_partitions", tmp_path / "mini" / "gpu_partitions")
+    alone = Reader(tmp_path, "mini", rank=0, world_size=2, as_torch=False)
 
     assert len(alone) == len(reader_of(built))
     with pytest.raises(IntegrityError, match=r"missing; current\.json names it"):

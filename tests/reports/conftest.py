@@ -10,7 +10,7 @@ import pytest
 
 from rowmill.reports import report_page
 from tests.support.markup import Page
-from tests.support.recipes import PAIR, Built, Road, chat, pair
+from tests.support.recipes import PAIR, Built, Workspace, chat, pair
 
 HOSTILE = (
     '<script>alert(1)</script></script><!--</style><img src="http://evil.invalid/x.png" onerror="alert(2)">'
@@ -29,11 +29,11 @@ def make_hostile_rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Return a build of chats, three of them rejected, and of pairs; no test changes it."""
-    road = Road(tmp_path_factory.mktemp("reported"))
-    files = {"chats": road.write("chats.jsonl", make_hostile_rows()),
-             "pairs": road.write("pairs.jsonl", [pair(i) for i in range(30)])}  # fmt: skip
+    workspace = Workspace(tmp_path_factory.mktemp("reported"))
+    files = {"chats": workspace.write("chats.jsonl", make_hostile_rows()),
+             "pairs": workspace.write("pairs.jsonl", [pair(i) for i in range(30)])}  # fmt: skip
     formats = {"chats": {"kind": "chat"}, "pairs": PAIR}
-    return road.recipe(
+    return workspace.recipe(
         {name: {"source": {"train_urls": [url]}, "format": formats[name]} for name, url in files.items()}
     ).build()
 

@@ -9,7 +9,7 @@ import pytest
 from rowmill.core.errors import GateError
 from rowmill.reports.current_build import CurrentBuild, load_current_build
 from tests.reports.conftest import make_hostile_rows
-from tests.support.recipes import LENIENT, Built, Road
+from tests.support.recipes import LENIENT, Built, Workspace
 
 
 def find_verdict(build: CurrentBuild) -> tuple[str, str]:
@@ -24,7 +24,7 @@ def test_complete_build_is_ready(reported: Built) -> None:
 
 def test_missing_and_outdated_steps_are_counted(reported: Built) -> None:
     build = load_current_build(reported.project)
-    ranks = build.made["road", "gpu_partitions"]
+    ranks = build.made["mini", "gpu_partitions"]
     assert ranks is not None
 
     missing = CurrentBuild(build.project, {**build.made, ranks.key: None})
@@ -42,17 +42,17 @@ def test_missing_and_outdated_steps_are_counted(reported: Built) -> None:
     ],
 )
 def test_closed_gate_and_warning_are_told_apart(tmp_path: Path, gates: dict[str, Any], wanted: tuple[str, str]) -> None:
-    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
-    road.recipe(
+    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
+    workspace.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates=LENIENT | gates,
         partitions={"world_size": 1},
     )
     try:
-        road.build()
+        workspace.build()
     except GateError:
         assert wanted[0] == "✗"
 
-    build = load_current_build(road.project)
+    build = load_current_build(workspace.project)
     assert find_verdict(build) == wanted
     assert [one.check for one in build.failed] == ["rejects"]

@@ -11,7 +11,7 @@ from rowmill.build.steps import plan_steps
 from rowmill.reports import flows, sankey
 from rowmill.reports.flows import Flow, FlowBranch, FlowLevel
 from rowmill.schema import manifest
-from tests.support.recipes import PAIR, TEXT, Built, Road, chat, document, pair
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, pair
 
 GROUPED: dict[str, Any] = {
     "kind": "records",
@@ -22,7 +22,7 @@ GROUPED: dict[str, Any] = {
 
 def build_every_kind(folder: Path) -> Built:
     """Build chats with rejects, documents joined with a tail, pairs held out by number, and records in groups."""
-    road = Road(folder)
+    workspace = Workspace(folder)
     chats = [chat(i, turns=1 + i % 9, words=14) for i in range(60)]
     bad: list[dict[str, Any]] = [{"messages": []}, {"messages": "x"}, chats[0], {"text": "</script>"}]
     bad.append(chat(99, words=300))
@@ -30,10 +30,10 @@ def build_every_kind(folder: Path) -> Built:
     shops = [f"s{i % 9}" for i in range(36)] + ["large"] * 12
     sales = [{"shop": shop, "day": f"2024-01-{1 + i // 9:02d}", "units": i} for i, shop in enumerate(shops)]
     sources = {
-        "chats": road.write("chats.jsonl", [*chats, *bad]),
-        "documents": road.write("documents.jsonl", [document(i, words=90) for i in range(30)]),
-        "pairs": road.write("pairs.jsonl", [pair(i) for i in range(50)]),
-        "sales": road.write("sales.jsonl", sales),
+        "chats": workspace.write("chats.jsonl", [*chats, *bad]),
+        "documents": workspace.write("documents.jsonl", [document(i, words=90) for i in range(30)]),
+        "pairs": workspace.write("pairs.jsonl", [pair(i) for i in range(50)]),
+        "sales": workspace.write("sales.jsonl", sales),
     }
     options: dict[str, dict[str, Any]] = {
         "chats": {
@@ -52,7 +52,7 @@ def build_every_kind(folder: Path) -> Built:
         "num_validation_sequences": {"pairs": 2},
         "train_weights": {"chats": 6, "documents": 1, "pairs": 2, "sales": 1},
     }
-    return road.recipe(datasets, mixture=mixture).build()
+    return workspace.recipe(datasets, mixture=mixture).build()
 
 
 def trace_all(built: Built) -> dict[str, tuple[Flow, Flow]]:
@@ -124,11 +124,11 @@ def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(
     built: Built, traced: dict[str, tuple[Flow, Flow]]
 ) -> None:
     made = {step.key: manifest.load_current(built.project.store, step.key) for step in plan_steps(built.project)}
-    rows = made["road", "chats", "canonical_rows"]
+    rows = made["mini", "chats", "canonical_rows"]
     assert rows is not None
     mixed = made | {rows.key: replace(rows, version="another")}
 
-    chain = flows.select_chain(mixed, "road", "chats")
+    chain = flows.select_chain(mixed, "mini", "chats")
     summed = flows.sum_flows([flows.trace_rows(chain, "chats"), traced["pairs"][0]])
 
     assert list(chain) == ["raw_dataset", "canonical_rows"]

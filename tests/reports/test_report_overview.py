@@ -14,7 +14,7 @@ def test_header_has_verdict_numbers_and_dates_of_the_build_alone(reported: Built
 
     page = Page("".join(report_overview.render_header(build)))
 
-    assert page.words.startswith("road✓ Ready to train")
+    assert page.words.startswith("mini✓ Ready to train")
     assert f"{order.facts['tokens']:,}tokens to train on" in page.words
     assert f"{order.facts['steps']:,}step" in page.words
     assert reported.manifest("gpu_partitions").version[:12] in page.words

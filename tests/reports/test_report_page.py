@@ -21,7 +21,7 @@ from rowmill.reports import report_page, report_rows
 from rowmill.schema import manifest
 from tests.reports.conftest import make_hostile_rows
 from tests.support.markup import Page
-from tests.support.recipes import Built, Road, chat
+from tests.support.recipes import Built, Workspace, chat
 
 
 def pages(folder: Path) -> Iterator[Path]:
@@ -98,15 +98,15 @@ def test_contents_name_every_section_and_stay_in_view(page: Page) -> None:
 
 
 def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows(), gates={})
-    road.recipe(
+    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows(), gates={})
+    workspace.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}},
     )
     with pytest.raises(GateError):
-        road.build()
+        workspace.build()
 
-    page = Page(Path(report_page.write_report(road.project)).read_text(encoding="utf-8"))
+    page = Page(Path(report_page.write_report(workspace.project)).read_text(encoding="utf-8"))
 
     assert "Not built: rows/tokenized_examples" in page.words
     assert "rejects: 6.977 %" in page.words
@@ -115,16 +115,16 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
 
 def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     reason = "three bad rows are what this test is about"
-    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
-    road.recipe(
+    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
+    workspace.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}, "waivers": [{"check": "rejects", "at_most": 0.2, "reason": reason}],
                "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "filler_share": {"at_most": 1},
                "rank_balance": {"at_most": 1}},
     )  # fmt: skip
-    built = road.build()
+    built = workspace.build()
 
-    report = Path(report_page.write_report(road.project))
+    report = Path(report_page.write_report(workspace.project))
     docs = report.parent / "expectations" / "rows-canonical_rows.html"
 
     assert report.read_text(encoding="utf-8").count(reason) >= 2
@@ -139,7 +139,7 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
 def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     long = [chat(i, turns=3, words=1200) for i in range(12)]
     bad = [{"messages": f"{i} " + "<&>" * 60_000} for i in range(60)]
-    built = Road(tmp_path).one("rows.jsonl", [*long, *bad], packing={"slice_strategy": "split"}).build()
+    built = Workspace(tmp_path).one("rows.jsonl", [*long, *bad], packing={"slice_strategy": "split"}).build()
 
     size = Path(report_page.write_report(built.project)).stat().st_size
 
@@ -148,15 +148,15 @@ def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
 
 
 def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
-    path = Path(report_page.write_report(road.build().project))
+    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
+    path = Path(report_page.write_report(workspace.build().project))
     first = path.read_text(encoding="utf-8")
     path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
 
-    report_page.write_report(road.build().project)
+    report_page.write_report(workspace.build().project)
     unchanged = path.read_text(encoding="utf-8")
-    road.write("chats.jsonl", make_hostile_rows()[:-1])
-    report_page.write_report(road.build().project)
+    workspace.write("chats.jsonl", make_hostile_rows()[:-1])
+    report_page.write_report(workspace.build().project)
 
     assert "<h1>the same " in unchanged
     assert "<h1>the same " not in path.read_text(encoding="utf-8")
@@ -166,7 +166,7 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
 
 
 def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(reported: Built, folder: Path) -> None:
-    step = steps.find_step(reported.project, ("road", "chats", "canonical_rows"))
+    step = steps.find_step(reported.project, ("mini", "chats", "canonical_rows"))
     made = reported.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
@@ -176,9 +176,9 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(r
 
 
 def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("chats.jsonl", make_hostile_rows())
-    project = road.build().project
-    step = steps.find_step(project, ("road", "rows", "canonical_rows"))
+    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
+    project = workspace.build().project
+    step = steps.find_step(project, ("mini", "rows", "canonical_rows"))
     made = manifest.load_current(project.store, step.key)
     assert made is not None
 

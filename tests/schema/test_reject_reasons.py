@@ -19,7 +19,7 @@ from tests.support.recipes import (
     CHATML,
     TEXT,
     Built,
-    Road,
+    Workspace,
     chat,
     document,
     sentence,
@@ -181,7 +181,7 @@ def reasons_of(built: Built) -> set[str]:
 
 
 def test_a_flaw_of_a_chat_has_the_reason_that_is_named_for_it(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("a.jsonl", encoded(CHATS.values()), CHAT, filters={"deduplicate": "off"}).build()
+    built = Workspace(tmp_path).one("a.jsonl", encoded(CHATS.values()), CHAT, filters={"deduplicate": "off"}).build()
 
     assert built.rejects() == list(enumerate(CHATS))
 
@@ -191,16 +191,20 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build a dataset for each reason that an option brings about, in one recipe."""
     folder = tmp_path_factory.mktemp("reasons")
     (folder / "formats_of_reasons.py").write_text(FORMATS, encoding="utf-8")
-    road = Road(folder)
+    workspace = Workspace(folder)
     cases = dict(ONE_BY_ONE)
     for reason, template in TEMPLATES.items():
         rows = [said(content="because", tool_calls=[call({})])] if reason == "span_not_found" else [chat(1)]
         cases[reason] = (CHAT, rows, {"template": {"chat_template": template, "verify_render": 1.0}})
     datasets = {
-        reason: {"source": {"train_urls": [road.write(f"{reason}.jsonl", encoded(rows))]}, "format": form, **groups}
+        reason: {
+            "source": {"train_urls": [workspace.write(f"{reason}.jsonl", encoded(rows))]},
+            "format": form,
+            **groups,
+        }
         for reason, (form, rows, groups) in cases.items()
     }
-    return road.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    return workspace.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
 
 @pytest.mark.slow
@@ -210,9 +214,9 @@ def test_a_flaw_has_the_reason_that_is_named_for_it(many: Built, reason: str) ->
 
 
 def test_a_blank_line_of_a_text_file_is_accounted_for_and_is_no_reject_of_the_check(tmp_path: Path) -> None:
-    path = Road(tmp_path).write("a.txt", f"{sentence(1, 30)}\n\n \n{sentence(1, 30)}\n".encode())
+    path = Workspace(tmp_path).write("a.txt", f"{sentence(1, 30)}\n\n \n{sentence(1, 30)}\n".encode())
     rows = {"source": {"train_urls": [path], "sample_by": "line"}, "format": TEXT}
-    built = Road(tmp_path).recipe({"rows": rows}).build(only=("raw_dataset", "canonical_rows"))
+    built = Workspace(tmp_path).recipe({"rows": rows}).build(only=("raw_dataset", "canonical_rows"))
     made = built.manifest("rows", "canonical_rows")
 
     assert {(state, reason): count for state, reason, count in made.ledger} == {
@@ -238,7 +242,7 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
     }
     (tmp_path / "tokenizer/tokenizer.json").write_text(json.dumps(backend), encoding="utf-8")
 
-    built = Road(tmp_path).one("a.jsonl", [said(content="½   of it"), chat(1)]).build()
+    built = Workspace(tmp_path).one("a.jsonl", [said(content="½   of it"), chat(1)]).build()
 
     assert built.rejects() == [(0, "offsets_degenerate")]
 

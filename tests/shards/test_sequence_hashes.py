@@ -11,7 +11,7 @@ from rowmill.core.arrays import compute_offsets
 from rowmill.schema.manifest import Part
 from rowmill.shards import native
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, join_hashes, read_hashes
-from tests.support.recipes import Road, chat
+from tests.support.recipes import Workspace, chat
 
 hashes = st.lists(st.integers(0, native.HASH_MODULUS - 1), min_size=1, max_size=8)
 
@@ -35,7 +35,7 @@ def test_no_sequences_have_no_content() -> None:
 
 
 def test_packed_shards_store_the_hashes_and_sizes_of_their_sequences(tmp_path: Path) -> None:
-    made = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(40)], splits={"validation": 0.2}).build()
+    made = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(40)], splits={"validation": 0.2}).build()
     packed, store = made.manifest("rows", "packed_shards"), made.project.store
     shards = [part for part in packed.parts if "shard" in part.files]
     stored = join_hashes([read_hashes(store, part) for part in shards])

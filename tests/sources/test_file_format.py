@@ -10,7 +10,7 @@ from pathlib import Path
 from rowmill.sources.file_formats import FILE_FORMATS, FORMATS_BY_SUFFIX, choose_file_format, find_file_format
 from rowmill.sources.files import Files
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import Road
+from tests.support.recipes import Workspace
 
 CARDS = '''
 """Cards: a front and a back on each line, with a bar between; a format that exists in this test only."""
@@ -38,11 +38,11 @@ FORMAT = _Cards("cards", suffixes=(".cards",))
 '''
 
 QUESTIONS = """
-scanned, made = (load("road", "rows", stage) for stage in ("raw_dataset", "canonical_rows"))
+scanned, made = (load("mini", "rows", stage) for stage in ("raw_dataset", "canonical_rows"))
 rows = [one for part in made.parts for one in store.table(part.files["rows"]).to_pylist()]
 found["rows"] = [[one["text"], one["output"]] for one in rows]
 found["scans"] = [[Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scanned.details["scans"]]
-found["built"] = load("road", "gpu_partitions") is not None
+found["built"] = load("mini", "gpu_partitions") is not None
 """
 
 
@@ -52,14 +52,14 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     listed = "pipelines/rowmill/sources/file_formats.py"
     engine.replace(listed, "    parquet.FORMAT,\n", "    parquet.FORMAT,\n    cards.FORMAT,\n")
     engine.replace(listed, "sources import delimited", "sources import cards, delimited")
-    road = Road(tmp_path / "project").one(
+    workspace = Workspace(tmp_path / "project").one(
         "more.cards.gz", gzip.compress(b"sky|blue\ngrass|green\n"), {"kind": "supervised"}
     )
-    road.write("cards.cards", b"one and one|two\ntwo and two|four\n")
-    text = road.config.read_text(encoding="utf-8").replace("data/more.cards.gz", "data/")
-    road.config.write_text(text, encoding="utf-8")
+    workspace.write("cards.cards", b"one and one|two\ntwo and two|four\n")
+    text = workspace.config.read_text(encoding="utf-8").replace("data/more.cards.gz", "data/")
+    workspace.config.write_text(text, encoding="utf-8")
 
-    made = engine.build(road.config, tmp_path / "built", QUESTIONS)
+    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS)
 
     assert sorted(made["rows"]) == [
         ["grass", "green"],

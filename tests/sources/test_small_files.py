@@ -19,7 +19,7 @@ from rowmill.inspection.trace import trace_row, trace_source
 from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
 from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES
 from rowmill.stages import inputs
-from tests.support.recipes import CHAT, Built, Road, chat
+from tests.support.recipes import CHAT, Built, Workspace, chat
 
 FILES = 700
 """So many that they make several groups, each of a few hundred."""
@@ -113,14 +113,14 @@ def test_added_removed_or_changed_file_keeps_other_groups() -> None:
 # ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_many(folder: Path, *, large: bool = True) -> Road:
+def write_many(folder: Path, *, large: bool = True) -> Workspace:
     """Write a dataset of many files with one row each, and one that has parts of its own."""
-    road = Road(folder)
+    workspace = Workspace(folder)
     for number in range(FILES):
-        road.write(f"rows/r{number:04d}.jsonl", [chat(number)])
+        workspace.write(f"rows/r{number:04d}.jsonl", [chat(number)])
     if large:
-        road.write("rows/t.jsonl", [chat(10_000 + number, words=60) for number in range(250)])
-    return road.recipe({"rows": {"source": {"train_urls": ["data/rows/*.jsonl"]}, "format": CHAT}})
+        workspace.write("rows/t.jsonl", [chat(10_000 + number, words=60) for number in range(250)])
+    return workspace.recipe({"rows": {"source": {"train_urls": ["data/rows/*.jsonl"]}, "format": CHAT}})
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def tokens_of(built: Built) -> list[list[int]]:
 
 def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: Path) -> None:
     rows = [*map(chat, range(FILES)), *(chat(10_000 + number, words=60) for number in range(250))]
-    alone = Road(tmp_path).one("rows.jsonl", rows).build()
+    alone = Workspace(tmp_path).one("rows.jsonl", rows).build()
 
     assert tokens_of(built) == tokens_of(alone)
 
@@ -160,8 +160,8 @@ def test_row_is_traced_to_its_file_and_line(built: Built, number: int) -> None:
 
 
 def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
-    road = write_many(tmp_path)
-    project = road.project
+    workspace = write_many(tmp_path)
+    project = workspace.project
     execution = project.recipe.execution.model_copy(update={"workers": 2})
 
     steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
@@ -170,15 +170,15 @@ def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> Non
 
 
 def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
-    road = write_many(tmp_path, large=False)
-    first = road.build()
+    workspace = write_many(tmp_path, large=False)
+    first = workspace.build()
     groups = inputs.load_part_groups(first.manifest("rows", "raw_dataset"))
     assert len(groups) > 2
 
     # Not the last of its group: that one decides where the group ends.
     changed = groups[1][0]
-    road.write(changed.url.removeprefix("data/"), [chat(99_999)])
-    reports = {step.name: report for step, report, _ in runner.build(road.project)}
+    workspace.write(changed.url.removeprefix("data/"), [chat(99_999)])
+    reports = {step.name: report for step, report, _ in runner.build(workspace.project)}
 
     for stage in ("canonical_rows", "tokenized_examples"):
         assert reports[stage].parts - reports[stage].parts_reused == 1
@@ -186,12 +186,12 @@ def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
 
 
 def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     for number in range(6):
-        road.write(f"rows/r{number}.jsonl", [chat(2 * number), chat(2 * number + 1)])
-    road.recipe({"rows": {"source": {"train_urls": ["data/rows/"]}, "format": CHAT, "filters": {"max_items": 5}}})
+        workspace.write(f"rows/r{number}.jsonl", [chat(2 * number), chat(2 * number + 1)])
+    workspace.recipe({"rows": {"source": {"train_urls": ["data/rows/"]}, "format": CHAT, "filters": {"max_items": 5}}})
 
-    made = road.build().manifest("rows", "canonical_rows")
+    made = workspace.build().manifest("rows", "canonical_rows")
 
     assert len(made.parts) == 1
     assert (made.facts["kept"], made.facts["accounted"]) == (5, 0)
@@ -199,14 +199,16 @@ def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> N
 
 
 def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     for number in range(30):
-        road.write(f"sales/s{number:02d}.csv", f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n".encode())
-    held = [road.write(f"held{number}.csv", f"shop,units\nwest {number},7\n".encode()) for number in range(3)]
+        workspace.write(
+            f"sales/s{number:02d}.csv", f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n".encode()
+        )
+    held = [workspace.write(f"held{number}.csv", f"shop,units\nwest {number},7\n".encode()) for number in range(3)]
     source = {"train_urls": ["data/sales/"], "validation_urls": held}
-    road.recipe({"rows": {"source": source, "format": {"kind": "records"}, "splits": {"test": 0}}})
+    workspace.recipe({"rows": {"source": source, "format": {"kind": "records"}, "splits": {"test": 0}}})
 
-    made = road.build()
+    made = workspace.build()
 
     # A cell that does not fit is located by its index in its part.
     assert len(made.manifest("rows", "canonical_rows").parts) == 33
@@ -224,6 +226,6 @@ def test_manifest_from_before_shared_parts_has_one_file_per_part(built: Built) -
 
 
 def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:
-    made = Road(tmp_path).one("rows.jsonl", [chat(number) for number in range(20)]).build()
+    made = Workspace(tmp_path).one("rows.jsonl", [chat(number) for number in range(20)]).build()
 
     assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}

@@ -22,7 +22,7 @@ from rowmill.core.errors import ConfigError, SourceError
 from rowmill.core.storage import Store
 from rowmill.reports import report_page
 from rowmill.sources import Files, FileScan, StoreStager, find_files, public_url, read_records, scan_source
-from tests.support.recipes import CHAT, Road, chat, lines
+from tests.support.recipes import CHAT, Workspace, chat, lines
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
@@ -345,12 +345,12 @@ def contents(store: Path) -> Iterator[tuple[Path, str]]:
 
 
 def test_secrets_of_an_address_are_in_no_output_of_a_build(address: str, tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     source = {"train_urls": [signed(address, "5ec2e7")]}
-    built = road.recipe({"rows": {"source": source, "format": CHAT}}).build()
-    report_page.write_report(road.project)
+    built = workspace.recipe({"rows": {"source": source, "format": CHAT}}).build()
+    report_page.write_report(workspace.project)
 
-    found = list(contents(road.store))
+    found = list(contents(workspace.store))
 
     assert len(built.segments()) == 20
     assert any(f"http://{address}/ok/a.jsonl" in text for path, text in found if path.suffix == ".json")

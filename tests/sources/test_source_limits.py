@@ -32,7 +32,7 @@ from rowmill.sources import (
 )
 from rowmill.sources.limits import EXPANSION_FREE_BYTES, Limits, RecordLimits
 from rowmill.sources.parts import cut_lines
-from tests.support.recipes import CHAT, Road, chat, lines
+from tests.support.recipes import CHAT, Workspace, chat, lines
 
 LIMIT = 2000
 
@@ -192,12 +192,12 @@ def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
 
 
 def test_record_that_is_too_long_is_counted_by_a_build(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     row = {"messages": [{"role": "user", "content": "x" * 5000}]}
-    path = road.write("a.jsonl", lines([chat(1), row, chat(2)]))
+    path = workspace.write("a.jsonl", lines([chat(1), row, chat(2)]))
     source = {"train_urls": [path], "limits": {"max_record_bytes": LIMIT}}
 
-    built = road.recipe({"rows": {"source": source, "format": CHAT}}).build()
+    built = workspace.recipe({"rows": {"source": source, "format": CHAT}}).build()
 
     assert built.rejects() == [(1, "too_long_record")]
     assert built.kept() == [0, 2]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.recipes import TEXT, Built, Road, document
+from tests.support.recipes import TEXT, Built, Workspace, document
 
 WORLD = 4
 GATES = {"fill": {"at_least": 0}, "split_share": {"at_most": 1}, "rank_balance": {"at_most": 1}}
@@ -14,14 +14,14 @@ GATES = {"fill": {"at_least": 0}, "split_share": {"at_most": 1}, "rank_balance":
 def build(folder: Path, *, packing: dict[str, Any] | None = None, **partitions: Any) -> Built:
     """Build documents of very different lengths, all tokens of which are trained."""
     rows = [document(i, words=200 if i % 8 == 0 else 6 + i % 3) for i in range(160)]
-    road = Road(folder)
+    workspace = Workspace(folder)
     dataset = {
-        "source": {"train_urls": [road.write("rows.jsonl", rows)]},
+        "source": {"train_urls": [workspace.write("rows.jsonl", rows)]},
         "format": TEXT,
         "packing": {"pack": True, **(packing or {})},
     }
     options = {"world_size": WORLD, **partitions}
-    return road.recipe({"rows": dataset}, partitions=options, mixture={"batch_size": 8}, gates=GATES).build()
+    return workspace.recipe({"rows": dataset}, partitions=options, mixture={"batch_size": 8}, gates=GATES).build()
 
 
 def count_flops(built: Built, linear: int) -> int:

@@ -24,7 +24,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.stats import SCHEMAS
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import Road, chat
+from tests.support.recipes import Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,18 +82,18 @@ def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) ->
     listed = "pipelines/rowmill/stages/catalog.py"
     engine.replace(listed, "    canonical_rows.STAGE,\n", "    canonical_rows.STAGE,\n    row_census.STAGE,\n")
     engine.replace(listed, "parsed_records, raw_dataset\n", "parsed_records, raw_dataset, row_census\n")
-    road = Road(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
+    workspace = Workspace(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
 
     commands = (("plan",), ("build",), ("verify", "--all"))
-    made = engine.build(road.config, tmp_path / "built", QUESTIONS, commands)
+    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, commands)
 
     for command in ("plan", "build", "verify"):
         assert "row_census" in made[command], command
     assert "12 rows · 1 dataset" in made["build"]
     assert ["row_census", 12, 0] in made["builds"]
-    assert "road/rows/row_census" in made["gates"], "nothing reaches a rank past a failed check of any stage"
-    description, parents = made["assets"]["road/rows.row_census"]
-    assert parents == ["road/rows.canonical_rows"]
+    assert "mini/rows/row_census" in made["gates"], "nothing reaches a rank past a failed check of any stage"
+    description, parents = made["assets"]["mini/rows.row_census"]
+    assert parents == ["mini/rows.canonical_rows"]
     assert "counted once more" in description
 
 

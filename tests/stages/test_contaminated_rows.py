@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.stats import query_views
-from tests.support.recipes import PAIR, Road, chat, sentence, tokenizer_json, write_tokenizer
+from tests.support.recipes import PAIR, Workspace, chat, sentence, tokenizer_json, write_tokenizer
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"
@@ -28,17 +28,17 @@ def decontaminate(*urls: str, fields: Sequence[str] = ("question",), **changes: 
     }
 
 
-def project(folder: Path, rows: Sequence[Mapping[str, Any]], items: Sequence[Any], **changes: Any) -> Road:
-    road = Road(folder)
-    road.write("items.jsonl", items)
-    return road.one("rows.jsonl", rows, filters=decontaminate("data/items.jsonl", **changes))
+def project(folder: Path, rows: Sequence[Mapping[str, Any]], items: Sequence[Any], **changes: Any) -> Workspace:
+    workspace = Workspace(folder)
+    workspace.write("items.jsonl", items)
+    return workspace.one("rows.jsonl", rows, filters=decontaminate("data/items.jsonl", **changes))
 
 
 def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) -> None:
     rows = [chat(0), user(f"Riddle: {QUESTION.upper()}"), chat(1), user("Hm.", f"You asked: {OTHER}"), chat(2)]
-    road = project(tmp_path, rows, [{"question": OTHER}, {"question": QUESTION}])
+    workspace = project(tmp_path, rows, [{"question": OTHER}, {"question": QUESTION}])
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     assert built.rejects() == [(1, "contaminated"), (3, "contaminated")]
     assert [json.loads(detail) for detail in built.details()] == [
@@ -52,12 +52,12 @@ def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) 
 
 def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Path) -> None:
     half = " ".join(QUESTION.split()[:11])
-    road = project(tmp_path, [user(half), chat(1), user(QUESTION)], [{"question": "?"}, {"question": QUESTION}])
+    workspace = project(tmp_path, [user(half), chat(1), user(QUESTION)], [{"question": "?"}, {"question": QUESTION}])
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     select = "select benchmark, item, source, record, round(coverage, 3), text, item_text from contamination"
-    _, found = query_views(road.project.store, f"{select} order by coverage")
+    _, found = query_views(workspace.project.store, f"{select} order by coverage")
     source = "data/items.jsonl"
     assert found == [
         ("riddles", 1, source, 2, 0.579, half, QUESTION),
@@ -72,19 +72,19 @@ def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Pa
 
 
 def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
-    road = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
+    workspace = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     made = built.manifest("rows", "canonical_rows")
     assert (built.rejects(), made.facts["kept"], made.facts["contaminated"]) == ([], 2, 0.5)
-    assert query_views(road.project.store, "select count(*) from contamination")[1] == [(1,)]
+    assert query_views(workspace.project.store, "select count(*) from contamination")[1] == [(1,)]
     result = next(one for one in built.steps["rows", "canonical_rows"][1] if one.check == "contaminated")
     assert (result.failed, result.blocking) == (True, False)
 
 
 def test_without_the_filter_its_checks_do_not_apply(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("rows.jsonl", [chat(0)]).build(only=UP_TO_ROWS)
+    built = Workspace(tmp_path).one("rows.jsonl", [chat(0)]).build(only=UP_TO_ROWS)
 
     outcomes = {one.check: one.outcome for one in built.steps["rows", "canonical_rows"][1]}
     assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
@@ -92,13 +92,13 @@ def test_without_the_filter_its_checks_do_not_apply(tmp_path: Path) -> None:
 
 
 def test_a_file_without_items_closes_the_gate(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}])
-    road.write("empty.jsonl", [{"query": QUESTION}, {"question": None}, {"question": " ?! "}])
-    road.one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", "data/empty.jsonl"))
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}])
+    workspace.write("empty.jsonl", [{"query": QUESTION}, {"question": None}, {"question": " ?! "}])
+    workspace.one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", "data/empty.jsonl"))
 
     with pytest.raises(GateError, match=r"decontamination_items: 0 .*fields that the records of every file have"):
-        road.build()
+        workspace.build()
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,13 @@ def test_a_file_without_items_closes_the_gate(tmp_path: Path) -> None:
     ],
 )
 def test_fields_are_paths_to_texts_lists_or_messages(tmp_path: Path, fields: list[str], record: dict[str, Any]) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [record])
-    road.one("rows.jsonl", [user(QUESTION)], filters=decontaminate("data/items.jsonl", fields=fields, coverage=0.4))
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [record])
+    workspace.one(
+        "rows.jsonl", [user(QUESTION)], filters=decontaminate("data/items.jsonl", fields=fields, coverage=0.4)
+    )
 
-    assert road.build(only=UP_TO_ROWS).rejects() == [(0, "contaminated")]
+    assert workspace.build(only=UP_TO_ROWS).rejects() == [(0, "contaminated")]
 
 
 def test_every_kind_of_message_text_is_searched(tmp_path: Path) -> None:
@@ -134,33 +136,37 @@ def test_every_kind_of_message_text_is_searched(tmp_path: Path) -> None:
 
 
 def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}])
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}])
     filters = decontaminate("data/items.jsonl")
     sources = {
         "pairs": (PAIR, [{"prompt": QUESTION, "answer": "7"}, {"prompt": "Say it.", "answer": QUESTION}]),
         "texts": ({"kind": "text"}, [{"text": f"Chapter 1. {QUESTION} Chapter 2."}, {"text": "Nothing of it."}]),
     }
-    road.recipe(
+    workspace.recipe(
         {
-            name: {"source": {"train_urls": [road.write(f"{name}.jsonl", rows)]}, "format": kind, "filters": filters}
+            name: {
+                "source": {"train_urls": [workspace.write(f"{name}.jsonl", rows)]},
+                "format": kind,
+                "filters": filters,
+            }
             for name, (kind, rows) in sources.items()
         }
     )
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     assert [reason for _, reason in built.rejects("pairs")] == ["contaminated", "contaminated"]
     assert built.rejects("texts") == [(0, "contaminated")]
 
 
 def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_path: Path) -> None:
-    road = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
-    first = road.build(only=UP_TO_ROWS)
-    again = road.build(only=UP_TO_ROWS)
+    workspace = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
+    first = workspace.build(only=UP_TO_ROWS)
+    again = workspace.build(only=UP_TO_ROWS)
 
-    road.write("items.jsonl", [{"question": OTHER}, {"question": QUESTION}])
-    changed = road.build(only=UP_TO_ROWS)
+    workspace.write("items.jsonl", [{"question": OTHER}, {"question": QUESTION}])
+    changed = workspace.build(only=UP_TO_ROWS)
 
     assert (again.made(), changed.made()) == (set(), {"rows/canonical_rows"})
     assert (first.rejects(), changed.rejects()) == (
@@ -171,9 +177,9 @@ def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_pat
 
 def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1)]
-    plain = Road(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
+    plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
     filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=UP_TO_ROWS)
-    again = Road(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
+    again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
 
     assert filtered.rejects() == [(0, "contaminated")]
     assert (plain.rejects(), again.versions()) == ([], plain.versions())
@@ -182,31 +188,31 @@ def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_agai
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
     dated = [row | {"time": at} for at, row in enumerate(rows)]
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}])
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}])
     splits = {"time_key": "time", "boundaries": {"validation": 5}}
-    road.one("rows.jsonl", dated, filters=decontaminate("data/items.jsonl"), splits=splits)
+    workspace.one("rows.jsonl", dated, filters=decontaminate("data/items.jsonl"), splits=splits)
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     assert sorted(built.rejects()) == [(0, "contaminated"), (2, "duplicate"), (3, "duplicate")]
     made = built.manifest("rows", "canonical_rows")
     assert made.facts["splits"] == {"train": 2, "validation": 1}
-    assert query_views(road.project.store, "select count(*) from contamination")[1] == [(1,)]
+    assert query_views(workspace.project.store, "select count(*) from contamination")[1] == [(1,)]
 
 
 def test_too_many_ngrams_are_an_error_that_says_how_many(tmp_path: Path) -> None:
-    road = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
+    workspace = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
 
     with pytest.raises(ConfigError, match=r"datasets\.rows\.filters\.decontaminate\.max_ngrams: .* have 12 n-grams"):
-        road.build(only=UP_TO_ROWS)
+        workspace.build(only=UP_TO_ROWS)
 
 
 def test_a_missing_benchmark_is_an_error(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/none.jsonl"))
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/none.jsonl"))
 
     with pytest.raises(SourceError, match=r"found no data at data/none\.jsonl"):
-        road.build(only=UP_TO_ROWS)
+        workspace.build(only=UP_TO_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -220,17 +226,19 @@ def test_a_missing_benchmark_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", **changes))
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", **changes))
 
     with pytest.raises(ConfigError, match=problem):
-        _ = road.project
+        _ = workspace.project
 
 
 def test_records_do_not_read_the_filter(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl"))
+    workspace = Workspace(tmp_path).one(
+        "rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl")
+    )
 
     with pytest.raises(ConfigError, match=r"filters\.decontaminate: a records dataset does not read this option"):
-        _ = road.project
+        _ = workspace.project
 
 
 def tokens(*texts: str) -> list[dict[str, Any]]:
@@ -241,15 +249,15 @@ def tokens(*texts: str) -> list[dict[str, Any]]:
 
 
 def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}, {"question": "Why seven?"}])
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}, {"question": "Why seven?"}])
     rows = tokens(sentence(0, 30), f"Riddle: {QUESTION.upper()}", sentence(1, 30), "why seven?")
     near = {"near_duplicates": {"ngram": 3, "min_words": 5}}
     similar = tokens(f"{sentence(1, 30)} And more.")
     filters = decontaminate("data/items.jsonl") | near
-    road.one("rows.jsonl", [*rows, *similar], {"kind": "tokens"}, filters=filters)
+    workspace.one("rows.jsonl", [*rows, *similar], {"kind": "tokens"}, filters=filters)
 
-    built = road.build(only=(*UP_TO_ROWS, "tokenized_examples"))
+    built = workspace.build(only=(*UP_TO_ROWS, "tokenized_examples"))
 
     # Without the control token, the last row equals an item that has fewer words than an n-gram.
     assert built.rejects() == [(1, "contaminated"), (2, "near_duplicate"), (3, "contaminated")]
@@ -260,15 +268,15 @@ def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> Non
 
 
 def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}])
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}])
     write_tokenizer(tmp_path / "tokenizer")
     write_tokenizer(tmp_path / "other", template="{{ messages }}")
 
     def find_code_version(kind: str, rows: list[dict[str, Any]], tokenizer: str) -> str:
-        source = {"train_urls": [road.write(f"{kind}.jsonl", rows)]}
+        source = {"train_urls": [workspace.write(f"{kind}.jsonl", rows)]}
         dataset = {"source": source, "format": {"kind": kind}, "filters": decontaminate("data/items.jsonl")}
-        steps = plan_steps(road.recipe({"rows": dataset}, tokenizer=tokenizer).project)
+        steps = plan_steps(workspace.recipe({"rows": dataset}, tokenizer=tokenizer).project)
         return next(one.code_version for one in steps if one.key[-1] == "canonical_rows")
 
     for kind, rows, is_other in (("tokens", tokens(QUESTION), True), ("chat", [chat(0)], False)):
@@ -277,17 +285,17 @@ def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tm
 
 
 def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    road.write("items.jsonl", [{"question": QUESTION}])
+    workspace = Workspace(tmp_path)
+    workspace.write("items.jsonl", [{"question": QUESTION}])
     answers = ["I cannot say that.", "Ask somebody else."]
     texts = [("Hm.", *answers), (QUESTION, *answers), ("Yes?", QUESTION, answers[1]), ("No?", answers[0], QUESTION)]
     pairs: list[dict[str, Any]] = [dict(zip(("prompt", "chosen", "rejected"), one, strict=True)) for one in texts]
     longer = {"prompt": sentence(5, 30), "chosen": sentence(6, 30), "rejected": sentence(7, 30)}
     similar = longer | {"rejected": f"{sentence(7, 30)} And more."}
     filters = decontaminate("data/items.jsonl") | {"near_duplicates": {}}
-    road.one("rows.jsonl", [*pairs, longer, similar], {"kind": "preference"}, filters=filters)
+    workspace.one("rows.jsonl", [*pairs, longer, similar], {"kind": "preference"}, filters=filters)
 
-    built = road.build()
+    built = workspace.build()
 
     found = [(1, "contaminated"), (2, "contaminated"), (3, "contaminated"), (4, "near_duplicate")]
     assert built.rejects() == found
@@ -302,13 +310,13 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
 def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_question(
     tmp_path: Path, real_data: Path, coverage: float, rows: list[int]
 ) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     content = (real_data / "math" / "gsm8k_train.jsonl").read_bytes()
     filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"), coverage=coverage)
     form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
-    road.one("train.jsonl", content, form, filters=filters)
+    workspace.one("train.jsonl", content, form, filters=filters)
 
-    built = road.build(only=UP_TO_ROWS)
+    built = workspace.build(only=UP_TO_ROWS)
 
     questions = [json.loads(line)["question"] for line in content.splitlines()]
     rejects = built.rows_of("rows", "canonical_rows", file="rejects")
@@ -322,7 +330,7 @@ def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path:
     content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()
     filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"))
     form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
-    built = Road(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=UP_TO_ROWS)
+    built = Workspace(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=UP_TO_ROWS)
 
     facts = built.manifest("rows", "canonical_rows").facts
     assert (facts["contaminated"], facts["kept"]) == (1.0, 0)

@@ -15,7 +15,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
 from rowmill.stages.canonical_rows.rewrite_part import rewrite_parts
-from tests.support.recipes import CHAT, TEXT, Built, Road, lines
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, lines
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 FILES = 4
@@ -32,11 +32,11 @@ CONTENTS = [lines(ROWS[begin : begin + 40]) for begin in range(0, len(ROWS), 40)
 
 
 def build(folder: Path, contents: Sequence[bytes], kind: Any = TEXT, **filters: Any) -> Built:
-    road = Road(folder)
+    workspace = Workspace(folder)
     ending = "json" if contents[0].startswith(b"[") else "jsonl"
-    urls = [road.write(f"{number}.{ending}", content) for number, content in enumerate(contents)]
-    road.recipe({"rows": {"source": {"train_urls": urls}, "format": kind, "filters": filters}})
-    return road.build(only=UP_TO_ROWS)
+    urls = [workspace.write(f"{number}.{ending}", content) for number, content in enumerate(contents)]
+    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": kind, "filters": filters}})
+    return workspace.build(only=UP_TO_ROWS)
 
 
 def list_hashes(folder: Path) -> set[Path]:
@@ -76,8 +76,8 @@ def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypa
 
 
 def test_part_that_stays_is_not_read(tmp_path: Path) -> None:
-    project = Road(tmp_path).one("rows.jsonl", CONTENTS[0], TEXT).project
-    key = ("road", "rows", "canonical_rows")
+    project = Workspace(tmp_path).one("rows.jsonl", CONTENTS[0], TEXT).project
+    key = ("mini", "rows", "canonical_rows")
     work = StageContext(project.recipe, project.store, project.base, key, "rows", {}, LocalPool(1))
     part = Part("of which nothing is kept", {}, {})
 

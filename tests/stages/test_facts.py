@@ -15,7 +15,7 @@ from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
-from tests.support.recipes import CHAT, Road, chat
+from tests.support.recipes import CHAT, Workspace, chat
 from tests.support.tables import as_csv, grouped, purchases, records
 
 
@@ -39,11 +39,11 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
 
 
 def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    chats = {"train_urls": [road.write("chats.jsonl", [chat(i) for i in range(20)])]}
-    table = {"train_urls": [road.write("table.csv", as_csv(purchases(60)))]}
+    workspace = Workspace(tmp_path)
+    chats = {"train_urls": [workspace.write("chats.jsonl", [chat(i) for i in range(20)])]}
+    table = {"train_urls": [workspace.write("table.csv", as_csv(purchases(60)))]}
     exports: list[Mapping[str, Any]] = [{"kind": "hf", "name": "hf", "split": "train"}]
-    built = road.recipe(
+    built = workspace.recipe(
         {"chats": {"source": chats, "format": CHAT}, "table": {"source": table, "format": records(**grouped())}},
         seq_len=1024,
         exports=exports,
@@ -85,8 +85,10 @@ def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
 
 
 def test_table_has_no_facts_of_messages_and_templates(tmp_path: Path) -> None:
-    source = {"train_urls": [Road(tmp_path).write("table.csv", as_csv(purchases(60)))]}
-    built = Road(tmp_path).recipe({"table": {"source": source, "format": records(**grouped())}}, seq_len=1024).build()
+    source = {"train_urls": [Workspace(tmp_path).write("table.csv", as_csv(purchases(60)))]}
+    built = (
+        Workspace(tmp_path).recipe({"table": {"source": source, "format": records(**grouped())}}, seq_len=1024).build()
+    )
 
     rows, examples = (built.manifest("table", stage).facts for stage in ("canonical_rows", "tokenized_examples"))
 

@@ -18,7 +18,7 @@ from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation
-from tests.support.recipes import CHAT, Built, Road
+from tests.support.recipes import CHAT, Built, Workspace
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -228,8 +228,8 @@ def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
     plain = _rows(120)
     marked = [{"messages": [{**m, "note": "x"} for m in row["messages"]]} for row in plain]  # type: ignore[attr-defined]
 
-    by_fast_path = Road(tmp_path / "fast").one("a.jsonl", plain, CHAT).build()
-    one_by_one = Road(tmp_path / "long").one("a.jsonl", marked, CHAT).build()
+    by_fast_path = Workspace(tmp_path / "fast").one("a.jsonl", plain, CHAT).build()
+    one_by_one = Workspace(tmp_path / "long").one("a.jsonl", marked, CHAT).build()
 
     assert [_own(e) for e in by_fast_path.examples()] == [_own(e) for e in one_by_one.examples()]
     assert _fact(by_fast_path, "fast_path_mismatches") == 0

@@ -16,7 +16,7 @@ from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.inspection import dry_run, inspect
 from rowmill.schema.manifest import StageKey
-from tests.support.recipes import CHAT, LENIENT, Built, Road
+from tests.support.recipes import CHAT, LENIENT, Built, Workspace
 from tests.support.tables import records
 
 FORM = {"data": {"group_training_examples_by": "shop", "order_training_examples_by": "day"}}
@@ -25,8 +25,8 @@ FRESH = [{"shop": f"s{shop}", "day": f"2024-02-{day:02d}", "units": day} for sho
 GATES = LENIENT | {"near_duplicate": {"at_most": 1}}
 
 
-def sales(road: Road) -> dict[str, Any]:
-    source = {"train_urls": [road.write("rows.jsonl", SALES)]}
+def sales(workspace: Workspace) -> dict[str, Any]:
+    source = {"train_urls": [workspace.write("rows.jsonl", SALES)]}
     return {"source": source, "format": records(**FORM, generation={}), "splits": {"test": 0}}
 
 
@@ -36,7 +36,7 @@ def synthetic(of: str, **source: Any) -> dict[str, Any]:
 
 def generate(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> None:
     """Write a text for each group, as a model would generate it."""
-    target = folder / "generated" / "road" / "rows"
+    target = folder / "generated" / "mini" / "rows"
     target.mkdir(parents=True, exist_ok=True)
     texts = [
         "".join(f"{json.dumps(row)}\n" for row in rows if row["shop"] == shop) for shop in {r["shop"] for r in rows}
@@ -46,11 +46,11 @@ def generate(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> None
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Road:
+def trained(tmp_path: Path) -> Workspace:
     """Return a built project of sales without generated texts."""
-    road = Road(tmp_path)
-    road.recipe({"rows": sales(road)}, seq_len=1024, gates=GATES).build()
-    return road
+    workspace = Workspace(tmp_path)
+    workspace.recipe({"rows": sales(workspace)}, seq_len=1024, gates=GATES).build()
+    return workspace
 
 
 def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
     return sorted((json.loads(row["record"]) for row in rows), key=lambda row: (row["shop"], row["day"]))
 
 
-def test_generated_records_are_built_together_with_their_training_records(trained: Road) -> None:
+def test_generated_records_are_built_together_with_their_training_records(trained: Workspace) -> None:
     generate(trained.folder, *FRESH, {"shop": "s3", "day": "2024-02-01", "units": "many"})
     runner.build(trained.project, only=["parsed_records"])
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
@@ -71,11 +71,11 @@ def test_generated_records_are_built_together_with_their_training_records(traine
     assert {row[0] for row in built.manifest("training_splits").tables["splits"].rows} == {"rows", "synthetic"}
 
 
-def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Road) -> None:
+def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Workspace) -> None:
     generate(trained.folder, *FRESH[:3])
     runner.build(trained.project, only=["parsed_records"])
     first_recipe = trained.config.read_text(encoding="utf-8")
-    trained.recipe({"synthetic": synthetic("road/rows")}, seq_len=1024, gates=GATES)
+    trained.recipe({"synthetic": synthetic("mini/rows")}, seq_len=1024, gates=GATES)
     other = trained.config.rename(trained.config.with_name("second.yaml"))
     trained.config.write_text(first_recipe, encoding="utf-8")
     second = steps.open_project(other)
@@ -90,7 +90,7 @@ def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Road
     assert (first, again, rows()) == ((3, False), (3, True), (6, False))
 
 
-def test_plan_and_inspect_read_generated_records(trained: Road) -> None:
+def test_plan_and_inspect_read_generated_records(trained: Workspace) -> None:
     generate(trained.folder, *FRESH)
     runner.build(trained.project, only=["parsed_records"])
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
@@ -101,10 +101,10 @@ def test_plan_and_inspect_read_generated_records(trained: Road) -> None:
     assert plans["synthetic"] is not None
     assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
     assert len(shown) == 6
-    assert all(one.row is not None and one.source.startswith("generated:road/rows/parsed_records") for one in shown)
+    assert all(one.row is not None and one.source.startswith("generated:mini/rows/parsed_records") for one in shown)
 
 
-def test_failed_check_of_generated_records_blocks_reading_them(trained: Road) -> None:
+def test_failed_check_of_generated_records_blocks_reading_them(trained: Workspace) -> None:
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
@@ -112,7 +112,7 @@ def test_failed_check_of_generated_records_blocks_reading_them(trained: Road) ->
     rows = ["raw_dataset", "canonical_rows"]
 
     with pytest.raises(
-        GateError, match=r"road/rows/parsed_records, version .*, an ancestor of this input: .*valid_fraction"
+        GateError, match=r"mini/rows/parsed_records, version .*, an ancestor of this input: .*valid_fraction"
     ):
         trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
     allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
@@ -124,13 +124,13 @@ def test_failed_check_of_generated_records_blocks_reading_them(trained: Road) ->
 
 
 @pytest.mark.parametrize("only", [["raw_dataset"], ["canonical_rows"]])
-def test_inputs_of_generated_records_are_checked_like_every_other_input(trained: Road, only: list[str]) -> None:
+def test_inputs_of_generated_records_are_checked_like_every_other_input(trained: Workspace, only: list[str]) -> None:
     content = "".join(f"{json.dumps(row)}\n" for row in SALES) + "no object\n"
     bad = {**sales(trained), "source": {"train_urls": [trained.write("rows.jsonl", content.encode())]}}
     trained.recipe({"rows": bad}, seq_len=1024, gates=GATES).build()
     generate(trained.folder, *FRESH)
     runner.build(trained.project, only=["parsed_records"])
-    alone = {"synthetic": synthetic("road/rows")}
+    alone = {"synthetic": synthetic("mini/rows")}
     second = trained.config.with_name("second.yaml")
 
     def build_second(gates: dict[str, Any], stages: list[str]) -> None:
@@ -140,18 +140,18 @@ def test_inputs_of_generated_records_are_checked_like_every_other_input(trained:
 
     build_second(GATES, ["raw_dataset", "canonical_rows"])
     # The records themselves pass; the training rows of their model do not.
-    with pytest.raises(GateError, match=r"road/rows/canonical_rows, version .*, an ancestor of this input: .*rejects"):
+    with pytest.raises(GateError, match=r"mini/rows/canonical_rows, version .*, an ancestor of this input: .*rejects"):
         build_second(GATES | {"rejects": {"at_most": 0, "severity": "error"}}, only)
 
 
-def test_waiver_of_a_dataset_does_not_cover_another_recipes_dataset(trained: Road) -> None:
+def test_waiver_of_a_dataset_does_not_cover_another_recipes_dataset(trained: Workspace) -> None:
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     waived = strict | {
         "waivers": [{"check": "valid_fraction", "dataset": "rows", "at_least": 0.1, "reason": "for rows of our own"}]
     }
     generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
     runner.build(trained.project, only=["parsed_records"])
-    trained.recipe({"rows": synthetic("road/rows")}, seq_len=1024, gates=waived)
+    trained.recipe({"rows": synthetic("mini/rows")}, seq_len=1024, gates=waived)
     second = trained.config.rename(trained.config.with_name("second.yaml"))
 
     with pytest.raises(GateError, match="valid_fraction"):
@@ -161,27 +161,27 @@ def test_waiver_of_a_dataset_does_not_cover_another_recipes_dataset(trained: Roa
 @pytest.mark.parametrize(
     ("source", "edges"),
     [
-        (synthetic("rows"), ("road", "rows", "parsed_records")),
-        (synthetic("rows", stage="parsed_records"), ("road", "rows", "parsed_records")),
+        (synthetic("rows"), ("mini", "rows", "parsed_records")),
+        (synthetic("rows", stage="parsed_records"), ("mini", "rows", "parsed_records")),
         (synthetic("other/rows", stage="generated_series"), ("other", "rows", "generated_series")),
         (synthetic("other/rows"), None),
     ],
 )
 def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
-    trained: Road, source: dict[str, Any], edges: StageKey | None
+    trained: Workspace, source: dict[str, Any], edges: StageKey | None
 ) -> None:
     trained.recipe({"rows": sales(trained), "synthetic": source}, seq_len=1024, gates=GATES)
 
     graph = build_definitions([trained.config], str(trained.folder / "store")).resolve_asset_graph()
 
-    deps = graph.get(make_asset_key(("road", "synthetic", "raw_dataset"))).parent_keys
+    deps = graph.get(make_asset_key(("mini", "synthetic", "raw_dataset"))).parent_keys
     assert deps == (set() if edges is None else {make_asset_key(edges)})
 
 
-def test_source_without_generated_records_says_what_to_run(trained: Road) -> None:
+def test_source_without_generated_records_says_what_to_run(trained: Workspace) -> None:
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
-    with pytest.raises(SourceError, match=r"road/rows were never built in this storage; .* run `rowmill parse road`"):
+    with pytest.raises(SourceError, match=r"mini/rows were never built in this storage; .* run `rowmill parse mini`"):
         runner.build(project, only=["raw_dataset"])
 
 
@@ -199,8 +199,8 @@ def test_source_without_generated_records_says_what_to_run(trained: Road) -> Non
 def test_source_of_a_dataset_without_generation_is_a_config_error(
     tmp_path: Path, datasets: dict[str, Any], message: str
 ) -> None:
-    road = Road(tmp_path)
-    road.recipe({"rows": sales(road), **datasets}, seq_len=1024)
+    workspace = Workspace(tmp_path)
+    workspace.recipe({"rows": sales(workspace), **datasets}, seq_len=1024)
 
     with pytest.raises(ConfigError, match=message):
-        _ = road.project
+        _ = workspace.project

@@ -23,7 +23,7 @@ from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.manifest import Manifest
 from rowmill.tabular.parsing import REASONS as PARSING_REASONS
 from tests.support.completions_server import Reply, serving
-from tests.support.recipes import LENIENT, Road
+from tests.support.recipes import LENIENT, Workspace
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, read_stage_key, refusals
 
 pytestmark = FOREIGN_WARNINGS
@@ -60,66 +60,68 @@ READINGS = [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(10
 GOOD = texts(*[sale("s1", day) for day in range(1, 5)])
 
 
-def recipe(road: Road, rows: list[dict[str, Any]], form: Mapping[str, Any], generation: Any, **changes: Any) -> Road:
-    source = {"train_urls": [road.write("rows.jsonl", rows)]}
+def recipe(
+    workspace: Workspace, rows: list[dict[str, Any]], form: Mapping[str, Any], generation: Any, **changes: Any
+) -> Workspace:
+    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
     values = {"seq_len": 1024, **changes}
-    return road.recipe({"rows": {"source": source, "format": {**form, "generation": generation}}}, **values)
+    return workspace.recipe({"rows": {"source": source, "format": {**form, "generation": generation}}}, **values)
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a built project of grouped records without generated texts."""
-    road = Road(tmp_path_factory.mktemp("grouped"))
-    recipe(road, SALES, GROUPED, {})
-    road.build()
-    return road
+    workspace = Workspace(tmp_path_factory.mktemp("grouped"))
+    recipe(workspace, SALES, GROUPED, {})
+    workspace.build()
+    return workspace
 
 
 @pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def series(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a built project of three series of ten hours, without a backend."""
-    road = Road(tmp_path_factory.mktemp("series"))
-    recipe(road, READINGS, SERIES, {})
-    road.build()
-    return road
+    workspace = Workspace(tmp_path_factory.mktemp("series"))
+    recipe(workspace, READINGS, SERIES, {})
+    workspace.build()
+    return workspace
 
 
 @pytest.fixture
-def generated(grouped: Road) -> Iterator[Path]:
+def generated(grouped: Workspace) -> Iterator[Path]:
     """Provide the folder of generated texts, emptied afterwards."""
-    folder = grouped.folder / "generated" / "road" / "rows"
+    folder = grouped.folder / "generated" / "mini" / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
     for file in folder.iterdir():
         file.unlink()
 
 
-def run(road: Road, stage: str) -> tuple[Manifest, list[CheckResult], bool]:
-    [(_, report, results)] = runner.build(road.project, only=[stage])
+def run(workspace: Workspace, stage: str) -> tuple[Manifest, list[CheckResult], bool]:
+    [(_, report, results)] = runner.build(workspace.project, only=[stage])
     return report.manifest, results, report.reused
 
 
-def records_of(road: Road, made: Manifest) -> list[dict[str, Any]]:
+def records_of(workspace: Workspace, made: Manifest) -> list[dict[str, Any]]:
     return [
         json.loads(row["record"])
         for file in made.files("records")
-        for row in road.project.store.table(file).to_pylist()
+        for row in workspace.project.store.table(file).to_pylist()
     ]
 
 
-def with_backend(road: Road, base_url: str, **options: Any) -> Road:
+def with_backend(workspace: Workspace, base_url: str, **options: Any) -> Workspace:
     """Add a backend to the built recipe; its shards do not change."""
-    values = yaml.safe_load(road.config.read_text())
+    values = yaml.safe_load(workspace.config.read_text())
     backend = {"kind": "openai", "base_url": base_url, "model": "m", "retries": 0}
     values["datasets"]["rows"]["format"]["generation"] = {"backend": backend, **options}
-    road.config.write_text(yaml.safe_dump(values))
-    return road
+    workspace.config.write_text(yaml.safe_dump(values))
+    return workspace
 
 
 # ── Stages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_build_skips_stages_that_need_a_trained_model(grouped: Road) -> None:
+def test_build_skips_stages_that_need_a_trained_model(grouped: Workspace) -> None:
     steps = plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
@@ -127,9 +129,9 @@ def test_build_skips_stages_that_need_a_trained_model(grouped: Road) -> None:
     assert "parsed_records" not in {step.name for step, _, _ in runner.build(grouped.project)}
 
 
-def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
+def test_generation_changes_no_shard_and_no_code_version(grouped: Workspace) -> None:
     before = {step.name: step.code_version for step in plan_steps(grouped.project)}
-    other = Road(grouped.folder, str(grouped.store))
+    other = Workspace(grouped.folder, str(grouped.store))
     values = yaml.safe_load(grouped.config.read_text())
     values["datasets"]["rows"]["format"]["generation"] = {
         "temperature": 0.1,
@@ -147,7 +149,7 @@ def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
     assert {name for name in before if before[name] != after[name]} == {"parsed_records"}
 
 
-def test_texts_of_every_kind_of_file_are_parsed(grouped: Road, generated: Path) -> None:
+def test_texts_of_every_kind_of_file_are_parsed(grouped: Workspace, generated: Path) -> None:
     answers = [
         {"text": GOOD, "finish_reason": "stop"},
         {"text": GOOD, "finish_reason": "length"},
@@ -166,7 +168,7 @@ def test_texts_of_every_kind_of_file_are_parsed(grouped: Road, generated: Path) 
     assert sum(row[2] for row in made.tables["classes"].rows) == made.facts["characters"]
 
 
-def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> None:
+def test_rejects_keep_reason_column_and_text(grouped: Workspace, generated: Path) -> None:
     bad = {**sale("s1", 2), "colour": "red"}
     (generated / "a.jsonl").write_text(texts({"text": texts(sale("s1", 1), bad), "finish_reason": "stop"}))
     made, results, _ = run(grouped, "parsed_records")
@@ -184,7 +186,7 @@ def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> 
     ]
 
 
-def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path) -> None:
+def test_texts_parsed_before_are_not_parsed_again(grouped: Workspace, generated: Path) -> None:
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
     first, _, _ = run(grouped, "parsed_records")
     again, _, is_reused = run(grouped, "parsed_records")
@@ -196,7 +198,7 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path
     assert (more.parts, more.parts_reused) == (2, 1)
 
 
-def test_without_texts_checks_are_not_applicable(grouped: Road, generated: Path) -> None:
+def test_without_texts_checks_are_not_applicable(grouped: Workspace, generated: Path) -> None:
     made, results, _ = run(grouped, "parsed_records")
 
     assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
@@ -206,19 +208,19 @@ def test_without_texts_checks_are_not_applicable(grouped: Road, generated: Path)
     }
 
 
-def test_named_files_that_are_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:
-    road = Road(tmp_path, str(grouped.store))
-    recipe(road, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
+def test_named_files_that_are_missing_are_a_source_error(tmp_path: Path, grouped: Workspace) -> None:
+    workspace = Workspace(tmp_path, str(grouped.store))
+    recipe(workspace, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
 
     with pytest.raises(SourceError, match=r"no/such\.jsonl"):
-        runner.build(road.project, only=["parsed_records"])
+        runner.build(workspace.project, only=["parsed_records"])
 
 
 def test_parsing_before_a_build_names_the_missing_stage(tmp_path: Path) -> None:
-    road = recipe(Road(tmp_path), SALES, GROUPED, {})
+    workspace = recipe(Workspace(tmp_path), SALES, GROUPED, {})
 
     with pytest.raises(IntegrityError, match="tokenized_examples: it was never built"):
-        runner.build(road.project, only=["parsed_records"])
+        runner.build(workspace.project, only=["parsed_records"])
 
 
 def test_reasons_of_parsing_are_reject_reasons_of_the_ledger() -> None:
@@ -228,7 +230,7 @@ def test_reasons_of_parsing_are_reject_reasons_of_the_ledger() -> None:
 # ── Comparison with the training table ───────────────────────────────────────────────────────────
 
 
-def test_generated_records_are_compared_with_their_training_table(grouped: Road, generated: Path) -> None:
+def test_generated_records_are_compared_with_their_training_table(grouped: Workspace, generated: Path) -> None:
     fresh = [sale("s1", day, units=7) for day in range(10, 13)]
     written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
     (generated / "a.jsonl").write_text(texts({"text": written, "finish_reason": "stop"}))
@@ -249,16 +251,16 @@ def test_generated_records_are_compared_with_their_training_table(grouped: Road,
     assert {row[:2] for row in made.tables["associations"].rows} == {("shop", "day")}
     assert [one.check for one in results if one.failed] == ["exact_copies"] * (copies > 0)
     report_page.write_report(grouped.project)
-    shown = grouped.project.store.local(report_page.report_path("road")).read_text("utf-8")
+    shown = grouped.project.store.local(report_page.report_path("mini")).read_text("utf-8")
     assert "columns beside train" in shown
     assert "associations" in shown
 
 
-def _trained_shops(road: Road) -> set[str]:
+def _trained_shops(workspace: Workspace) -> set[str]:
     rows = runner.manifest.load_version(
-        road.project.store, ("road", "rows", "canonical_rows"), _current(road, "canonical_rows")
+        workspace.project.store, ("mini", "rows", "canonical_rows"), _current(workspace, "canonical_rows")
     )
-    every = [row for file in rows.files("rows") for row in road.project.store.table(file).to_pylist()]
+    every = [row for file in rows.files("rows") for row in workspace.project.store.table(file).to_pylist()]
     return {json.loads(row["record"])["shop"] for row in every if row["split"] == "train"}
 
 
@@ -272,7 +274,7 @@ def following(request: dict[str, Any]) -> Reply:
     return Reply([texts(reading(last["shop"], hour))] * request["n"], finish_reason="length")
 
 
-def test_series_are_generated_over_http_from_the_training_setup(series: Road) -> None:
+def test_series_are_generated_over_http_from_the_training_setup(series: Workspace) -> None:
     with serving(following) as server:
         made, results, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
         asked = server.requests
@@ -286,7 +288,7 @@ def test_series_are_generated_over_http_from_the_training_setup(series: Road) ->
     assert asked[0]["stop"] == ["<|im_end|>"]
 
 
-def test_failed_series_are_reported_and_left_out(series: Road) -> None:
+def test_failed_series_are_reported_and_left_out(series: Workspace) -> None:
     def failing_b(request: dict[str, Any]) -> Reply:
         return Reply(status=400) if '"shop":"b"' in request["prompt"] else following(request)
 
@@ -300,16 +302,16 @@ def test_failed_series_are_reported_and_left_out(series: Road) -> None:
     assert [one.check for one in results if one.failed] == ["failed_series", "exact_copies"]
 
 
-def test_unreachable_backend_leaves_nothing_behind(series: Road) -> None:
+def test_unreachable_backend_leaves_nothing_behind(series: Workspace) -> None:
     with serving(following) as server:
         gone = server.base_url
-    road = with_backend(series, gone, patience=1)
+    workspace = with_backend(series, gone, patience=1)
 
     with pytest.raises(GenerationError, match="nothing was generated; the backend's last error"):
-        runner.build(road.project, only=["generated_series"])
+        runner.build(workspace.project, only=["generated_series"])
 
 
-def test_ids_are_sent_if_configured(series: Road) -> None:
+def test_ids_are_sent_if_configured(series: Workspace) -> None:
     prompts: list[Any] = []
 
     def script(request: dict[str, Any]) -> Reply:
@@ -317,15 +319,15 @@ def test_ids_are_sent_if_configured(series: Road) -> None:
         return Reply([texts(reading("a", 3))] * request["n"])
 
     with serving(script) as server:
-        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        values = yaml.safe_load(road.config.read_text())
+        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        values = yaml.safe_load(workspace.config.read_text())
         values["datasets"]["rows"]["format"]["generation"]["backend"]["prompt_as"] = "ids"
-        road.config.write_text(yaml.safe_dump(values))
-        run(road, "generated_series")
+        workspace.config.write_text(yaml.safe_dump(values))
+        run(workspace, "generated_series")
     [examples] = [
-        road.project.store.table(file).to_pylist()
+        workspace.project.store.table(file).to_pylist()
         for file in runner.manifest.load_version(
-            road.project.store, ("road", "rows", "tokenized_examples"), _current(road, "tokenized_examples")
+            workspace.project.store, ("mini", "rows", "tokenized_examples"), _current(workspace, "tokenized_examples")
         ).files("examples")
     ]
 
@@ -334,12 +336,12 @@ def test_ids_are_sent_if_configured(series: Road) -> None:
     assert tuple(prompts[0]) in trained
 
 
-def _current(road: Road, stage: str) -> str | None:
-    made = runner.manifest.load_current(road.project.store, ("road", "rows", stage))
+def _current(workspace: Workspace, stage: str) -> str | None:
+    made = runner.manifest.load_current(workspace.project.store, ("mini", "rows", stage))
     return None if made is None else made.version
 
 
-def test_grouped_records_are_generated_until_there_are_enough(grouped: Road) -> None:
+def test_grouped_records_are_generated_until_there_are_enough(grouped: Workspace) -> None:
     kept = grouped.config.read_text()
     try:
         with serving(lambda request: Reply([GOOD] * request["n"])) as server:
@@ -360,8 +362,8 @@ def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
             "stop_timestamp": "2024-01-01T02:00:00",
         },
     }  # fmt: skip
-    road = recipe(Road(tmp_path), READINGS, form, {})
-    road.build()
+    workspace = recipe(Workspace(tmp_path), READINGS, form, {})
+    workspace.build()
 
     def script(request: dict[str, Any]) -> Reply:
         if request["prompt"].endswith("<|im_start|>"):
@@ -369,13 +371,13 @@ def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
         return following(request)
 
     with serving(script) as server:
-        made, _, _ = run(with_backend(road, server.base_url, samples_per_prompt=1), "generated_series")
+        made, _, _ = run(with_backend(workspace, server.base_url, samples_per_prompt=1), "generated_series")
         asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
 
     # Even if the model writes a key of the data, the output does not contain it.
     assert asked[:3] == ["", "", ""]
     assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
-    assert records_of(road, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
+    assert records_of(workspace, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
     assert [row[0] for row in made.tables["series"].rows] == ["series-1", "series-2", "series-3"]
 
 
@@ -391,10 +393,10 @@ def test_private_recipe_that_would_publish_rows_is_refused(
     tmp_path: Path, generation: Any, times: Any, message: str
 ) -> None:
     form = {**SERIES, "privacy": {"dp_enabled": True}, "time_series": {"is_timeseries": True, **times}}
-    road = recipe(Road(tmp_path), READINGS, form, generation)
+    workspace = recipe(Workspace(tmp_path), READINGS, form, generation)
 
     with pytest.raises(ConfigError, match=message):
-        _ = road.project
+        _ = workspace.project
 
 
 @pytest.mark.parametrize(
@@ -410,17 +412,17 @@ def test_private_recipe_that_would_publish_rows_is_refused(
     ],
 )
 def test_bad_option_of_generation_is_a_config_error(tmp_path: Path, generation: Any, message: str) -> None:
-    road = recipe(Road(tmp_path), SALES, GROUPED, generation)
+    workspace = recipe(Workspace(tmp_path), SALES, GROUPED, generation)
 
     with pytest.raises(ConfigError, match=message):
-        _ = road.project
+        _ = workspace.project
 
 
 # ── Commands ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_parse_runs_the_stage_and_writes_the_records(
-    grouped: Road, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grouped: Workspace, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
     status = main.main(["parse", str(grouped.config), "--output", str(tmp_path / "out.jsonl")])
@@ -432,7 +434,7 @@ def test_parse_runs_the_stage_and_writes_the_records(
     assert "4 records" in capsys.readouterr().out
 
 
-def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_of_a_file_stores_nothing(grouped: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _current(grouped, "parsed_records")
     file = tmp_path / "mine.txt"
     file.write_text(f"{GOOD}<|im_end|>{{}}")
@@ -446,7 +448,7 @@ def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: p
     assert _current(grouped, "parsed_records") == before
 
 
-def test_generate_calls_the_backend(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_calls_the_backend(series: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(following) as server:
         status = main.main(["generate", str(with_backend(series, server.base_url).config)])
 
@@ -455,42 +457,44 @@ def test_generate_calls_the_backend(series: Road, capsys: pytest.CaptureFixture[
 
 
 def test_generate_with_only_failed_series_closes_the_gate(
-    series: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    series: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(lambda request: Reply(["no record"] * request["n"])) as server:
-        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        status = main.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
+        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        status = main.main(["generate", str(workspace.config), "--output", str(tmp_path / "out.jsonl")])
 
     assert status == main.ExitStatus.GATE_CLOSED
     assert "failed_series" in capsys.readouterr().out
 
 
-def test_generate_without_valid_records_closes_the_gate(grouped: Road) -> None:
+def test_generate_without_valid_records_closes_the_gate(grouped: Workspace) -> None:
     kept = grouped.config.read_text()
     try:
         with serving(lambda request: Reply(["no record"] * request["n"])) as server:
-            road = with_backend(grouped, server.base_url, patience=1, num_records=5)
-            status = main.main(["generate", str(road.config)])
+            workspace = with_backend(grouped, server.base_url, patience=1, num_records=5)
+            status = main.main(["generate", str(workspace.config)])
     finally:
         grouped.config.write_text(kept)
 
     assert status == main.ExitStatus.GATE_CLOSED
 
 
-def test_interval_set_after_the_build_applies_to_new_records(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interval_set_after_the_build_applies_to_new_records(
+    series: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(**times: Any) -> None:
-        values = yaml.safe_load(road.config.read_text())
+        values = yaml.safe_load(workspace.config.read_text())
         values["datasets"]["rows"]["format"]["time_series"] |= times
-        road.config.write_text(yaml.safe_dump(values))
+        workspace.config.write_text(yaml.safe_dump(values))
 
     with serving(following) as server:
-        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        first, _, _ = run(road, "generated_series")
+        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        first, _, _ = run(workspace, "generated_series")
         change(timestamp_interval_seconds=7200)
         try:
-            again, _, is_reused = run(road, "generated_series")
+            again, _, is_reused = run(workspace, "generated_series")
             capsys.readouterr()
-            status = main.main(["generate", str(road.config)])
+            status = main.main(["generate", str(workspace.config)])
             said = capsys.readouterr().err
         finally:
             change(timestamp_interval_seconds=3600)
@@ -498,10 +502,10 @@ def test_interval_set_after_the_build_applies_to_new_records(series: Road, capsy
     assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
     assert ("invalid:step", 3) in again.tables["classes"].rows
     assert status == main.ExitStatus.GATE_CLOSED
-    assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
+    assert "mini/rows/canonical_rows was built with other options" in " ".join(said.split())
 
 
-def test_columns_missing_from_the_training_table_are_a_config_error(series: Road) -> None:
+def test_columns_missing_from_the_training_table_are_a_config_error(series: Workspace) -> None:
     kept = series.config.read_text()
     try:
         series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
@@ -511,12 +515,12 @@ def test_columns_missing_from_the_training_table_are_a_config_error(series: Road
         series.config.write_text(kept)
 
 
-def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_without_a_backend_is_a_config_error(grouped: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["generate", str(grouped.config)]) == main.ExitStatus.INVALID
     assert "no dataset has a generation.backend block" in capsys.readouterr().err
 
 
-def test_plan_lists_stages_that_wait_for_a_model(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_stages_that_wait_for_a_model(grouped: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     main.main(["plan", str(grouped.config)])
 
     assert "on request" in capsys.readouterr().out

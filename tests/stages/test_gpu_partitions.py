@@ -9,13 +9,13 @@ import pytest
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.gpu_partitions import copied_ranks
-from tests.support.recipes import CHAT, Road, chat
+from tests.support.recipes import CHAT, Workspace, chat
 
 
 def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(30)]
-    road = Road(tmp_path).one("a.jsonl", rows)
-    before = road.build()
+    workspace = Workspace(tmp_path).one("a.jsonl", rows)
+    before = workspace.build()
     changed = [chat(i) for i in range(30)]
     content = changed[7]["messages"][1]["content"]
     # A different word of equally many tokens: no count, length or order changes.
@@ -23,9 +23,9 @@ def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
         content.replace(" river", " stone", 1) if " river" in content else content.replace(" stone", " river", 1)
     )
     assert changed != rows
-    road.write("a.jsonl", changed)
+    workspace.write("a.jsonl", changed)
 
-    after = road.build()
+    after = workspace.build()
 
     same_shape = [
         after.manifest("rows", "packed_shards").facts[name] for name in ("tokens", "trained_tokens", "sequences")
@@ -47,10 +47,10 @@ def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
 
 
 def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", [chat(i) for i in range(31)])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", [chat(i) for i in range(31)])]}
     options = {"seq_len": 64, "mixture": {"batch_size": 8}}
-    made = road.recipe(
+    made = workspace.recipe(
         {"rows": {"source": source, "format": CHAT}}, exports=[{"kind": "native", "name": "own"}], **options
     ).build()
     ranks, export = made.manifest("gpu_partitions"), made.manifest("exports", "own")
@@ -75,14 +75,14 @@ def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp
 def test_ranks_are_equal_however_many_tasks_copy_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task writes a few shards of a rank; which ones decides nothing about their bytes."""
     monkeypatch.setattr(copied_ranks, "SHARD_TOKENS", 256)
-    road = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(60)])
+    workspace = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(60)])
     found: list[tuple[str, dict[str, str]]] = []
     for shards in (1, 3, 1000):
         monkeypatch.setattr(copied_ranks, "TASK_SHARDS", shards)
-        made = road.build()
+        made = workspace.build()
         ranks = made.manifest("gpu_partitions")
         found.append((ranks.version, {path: digest for path, digest in made.digests().items() if "/data/" in path}))
-        shutil.rmtree(road.store / "road" / "gpu_partitions")
+        shutil.rmtree(workspace.store / "mini" / "gpu_partitions")
 
     assert len([name for name in ranks.parts[0].files if name.startswith("data/")]) > 3
     assert found[0] == found[1] == found[2]

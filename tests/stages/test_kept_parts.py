@@ -15,7 +15,7 @@ from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
 
-STORE, FOLDER, FUNCTION = Store("s3://bucket/root"), "road/rows/stage", "make_part"
+STORE, FOLDER, FUNCTION = Store("s3://bucket/root"), "mini/rows/stage", "make_part"
 FIRST, SECOND = ["a1", "a2", "a3"], ["b1", "b2"]
 
 

@@ -7,20 +7,20 @@ import pytest
 
 from rowmill.core.errors import GateError
 from rowmill.formats.splits import Splits, Splitter
-from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
+from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
 
 ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
 
 
-def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], kind: dict[str, Any]) -> Road:
+def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], kind: dict[str, Any]) -> Workspace:
     """Write a project whose train and validation rows come from different files."""
-    road = Road(folder)
+    workspace = Workspace(folder)
     source = {
-        "train_urls": [road.write("train.jsonl", train)],
-        "validation_urls": [road.write("held.jsonl", held)],
+        "train_urls": [workspace.write("train.jsonl", train)],
+        "validation_urls": [workspace.write("held.jsonl", held)],
     }
     filters = {"deduplicate": False}
-    return road.recipe({"rows": {"source": source, "format": kind, "filters": filters}}, gates=LENIENT | ALL)
+    return workspace.recipe({"rows": {"source": source, "format": kind, "filters": filters}}, gates=LENIENT | ALL)
 
 
 def facts_of(built: Built) -> dict[str, Any]:
@@ -28,27 +28,27 @@ def facts_of(built: Built) -> dict[str, Any]:
 
 
 def test_rows_of_a_validation_source_stay_in_validation(tmp_path: Path) -> None:
-    road = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
-    text = road.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
-    road.config.write_text(text, encoding="utf-8")
-    built = road.build(only=("raw_dataset", "canonical_rows"))
+    workspace = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
+    text = workspace.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
+    workspace.config.write_text(text, encoding="utf-8")
+    built = workspace.build(only=("raw_dataset", "canonical_rows"))
 
     assert built.manifest("rows", "canonical_rows").facts["splits"] == {"train": 200, "validation": 10}
 
 
 def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None:
-    road = held_out(tmp_path, [pair(i) for i in range(20)], [pair(i) for i in range(18, 24)], PAIR)
+    workspace = held_out(tmp_path, [pair(i) for i in range(20)], [pair(i) for i in range(18, 24)], PAIR)
 
     with pytest.raises(GateError, match="same_row: 2"):
-        road.build()
-    (made,) = [one for one in _versions(road) if one.facts["same_row"]]
+        workspace.build()
+    (made,) = [one for one in _versions(workspace) if one.facts["same_row"]]
     assert len(made.samples["same_row"]) == 2
 
 
-def _versions(road: Road) -> list[Any]:
+def _versions(workspace: Workspace) -> list[Any]:
     from rowmill.schema import manifest
 
-    return manifest.list_versions(road.project.store, ("road", "training_splits"))
+    return manifest.list_versions(workspace.project.store, ("mini", "training_splits"))
 
 
 def test_prompt_in_both_splits_is_reported_with_its_rows(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_text_half_of_which_is_in_train_is_a_near_duplicate(tmp_path: Path) -> N
 
 
 def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
+    built = Workspace(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
 
     assert facts_of(built)["near_duplicate"] == 0
 
@@ -90,7 +90,9 @@ def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> N
 def test_groups_of_the_specification_are_held_out_as_specified(tmp_path: Path) -> None:
     rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
     splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
-    built = Road(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=("raw_dataset", "canonical_rows"))
+    built = (
+        Workspace(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=("raw_dataset", "canonical_rows"))
+    )
     found: dict[str, set[str]] = {}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
         found.setdefault(row["split"], set()).add(row["group_key"])

@@ -12,7 +12,7 @@ from rowmill.build import gate, runner, steps
 from rowmill.core.errors import ContextOverflowError, GateError
 from rowmill.packing import plan
 from rowmill.schema.manifest import list_versions
-from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
+from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 LIMIT = 48
@@ -31,9 +31,9 @@ ROWS = [
 
 
 def built_of(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any], **options: Any) -> Built:
-    road = Road(folder)
-    dataset = {"source": {"train_urls": [road.write("rows.jsonl", rows)]}, "format": kind, "packing": options}
-    return road.recipe({"rows": dataset}, seq_len=LIMIT).build(only=TO_SHARDS)
+    workspace = Workspace(folder)
+    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", rows)]}, "format": kind, "packing": options}
+    return workspace.recipe({"rows": dataset}, seq_len=LIMIT).build(only=TO_SHARDS)
 
 
 def fates(built: Built) -> list[tuple[int, str, str]]:
@@ -117,15 +117,15 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(tmp_pat
 
 @pytest.mark.real_data
 def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_data: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     source = {"train_urls": [str(real_data / "math" / "gsm8k_test.jsonl")]}
     kind = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
-    road.recipe(
+    workspace.recipe(
         {"gsm": {"source": source, "format": kind, "packing": {"slice_strategy": "keep_start"}}}, seq_len=64, gates={}
     )
 
     with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 10 %"):
-        road.build()
+        workspace.build()
 
 
 def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def rotting() -> Iterator[str]:
 
 
 def test_shard_that_is_not_what_was_written_closes_the_gate(tmp_path: Path, rotting: str) -> None:
-    road = Road(tmp_path, rotting).one("rows.jsonl", [pair(i) for i in range(8)], PAIR)
+    workspace = Workspace(tmp_path, rotting).one("rows.jsonl", [pair(i) for i in range(8)], PAIR)
 
     with pytest.raises(GateError, match="shard_digests: 1 "):
-        road.build()
-    (made,) = list_versions(road.project.store, ("road", "rows", "packed_shards"))
+        workspace.build()
+    (made,) = list_versions(workspace.project.store, ("mini", "rows", "packed_shards"))
     assert (made.facts["shard_digests"], made.facts["conservation"]) == (1, 1)
 
 
@@ -206,14 +206,14 @@ def test_shard_that_is_not_what_was_written_closes_the_gate(tmp_path: Path, rott
 
 
 def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    dataset = {"source": {"train_urls": [road.write("rows.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR}
+    workspace = Workspace(tmp_path)
+    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR}
     stale: list[int] = []
 
     def make(seed: int, *ranks: str) -> None:
-        project = road.recipe({"rows": dataset}, seed=seed, partitions={"world_size": 3}).project
+        project = workspace.recipe({"rows": dataset}, seed=seed, partitions={"world_size": 3}).project
         runner.build(project, only=(*TO_SHARDS, "training_splits"))
-        step = steps.find_step(project, ("road", "gpu_partitions"))
+        step = steps.find_step(project, ("mini", "gpu_partitions"))
         report = runner.run_step(project, step, gate.open_inputs(project, step), ranks=ranks)
         stale.append(report.manifest.facts["stale_rank"])
 
@@ -227,9 +227,9 @@ def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_pa
 
 
 def test_file_without_records_is_told(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    urls = [road.write("rows.jsonl", [pair(0)]), road.write("empty.jsonl", b"\n")]
-    built = road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}}).build(only=("raw_dataset",))
+    workspace = Workspace(tmp_path)
+    urls = [workspace.write("rows.jsonl", [pair(0)]), workspace.write("empty.jsonl", b"\n")]
+    built = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}}).build(only=("raw_dataset",))
     (report, results) = built.steps[("rows", "raw_dataset")]
 
     assert report.manifest.facts["empty_files"] == 1
@@ -237,13 +237,13 @@ def test_file_without_records_is_told(tmp_path: Path) -> None:
 
 
 def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     files = {
-        name: road.write(f"{name}.jsonl", [pair(k + i) for i in range(n)])
+        name: workspace.write(f"{name}.jsonl", [pair(k + i) for i in range(n)])
         for name, k, n in (("a", 0, 30), ("b", 99, 9))
     }
     datasets = {name: {"source": {"train_urls": [url]}, "format": PAIR} for name, url in files.items()}
-    built = road.recipe(datasets, seq_len=64, gates=LENIENT).build()
+    built = workspace.recipe(datasets, seq_len=64, gates=LENIENT).build()
     table = built.manifest("gpu_partitions").tables["datasets"]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 

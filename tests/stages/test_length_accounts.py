@@ -14,7 +14,7 @@ from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, sentence, write_tokenizer
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, sentence, write_tokenizer
 
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['reasoning_content'] %}({{ m['reasoning_content'] }})"
@@ -34,7 +34,7 @@ def thinker(i: int, *, turns: int, words: int, thoughts: int) -> dict[str, Any]:
 
 def built_of(folder: Path, rows: list[dict[str, Any]], **groups: Any) -> Built:
     write_tokenizer(folder / "tokenizer", template=THINKING)
-    return Road(folder).one("a.jsonl", rows, CHAT, **groups).build()
+    return Workspace(folder).one("a.jsonl", rows, CHAT, **groups).build()
 
 
 def stages_of(example: dict[str, Any]) -> list[str]:
@@ -128,7 +128,7 @@ def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one(tmp_path:
         {"text": "<|im_start|>4<|im_end|>"},
     ]
 
-    built = Road(tmp_path).one("a.jsonl", rows, TEXT).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, TEXT).build()
 
     for one in built.examples():
         ids = one["input_ids"]

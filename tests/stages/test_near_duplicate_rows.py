@@ -11,7 +11,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.stages.canonical_rows import band_buckets
 from rowmill.stats import query_views
-from tests.support.recipes import CHAT, TEXT, Built, Road, sentence
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, sentence
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 SMALL = {"ngram": 2, "min_words": 1}
@@ -27,7 +27,7 @@ def text(i: int, *, changed: int = 0, more: int = 0) -> dict[str, Any]:
 
 def build(folder: Path, rows: Sequence[Any], *, kind: Any = TEXT, **options: Any) -> Built:
     filters = {"deduplicate": "off", "near_duplicates": options}
-    return Road(folder).one("rows.jsonl", rows, kind, filters=filters).build(only=UP_TO_ROWS)
+    return Workspace(folder).one("rows.jsonl", rows, kind, filters=filters).build(only=UP_TO_ROWS)
 
 
 def kept_texts(built: Built) -> list[str]:
@@ -70,21 +70,21 @@ def test_files_in_another_order_and_many_parts_leave_the_same_rows(
     # Small buckets: what one bucket finds is found in many.
     for lines, order in itertools.product((1 << 22, 16), ((0, 1, 2), (2, 0, 1))):
         monkeypatch.setattr(band_buckets, "BLOCK_LINES", lines)
-        road = Road(tmp_path / f"{lines}-{order[0]}")
-        urls = [road.write(f"{place}-{k}.jsonl", rows[k::3]) for place, k in enumerate(order)]
-        road.recipe({"rows": {"source": {"train_urls": urls}, "format": TEXT, "filters": filters}})
-        found.append(set(kept_texts(road.build(only=UP_TO_ROWS))))
+        workspace = Workspace(tmp_path / f"{lines}-{order[0]}")
+        urls = [workspace.write(f"{place}-{k}.jsonl", rows[k::3]) for place, k in enumerate(order)]
+        workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": TEXT, "filters": filters}})
+        found.append(set(kept_texts(workspace.build(only=UP_TO_ROWS))))
 
     assert len(found[0]) == 30
     assert all(one == found[0] for one in found)
 
 
 def test_an_appended_longer_copy_takes_the_place_of_an_earlier_row(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [text(0), text(1)], TEXT, filters={"near_duplicates": {}})
-    first = road.build(only=UP_TO_ROWS)
+    workspace = Workspace(tmp_path).one("rows.jsonl", [text(0), text(1)], TEXT, filters={"near_duplicates": {}})
+    first = workspace.build(only=UP_TO_ROWS)
 
-    road.write("rows.jsonl", [text(0), text(1), text(0, more=4)])
-    second = road.build(only=UP_TO_ROWS)
+    workspace.write("rows.jsonl", [text(0), text(1), text(0, more=4)])
+    second = workspace.build(only=UP_TO_ROWS)
 
     assert (first.rejects(), second.rejects()) == ([], [(0, "near_duplicate")])
     facts = [built.manifest("rows", "canonical_rows").facts for built in (first, second)]
@@ -147,10 +147,10 @@ def test_another_threshold_does_not_sign_the_parts_again(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("wrong", [{"threshold": 0.6}, {"threshold": 1.1}, {"ngram": 0}, {"action": "drop"}])
 def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [text(0)], TEXT, filters={"near_duplicates": wrong})
+    workspace = Workspace(tmp_path).one("rows.jsonl", [text(0)], TEXT, filters={"near_duplicates": wrong})
 
     with pytest.raises(ConfigError, match=f"near_duplicates.{next(iter(wrong))}"):
-        _ = road.project
+        _ = workspace.project
 
 
 @pytest.mark.real_data
@@ -159,8 +159,10 @@ def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> Non
     [("tools/glaive_toolcall_en_demo.json", 300, 40), ("chat/fastchat_dummy_conversation.json", 500, 29)],
 )
 def test_real_dialogues_lose_their_variants(tmp_path: Path, real_data: Path, file: str, rows: int, gone: int) -> None:
-    road = Road(tmp_path)
-    road.one("rows.json", (real_data / file).read_bytes(), CHAT, filters={"deduplicate": "off", "near_duplicates": {}})
-    facts = road.build(only=UP_TO_ROWS).manifest("rows", "canonical_rows").facts
+    workspace = Workspace(tmp_path)
+    workspace.one(
+        "rows.json", (real_data / file).read_bytes(), CHAT, filters={"deduplicate": "off", "near_duplicates": {}}
+    )
+    facts = workspace.build(only=UP_TO_ROWS).manifest("rows", "canonical_rows").facts
 
     assert (facts["kept"], facts["rejected"]) == (rows - gone, gone)

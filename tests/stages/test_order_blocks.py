@@ -7,7 +7,7 @@ import pytest
 
 from rowmill.schema.manifest import remove_version
 from rowmill.stages.training_splits import order_blocks, sequence_facts
-from tests.support.recipes import TEXT, Built, Road, document
+from tests.support.recipes import TEXT, Built, Workspace, document
 
 ROWS = {"a": 90, "b": 40}
 UP_TO_ORDER = (
@@ -27,11 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, mixture: dict[str, Any], partitions: dict[str, Any]) -> Built:
-    road = Road(folder)
+    workspace = Workspace(folder)
     datasets = {
         name: {
             "source": {
-                "train_urls": [road.write(f"{name}.jsonl", [document(i, words=5 + i % 30) for i in range(count)])]
+                "train_urls": [workspace.write(f"{name}.jsonl", [document(i, words=5 + i % 30) for i in range(count)])]
             },
             "format": TEXT,
             "filters": {"deduplicate": "off"},
@@ -39,7 +39,7 @@ def build(folder: Path, mixture: dict[str, Any], partitions: dict[str, Any]) -> 
         }
         for name, count in ROWS.items()
     }
-    return road.recipe(datasets, mixture=mixture, partitions=partitions).build(only=UP_TO_ORDER)
+    return workspace.recipe(datasets, mixture=mixture, partitions=partitions).build(only=UP_TO_ORDER)
 
 
 def describe(built: Built) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from rowmill.packing.plan import plan_best_fit
 from rowmill.stages.packed_shards import pack_group
 from rowmill.stages.tokenized_examples import table_tasks
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, sentence
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 SEQ_LEN = 256
@@ -25,16 +25,16 @@ def rows_of_file(number: int, kind: str = "chat") -> list[dict[str, Any]]:
     return [chat(first + i, words=10 + (first + i) % 31) for i in range(ROWS_OF_A_FILE)]
 
 
-def road_of(folder: Path, files: list[int], kind: str = "chat", **options: Any) -> Road:
-    road = Road(folder)
-    urls = [road.write(f"{number:03d}.jsonl", rows_of_file(number, kind)) for number in files]
+def workspace_of(folder: Path, files: list[int], kind: str = "chat", **options: Any) -> Workspace:
+    workspace = Workspace(folder)
+    urls = [workspace.write(f"{number:03d}.jsonl", rows_of_file(number, kind)) for number in files]
     groups = {"packing": options.pop("packing", {}), "splits": options.pop("splits", {"validation": 0})}
     dataset = {"source": {"train_urls": urls}, "format": {"chat": CHAT, "text": TEXT}[kind], **groups}
-    return road.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}, **options)
+    return workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}, **options)
 
 
-def packed(road: Road) -> Built:
-    return road.build(only=TO_SHARDS)
+def packed(workspace: Workspace) -> Built:
+    return workspace.build(only=TO_SHARDS)
 
 
 def facts(built: Built) -> dict[str, Any]:
@@ -64,14 +64,14 @@ GROUPED: dict[str, Any] = {"packing": SMALL_GROUPS, "splits": {"validation": 0.1
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Road, Built]:
-    road = road_of(
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Built]:
+    workspace = workspace_of(
         tmp_path_factory.mktemp("grouped"), list(range(10)), packing=SMALL_GROUPS, splits={"validation": 0.1}
     )
-    return road, packed(road)
+    return workspace, packed(workspace)
 
 
-def test_every_example_is_in_one_group_whole(grouped: tuple[Road, Built]) -> None:
+def test_every_example_is_in_one_group_whole(grouped: tuple[Workspace, Built]) -> None:
     _, built = grouped
     shown = Counter(name for split in ("train", "validation") for row in sequences(built, split) for name in row[0])
 
@@ -80,7 +80,7 @@ def test_every_example_is_in_one_group_whole(grouped: tuple[Road, Built]) -> Non
     assert (facts(built)["conservation"], facts(built)["shard_digests"], facts(built)["tokens_left_out"]) == (0, 0, 0)
 
 
-def test_sequences_are_numbered_over_the_groups_of_a_split(grouped: tuple[Road, Built]) -> None:
+def test_sequences_are_numbered_over_the_groups_of_a_split(grouped: tuple[Workspace, Built]) -> None:
     _, built = grouped
     for split in ("train", "validation"):
         parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
@@ -90,11 +90,11 @@ def test_sequences_are_numbered_over_the_groups_of_a_split(grouped: tuple[Road, 
         assert [part.facts["first_sequence"] for part in parts] == [sum(counts[:i]) for i in range(len(counts))]
 
 
-def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Road, Built], tmp_path: Path) -> None:
+def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
     _, before = grouped
-    road = road_of(tmp_path, TEN_FILES, **GROUPED)
-    first = packed(road)
-    second = packed(road_of(tmp_path, [*TEN_FILES, 10], **GROUPED))
+    workspace = workspace_of(tmp_path, TEN_FILES, **GROUPED)
+    first = packed(workspace)
+    second = packed(workspace_of(tmp_path, [*TEN_FILES, 10], **GROUPED))
     report = second.report("rows", "packed_shards")
 
     assert shards(first) == shards(before)
@@ -108,7 +108,7 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
 ) -> None:
     """Examples of series may join rows of any part, but a group's lineage names the first rows of its own only."""
     monkeypatch.setattr(table_tasks, "PART_TOKENS", 10_000)
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
 
     def build(files: int) -> Built:
         rows = [
@@ -118,12 +118,12 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
             ]
             for k in range(files)
         ]
-        source = {"train_urls": [road.write(f"{k}.jsonl", one) for k, one in enumerate(rows)]}
+        source = {"train_urls": [workspace.write(f"{k}.jsonl", one) for k, one in enumerate(rows)]}
         data = {"group_training_examples_by": "day", "max_sequences_per_example": 1}
         time = {"is_timeseries": True, "timestamp_column": "time", "timestamp_format": "%Y-%m-%d"}
         kind = {"kind": "records", "data": data, "time_series": time}
         dataset = {"source": source, "format": kind, "packing": SMALL_GROUPS}
-        return packed(road.recipe({"rows": dataset}, seq_len=SEQ_LEN))
+        return packed(workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN))
 
     def groups(built: Built) -> list[str]:
         parts = built.manifest("rows", "packed_shards").parts
@@ -136,10 +136,10 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
     assert second[: len(first) - 1] == first[:-1]
 
 
-def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Road, Built], tmp_path: Path) -> None:
+def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
     _, before = grouped
     without = [number for number in range(10) if number != 1]
-    after = packed(road_of(tmp_path, without, **GROUPED))
+    after = packed(workspace_of(tmp_path, without, **GROUPED))
 
     assert shards(after) != shards(before)
     assert set(shards(after)) & set(shards(before))
@@ -147,7 +147,7 @@ def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Road, Built
 
 
 def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:
-    built = packed(road_of(tmp_path, [0, 1, 2]))
+    built = packed(workspace_of(tmp_path, [0, 1, 2]))
     lengths = np.array([row["tokens"] for row in built.examples()])
     names = [row["example_id"] for row in built.examples()]
     plan = plan_best_fit(lengths, SEQ_LEN, None)
@@ -170,8 +170,10 @@ def test_joined_documents_do_not_depend_on_groups(
 ) -> None:
     options = {"pack_strategy": "concat", "tail": tail, "segment_multiple_of": multiple}
     files = list(range(6))
-    one = packed(road_of(tmp_path / "one", files, "text", packing=options, splits=splits))
-    many = packed(road_of(tmp_path / "many", files, "text", packing=options | {"group_tokens": 20_000}, splits=splits))
+    one = packed(workspace_of(tmp_path / "one", files, "text", packing=options, splits=splits))
+    many = packed(
+        workspace_of(tmp_path / "many", files, "text", packing=options | {"group_tokens": 20_000}, splits=splits)
+    )
 
     assert facts(many)["pack_groups"] > 2 > facts(one)["pack_groups"]
     for split in ("train", "validation", "test"):
@@ -185,8 +187,8 @@ def test_joined_documents_do_not_depend_on_groups(
 
 def test_validation_by_number_does_not_depend_on_groups(tmp_path: Path) -> None:
     held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 7}}, "splits": {}}
-    one = packed(road_of(tmp_path / "one", list(range(6)), **held))
-    many = packed(road_of(tmp_path / "many", list(range(6)), packing=SMALL_GROUPS, **held))
+    one = packed(workspace_of(tmp_path / "one", list(range(6)), **held))
+    many = packed(workspace_of(tmp_path / "many", list(range(6)), packing=SMALL_GROUPS, **held))
 
     assert facts(many)["pack_groups"] > 3
     assert len(sequences(many, "validation")) == 7
@@ -197,23 +199,23 @@ def test_validation_by_number_does_not_depend_on_groups(tmp_path: Path) -> None:
 
 
 def test_mapped_tokens_give_the_same_shards(
-    grouped: tuple[Road, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grouped: tuple[Workspace, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, before = grouped
     monkeypatch.setattr(pack_group, "IN_MEMORY_TOKENS", 0)
-    mapped = packed(road_of(tmp_path, TEN_FILES, **GROUPED))
+    mapped = packed(workspace_of(tmp_path, TEN_FILES, **GROUPED))
 
     assert shards(mapped) == shards(before)
     assert not list((tmp_path / ".rowmill").rglob("scratch-*"))
 
 
-def test_moved_file_has_its_new_name_in_the_lineage(grouped: tuple[Road, Built], tmp_path: Path) -> None:
-    road = road_of(tmp_path, [0, 1], packing=SMALL_GROUPS)
-    packed(road)
+def test_moved_file_has_its_new_name_in_the_lineage(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
+    workspace = workspace_of(tmp_path, [0, 1], packing=SMALL_GROUPS)
+    packed(workspace)
     (tmp_path / "data" / "000.jsonl").rename(tmp_path / "data" / "moved.jsonl")
     urls = ["data/moved.jsonl", "data/001.jsonl"]
     dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": SMALL_GROUPS, "splits": {"validation": 0}}
-    again = packed(road.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}))
+    again = packed(workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}))
 
     found = {row["source"] for row in again.rows_of("rows", "packed_shards", file="segments")}
     assert found == set(urls)

@@ -15,7 +15,7 @@ from rowmill.inspection.sequence_trace import trace_sequence
 from rowmill.reader import Reader
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, pair, sentence
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, pair, sentence
 
 MULTIPLE = 16
 EXPORTS = [{"kind": "native", "name": "native"}, {"kind": "hf", "name": "hf"}]
@@ -25,12 +25,14 @@ def build(
     folder: Path, rows: "list[dict[str, Any]]", kind: dict[str, Any], *, layout: str = "copied", **packing: Any
 ) -> Built:
     """Build rows in several files with an export of the native form and one of single segments."""
-    road = Road(folder)
-    urls = [road.write(f"{i}.jsonl", rows[i::3]) for i in range(3)]
+    workspace = Workspace(folder)
+    urls = [workspace.write(f"{i}.jsonl", rows[i::3]) for i in range(3)]
     dataset = {"source": {"train_urls": urls}, "format": kind, "packing": packing, "splits": {"validation": 0.2}}
     exports = EXPORTS if kind == CHAT else []
     partitions = {"world_size": 2, "layout": layout}
-    return road.recipe({"rows": dataset}, exports=exports, mixture={"batch_size": 6}, partitions=partitions).build()
+    return workspace.recipe(
+        {"rows": dataset}, exports=exports, mixture={"batch_size": 6}, partitions=partitions
+    ).build()
 
 
 CHATS = [chat(i, turns=1 + i % 4) for i in range(60)]
@@ -99,7 +101,7 @@ def test_indexes_of_padded_sequences_have_the_batches_and_counts_of_copies(padde
         [
             {name: np.asarray(values).tolist() for name, values in batch.items()}
             for rank in range(2)
-            for batch in Reader(one.project.store.root, "road", rank=rank, world_size=2, batch_size=3, as_torch=False)
+            for batch in Reader(one.project.store.root, "mini", rank=rank, world_size=2, batch_size=3, as_torch=False)
         ]
         for one in (padded, indexed)
     )
@@ -142,7 +144,7 @@ def test_traced_and_shown_sequences_have_no_padding(padded: Built) -> None:
 
 
 def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:
-    reader = Reader(padded.project.store.root, "road", rank=0, world_size=2, batch_size=3, as_torch=False)
+    reader = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, as_torch=False)
     rows = [reader[i] for i in range(3)]
 
     flat = next(iter(reader))
@@ -153,7 +155,7 @@ def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:
     assert real.tolist() == [length for row in rows for length in row.real_lengths.tolist()]
     assert (real < spans).any()
     assert (-real % MULTIPLE == spans - real).all()
-    other = Reader(padded.project.store.root, "road", rank=0, world_size=2, batch_size=3, layout="padded")
+    other = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, layout="padded")
     batch = other.get_batch([0, 1, 2])
     assert int(batch["attention_mask"].sum()) == int(real.sum()) == int((batch["segment_ids"] >= 0).sum())
 
@@ -183,7 +185,7 @@ def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) 
     facts = built.manifest("rows", "packed_shards").facts
     assert (facts["pair_intact"], facts["prompt_identical"], facts["conservation"]) == (0, 0, 0)
     reader = Reader(
-        built.project.store.root, "road", rank=0, world_size=2, layout="preference", as_torch=False, batch_size=2
+        built.project.store.root, "mini", rank=0, world_size=2, layout="preference", as_torch=False, batch_size=2
     )
     batch = next(iter(reader))
     sides = {tuple(one) for row in built.examples() for one in _cut_sides(row)}
@@ -207,8 +209,8 @@ def _cut_sides(example: dict[str, Any]) -> tuple[list[int], list[int]]:
 def test_impossible_multiples_are_refused(
     tmp_path: Path, packing: dict[str, Any], changes: dict[str, int], message: str
 ) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", [pair(0) | chat(0)])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", [pair(0) | chat(0)])]}
     datasets = {"rows": {"source": source, "format": CHAT, "packing": packing}}
     datasets |= {
         name: {"source": source, "format": CHAT, "packing": {"segment_multiple_of": multiple}}
@@ -216,14 +218,14 @@ def test_impossible_multiples_are_refused(
     }
 
     with pytest.raises(ConfigError, match=message):
-        _ = road.recipe(datasets).project
+        _ = workspace.recipe(datasets).project
 
 
 def test_default_length_of_a_side_leaves_its_padding_space(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])]}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])]}
     dataset = {"source": source, "format": {"kind": "preference"}, "packing": {"segment_multiple_of": 8}}
 
-    assert road.recipe({"rows": dataset}, seq_len=280).project.recipe.limit_of("rows") == 136
+    assert workspace.recipe({"rows": dataset}, seq_len=280).project.recipe.limit_of("rows") == 136
     with pytest.raises(ConfigError, match="at most 136 fit into seq_len 280"):
-        _ = road.recipe({"rows": dataset | {"truncation": {"max_length": 140}}}, seq_len=280).project
+        _ = workspace.recipe({"rows": dataset | {"truncation": {"max_length": 140}}}, seq_len=280).project

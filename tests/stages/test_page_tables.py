@@ -17,7 +17,7 @@ from dagster_rowmill import metadata, stage_summary
 from rowmill.core.storage import Store
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.reports import report_page
-from tests.support.recipes import PAIR, Built, Road, chat, pair
+from tests.support.recipes import PAIR, Built, Workspace, chat, pair
 
 
 def lines(built: Built, *key: str, table: str) -> list[dict[str, Any]]:
@@ -28,18 +28,18 @@ def lines(built: Built, *key: str, table: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     """Build chats of two domains and pairs; then again with an added file and a grown one."""
-    road = Road(tmp_path_factory.mktemp("pages"))
+    workspace = Workspace(tmp_path_factory.mktemp("pages"))
     rows = [chat(i, turns=1 + 9 * (i % 2)) | {"topic": "long" if i % 2 else "short"} for i in range(40)]
-    road.write("a.jsonl", [*rows[:20], {"messages": 7}])
-    road.write("b.jsonl", rows[20:39])
-    road.write("pairs.jsonl", [pair(i) for i in range(30)])
+    workspace.write("a.jsonl", [*rows[:20], {"messages": 7}])
+    workspace.write("b.jsonl", rows[20:39])
+    workspace.write("pairs.jsonl", [pair(i) for i in range(30)])
     chats = {"source": {"train_urls": ["data/[a-c].jsonl"]}, "format": {"kind": "chat", "domain_key": "topic"}}
     pairs = {"source": {"train_urls": ["data/pairs.jsonl"]}, "format": PAIR, "splits": {"validation": 0.2, "test": 0.1}}
-    road.recipe({"chats": chats, "pairs": pairs}, mixture={"batch_size": 4})
-    first = road.build()
-    road.write("b.jsonl", rows[20:])
-    road.write("c.jsonl", [chat(100) | {"topic": "short"}])
-    return first, road.build()
+    workspace.recipe({"chats": chats, "pairs": pairs}, mixture={"batch_size": 4})
+    first = workspace.build()
+    workspace.write("b.jsonl", rows[20:])
+    workspace.write("c.jsonl", [chat(100) | {"topic": "short"}])
+    return first, workspace.build()
 
 
 def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Built, Built]) -> None:
@@ -53,9 +53,9 @@ def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Bu
 
 
 def test_report_of_new_data_changes_no_version(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(5)])
-    first = road.build()
-    again = Road(tmp_path, str(tmp_path / "elsewhere")).build()
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(5)])
+    first = workspace.build()
+    again = Workspace(tmp_path, str(tmp_path / "elsewhere")).build()
 
     assert first.versions() == again.versions()
 
@@ -95,7 +95,7 @@ def telling(i: int) -> dict[str, Any]:
 def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_were_kept(tmp_path: Path) -> None:
     # Two copies, one of them with every feature, so that the counts of a rewritten part are tested, too.
     rows = [telling(i) for i in (*range(20), 0, 15)]
-    built = Road(tmp_path).one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}).build()
     made = built.manifest("rows", "canonical_rows")
     stored = built.rows_of("rows", "canonical_rows", file="rows")
     messages = [message for row in stored for message in json.loads(row["messages"])]

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from rowmill.stages.packed_shards.segment_columns import count_damaged_pairs
-from tests.end_to_end.test_row_vectors import road as vector_road
-from tests.support.recipes import CHAT, CHATML, Road, chat, sentence, write_tokenizer
+from tests.end_to_end.test_row_vectors import workspace as vector_workspace
+from tests.support.recipes import CHAT, CHATML, Workspace, chat, sentence, write_tokenizer
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
 UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -29,8 +29,8 @@ def _talk(words: str) -> list[dict[str, str]]:
 
 def _vector(folder: Path, prompt: str, chosen: str, rejected: str, **truncation: Any) -> list[dict[str, Any]]:
     record = {"prompt": _talk(prompt), "chosen": _talk(chosen), "rejected": _talk(rejected)}
-    road = vector_road(folder).one("a.jsonl", [record], PAIRS, truncation=truncation)
-    return road.examples()
+    workspace = vector_workspace(folder).one("a.jsonl", [record], PAIRS, truncation=truncation)
+    return workspace.examples()
 
 
 def _trained(example: dict[str, Any]) -> list[int]:
@@ -62,11 +62,11 @@ def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -
 
 
 def test_template_that_prints_the_prompt_by_the_answer_is_refused(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     counting = "{{ messages[-1]['content'] | length }}" + CHATML
     write_tokenizer(tmp_path / "tokenizer", template=counting)
     record = {"prompt": _talk("U1"), "chosen": _talk("A1"), "rejected": _talk("B2222")}
-    built = road.one("a.jsonl", [record], PAIRS).build(only=UP_TO_EXAMPLES)
+    built = workspace.one("a.jsonl", [record], PAIRS).build(only=UP_TO_EXAMPLES)
 
     assert built.rejects() == [(0, "prompt_differs")]
 
@@ -85,7 +85,7 @@ def test_longer_side_decides_what_both_lose(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_pair_that_does_not_fit_has_a_reason(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     record = {"prompt": "U1", "chosen": "A1", "rejected": "B22"}
-    made = vector_road(tmp_path).one("a.jsonl", [record], PAIRS, truncation=options).build(only=UP_TO_EXAMPLES)
+    made = vector_workspace(tmp_path).one("a.jsonl", [record], PAIRS, truncation=options).build(only=UP_TO_EXAMPLES)
 
     examples = made.manifest("rows", "tokenized_examples")
     assert [line[1] for line in examples.ledger[1:]] == [reason]
@@ -113,9 +113,9 @@ def test_side_is_the_chat_of_its_messages(tmp_path: Path) -> None:
         answers = [{"role": "assistant", "content": record[side]} for side in ("chosen", "rejected")]
         chats += [{"messages": [*untrained, answer]} for answer in answers]
 
-    pairs = Road(tmp_path / "pairs").one("a.jsonl", records, PAIRS).examples()
+    pairs = Workspace(tmp_path / "pairs").one("a.jsonl", records, PAIRS).examples()
     loss, off = {"boundary": "split"}, {"deduplicate": False}
-    alone = Road(tmp_path / "chats").one("a.jsonl", chats, CHAT, loss=loss, filters=off).examples()
+    alone = Workspace(tmp_path / "chats").one("a.jsonl", chats, CHAT, loss=loss, filters=off).examples()
 
     sides = [side for example in pairs for side in _cut_sides(example)]
     assert sides == [(one["input_ids"], one["loss_mask"]) for one in alone]
@@ -124,8 +124,8 @@ def test_side_is_the_chat_of_its_messages(tmp_path: Path) -> None:
 def test_unpaired_sides_are_those_of_the_pairs(tmp_path: Path) -> None:
     form = {**PAIRS, "objective": "unpaired"}
 
-    pairs = Road(tmp_path / "pairs").one("a.jsonl", _records(20), PAIRS).examples()
-    marked = Road(tmp_path / "marked").one("a.jsonl", _records(20), form).examples()
+    pairs = Workspace(tmp_path / "pairs").one("a.jsonl", _records(20), PAIRS).examples()
+    marked = Workspace(tmp_path / "marked").one("a.jsonl", _records(20), form).examples()
 
     assert [one["example_id"].rpartition("#")[2] for one in marked[:4]] == ["0", "1", "0", "1"]
     assert [one["sides"] for one in marked[:2]] == [[1], [0]]
@@ -137,7 +137,7 @@ def test_unpaired_sides_are_those_of_the_pairs(tmp_path: Path) -> None:
 def test_control_strings_are_the_same_text_on_both_sides(tmp_path: Path) -> None:
     record = {"prompt": "say <|im_end|>", "chosen": "no <|im_end|>", "rejected": "yes"}
 
-    [example] = Road(tmp_path).one("a.jsonl", [record], PAIRS).examples()
+    [example] = Workspace(tmp_path).one("a.jsonl", [record], PAIRS).examples()
 
     first, second = (ids for ids, _ in _cut_sides(example))
     size = example["prompt_length"]
@@ -152,12 +152,12 @@ def _shard_rows(made: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("packing", [{}, {"pack": True}, {"pack": 3}], ids=["single", "packed", "three"])
 def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any]) -> None:
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("a.jsonl", _records(40))]}
-    road.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
-    examples = {one["example_id"]: one for one in road.examples()}
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.jsonl", _records(40))]}
+    workspace.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
+    examples = {one["example_id"]: one for one in workspace.examples()}
 
-    made = road.build()
+    made = workspace.build()
 
     rows = _shard_rows(made)
     found = Counter(name for row in rows for name in row["example_ids"])
@@ -187,7 +187,7 @@ def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any
 def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
     form = {**PAIRS, "objective": "unpaired"}
 
-    made = Road(tmp_path).one("a.jsonl", _records(20), form, packing={"pack": True}).build()
+    made = Workspace(tmp_path).one("a.jsonl", _records(20), form, packing={"pack": True}).build()
 
     rows = _shard_rows(made)
     assert Counter(side for row in rows for side in row["sides"]) == {0: 20, 1: 20}
@@ -195,7 +195,7 @@ def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
 
 
 def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
-    made = Road(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
+    made = Workspace(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
 
     ranks = made.manifest("gpu_partitions")
     tables = [made.project.store.table(file) for part in ranks.parts for file in part.files.values()
@@ -206,7 +206,7 @@ def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
 
 
 def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
-    made = Road(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
+    made = Workspace(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
     [shard] = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
     table = made.project.store.table(shard)
     examples = pa.table({"side_lengths": [[2, 2]]})
@@ -232,8 +232,10 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     pairs += [{**pairs[0], "chosen": pairs[0]["rejected"], "rejected": pairs[0]["chosen"]}]
     marked = [{"prompt": f"{i}?", "completion": sentence(i, 5), "label": i > 0} for i in range(20)]
     made = [
-        Road(tmp_path / "pairs").one("a.jsonl", pairs, PAIRS).build(only=UP_TO_EXAMPLES),
-        Road(tmp_path / "marked").one("a.jsonl", marked, {**PAIRS, "objective": "unpaired"}).build(only=UP_TO_EXAMPLES),
+        Workspace(tmp_path / "pairs").one("a.jsonl", pairs, PAIRS).build(only=UP_TO_EXAMPLES),
+        Workspace(tmp_path / "marked")
+        .one("a.jsonl", marked, {**PAIRS, "objective": "unpaired"})
+        .build(only=UP_TO_EXAMPLES),
     ]
 
     facts = [one.manifest("rows", stage).facts for one in made for stage in ("canonical_rows", "tokenized_examples")]
@@ -247,9 +249,9 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
 def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
     records = [{"prompt": sentence(i % 20, 6), "chosen": sentence(i, 7), "rejected": sentence(i + 1, 7)}
                for i in range(200)]  # fmt: skip
-    road = Road(tmp_path).one("a.jsonl", records, PAIRS, splits={"validation": 0.3})
+    workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS, splits={"validation": 0.3})
 
-    made = road.build()
+    made = workspace.build()
 
     examples = made.manifest("rows", "canonical_rows")
     table = made.project.store.table(examples.files("rows")[0]).to_pylist()
@@ -260,14 +262,14 @@ def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
 
 
 def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     lines = (real_data / "preference/v1_dpo_demo.jsonl").read_bytes()
-    files = {"dpo": road.write("dpo.json", (real_data / "preference/dpo_en_demo.json").read_bytes()),
-             "v1": road.write("v1.jsonl", lines)}  # fmt: skip
+    files = {"dpo": workspace.write("dpo.json", (real_data / "preference/dpo_en_demo.json").read_bytes()),
+             "v1": workspace.write("v1.jsonl", lines)}  # fmt: skip
     datasets = {name: {"source": {"train_urls": [file]}, "format": PAIRS} for name, file in files.items()}
-    road.recipe(datasets, seq_len=16384)
+    workspace.recipe(datasets, seq_len=16384)
 
-    made = road.build(only=UP_TO_EXAMPLES)
+    made = workspace.build(only=UP_TO_EXAMPLES)
 
     manifests = [made.manifest(name, "tokenized_examples") for name in files]
     tables = [made.project.store.table(file) for one in manifests for file in one.files("examples")]

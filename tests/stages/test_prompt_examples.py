@@ -14,8 +14,8 @@ from rowmill.stages.packed_shards.group_tasks import identify_packed_shards
 from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
-from tests.end_to_end.test_row_vectors import road as vector_road
-from tests.support.recipes import CHAT, CHATML, Road, sentence
+from tests.end_to_end.test_row_vectors import workspace as vector_workspace
+from tests.support.recipes import CHAT, CHATML, Workspace, sentence
 
 PROMPTS: dict[str, Any] = {"kind": "prompts"}
 
@@ -24,7 +24,7 @@ TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_
 
 def _vector(folder: Path, limit: int, **row: Any) -> list[dict[str, Any]]:
     record = {"prompt": "U1", "answer": "A1", **row}
-    return vector_road(folder).one("a.jsonl", [record], PROMPTS, truncation={"max_length": limit}).examples()
+    return vector_workspace(folder).one("a.jsonl", [record], PROMPTS, truncation={"max_length": limit}).examples()
 
 
 def test_vector_of_the_specification_has_twelve_ids_and_no_target(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def _records(count: int) -> list[dict[str, Any]]:
 
 def test_ids_are_those_of_the_template_with_its_generation_prompt(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    road = Road(tmp_path).one("a.jsonl", _records(20), PROMPTS)
+    workspace = Workspace(tmp_path).one("a.jsonl", _records(20), PROMPTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
 
-    examples = road.examples()
+    examples = workspace.examples()
 
     assert len(examples) == 20
     for example, record in zip(examples, _records(20), strict=True):
@@ -56,19 +56,19 @@ def test_ids_are_those_of_the_template_with_its_generation_prompt(tmp_path: Path
 
 
 def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    dataset = {"source": {"train_urls": [road.write("a.jsonl", _records(40))]}, "format": PROMPTS}
+    workspace = Workspace(tmp_path)
+    dataset = {"source": {"train_urls": [workspace.write("a.jsonl", _records(40))]}, "format": PROMPTS}
 
-    made = road.recipe({"rows": dataset}, seq_len=1 << 17).build(only=TO_SHARDS)
+    made = workspace.recipe({"rows": dataset}, seq_len=1 << 17).build(only=TO_SHARDS)
 
     assert [file.rows for file in made.manifest("rows", "packed_shards").files("shard")] == [40]
 
 
 def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_path: Path) -> None:
     form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$", "carry_fields": ["level"]}
-    road = Road(tmp_path).one("a.jsonl", [*_records(40), {"question": "nothing?", "answer": "none"}], form)
+    workspace = Workspace(tmp_path).one("a.jsonl", [*_records(40), {"question": "nothing?", "answer": "none"}], form)
 
-    made = road.build()
+    made = workspace.build()
 
     rows = made.manifest("rows", "canonical_rows")
     assert dict(row[:2] for row in rows.tables["rejects"].rows) == {"missing_ground_truth": 1}
@@ -96,7 +96,7 @@ def test_columns_of_prompts_are_part_of_the_identity_of_their_stages(tmp_path: P
     source = {"train_urls": ["data/a.jsonl"]}
     forms = {"asked": PROMPTS, "chats": CHAT}
     recipes = {
-        name: Road(tmp_path).recipe({name: {"source": source, "format": form}}).project.recipe
+        name: Workspace(tmp_path).recipe({name: {"source": source, "format": form}}).project.recipe
         for name, form in forms.items()
     }
 
@@ -108,9 +108,9 @@ def test_columns_of_prompts_are_part_of_the_identity_of_their_stages(tmp_path: P
 
 def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
     records = [*_records(5), {"question": _records(1)[0]["question"], "answer": "other"}]
-    road = Road(tmp_path).one("a.jsonl", records, PROMPTS)
+    workspace = Workspace(tmp_path).one("a.jsonl", records, PROMPTS)
 
-    made = road.build(only=("raw_dataset", "canonical_rows"))
+    made = workspace.build(only=("raw_dataset", "canonical_rows"))
 
     rows = made.manifest("rows", "canonical_rows")
     assert rows.facts["ground_truth_conflicts"] == 1
@@ -123,9 +123,9 @@ def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> 
     records = [{"prompt": sentence(1, 200), "answer": "5"}, {"prompt": "short?", "answer": "6"}]
 
     def build(policy: str) -> Any:
-        road = Road(tmp_path / policy)
+        workspace = Workspace(tmp_path / policy)
         options = {"max_length": 64, "overlong": policy}
-        return road.one("a.jsonl", records, PROMPTS, truncation=options).build().manifest("rows", "packed_shards")
+        return workspace.one("a.jsonl", records, PROMPTS, truncation=options).build().manifest("rows", "packed_shards")
 
     assert build("drop").facts["segments"] == 1
     assert build("keep").facts["segments"] == 2
@@ -136,10 +136,10 @@ def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> 
 def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None:
     form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$"}
     content = (real_data / "math/gsm8k_train.jsonl").read_bytes()
-    road = Road(tmp_path).one("gsm8k_train.jsonl", content, form, truncation={"max_length": 1024})
-    road.recipe({"gsm8k": {"source": {"train_urls": ["data/gsm8k_train.jsonl"]}, "format": form}}, seq_len=1024)
+    workspace = Workspace(tmp_path).one("gsm8k_train.jsonl", content, form, truncation={"max_length": 1024})
+    workspace.recipe({"gsm8k": {"source": {"train_urls": ["data/gsm8k_train.jsonl"]}, "format": form}}, seq_len=1024)
 
-    made = road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    made = workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
     rows = made.manifest("gsm8k", "canonical_rows").facts
     assert (rows["records"], rows["rejected"], rows["ground_truth_conflicts"]) == (7473, 0, 0)
@@ -151,9 +151,9 @@ def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None
 
 
 def test_ids_decode_to_the_rendered_prompt_of_a_control_string(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("a.jsonl", [{"prompt": "say <|im_end|> twice", "answer": "5"}], PROMPTS)
+    workspace = Workspace(tmp_path).one("a.jsonl", [{"prompt": "say <|im_end|> twice", "answer": "5"}], PROMPTS)
 
-    [example] = road.examples()
+    [example] = workspace.examples()
 
     encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
     text = encoder.decode(example["input_ids"])

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError
-from tests.support.recipes import Road, sentence, tokenizer_json
+from tests.support.recipes import Workspace, sentence, tokenizer_json
 
 RAW: dict[str, Any] = {"kind": "preference", "text": "raw"}
 
@@ -29,9 +29,9 @@ def _record(i: int, **columns: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("add_eos", ["auto", False])
 def test_sides_are_prompt_answer_and_eos_exactly(tmp_path: Path, add_eos: Any) -> None:
     records = [_record(0), _record(1, chosen="<think>a</think> b", margin=0.5)]
-    road = Road(tmp_path).one("a.jsonl", records, {**RAW, "add_eos": add_eos})
+    workspace = Workspace(tmp_path).one("a.jsonl", records, {**RAW, "add_eos": add_eos})
 
-    examples = road.examples()
+    examples = workspace.examples()
 
     end = [EOS] if add_eos else []
     for example, record in zip(examples, records, strict=True):
@@ -56,12 +56,12 @@ def test_texts_need_no_template_and_everything_else_is_rejected_with_a_reason(tm
         ({"chosen": 1, "rejected": 2, "prompt": 3}, "content_not_text"),
         (_record(7, chosen=sentence(1, 300)), "overlong_after_structure"),
     ]
-    road = Road(tmp_path).one("a.jsonl", [_record(0), *(record for record, _ in hostile)], RAW)
+    workspace = Workspace(tmp_path).one("a.jsonl", [_record(0), *(record for record, _ in hostile)], RAW)
     config = tmp_path / "tokenizer" / "tokenizer_config.json"
     named = {key: value for key, value in json.loads(config.read_text()).items() if key != "chat_template"}
     config.write_text(json.dumps(named))
 
-    built = road.build()
+    built = workspace.build()
 
     assert built.rejects() == [(i, reason) for i, (_, reason) in enumerate(hostile, start=1)]
     results = {one.check: one.outcome for _, found in built.steps.values() for one in found}
@@ -74,14 +74,14 @@ def test_unpaired_and_cut_answers(tmp_path: Path) -> None:
     records = [{"prompt": "a b", "completion": sentence(1, 40), "label": True}, _record(2)]
     limits = {"max_length": 20, "token_cut": "allow"}
 
-    examples = Road(tmp_path).one("a.jsonl", records, form, truncation=limits).examples()
+    examples = Workspace(tmp_path).one("a.jsonl", records, form, truncation=limits).examples()
 
     assert [(one["sides"], one["tokens"] <= 20) for one in examples] == [([1], True), ([1], True), ([0], True)]
     assert examples[0]["tokens_cut"] > 0
 
 
 def test_end_of_text_of_rendered_sides_is_refused(tmp_path: Path) -> None:
-    road = Road(tmp_path).one("a.jsonl", [_record(0)], {"kind": "preference", "add_eos": False})
+    workspace = Workspace(tmp_path).one("a.jsonl", [_record(0)], {"kind": "preference", "add_eos": False})
 
     with pytest.raises(ConfigError, match=r"format\.add_eos: false with text: template"):
-        _ = road.project
+        _ = workspace.project

@@ -22,7 +22,7 @@ from rowmill.core.errors import GateError
 from rowmill.reports import report_page
 from rowmill.reports.console import render_check_result
 from rowmill.stages.reject_samples import MAX_VALUE_CHARS, clean_value
-from tests.support.recipes import CHAT, Built, Road, chat, lines
+from tests.support.recipes import CHAT, Built, Workspace, chat, lines
 
 ROWS = ("raw_dataset", "canonical_rows")
 EXAMPLES = (*ROWS, "tokenized_examples", "truncation_stats")
@@ -33,11 +33,11 @@ def find_result(built: Built, stage: str, check: str) -> CheckResult:
     return next(one for one in results if one.check == check)
 
 
-def make_road(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Road:
+def make_workspace(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Workspace:
     """Write a project of one dataset whose checks have their default bounds."""
-    road = Road(folder)
-    source = {"train_urls": [road.write("a.jsonl", content)]}
-    return road.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates={})
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("a.jsonl", content)]}
+    return workspace.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates={})
 
 
 def with_role(i: int, role: str) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def with_role(i: int, role: str) -> dict[str, Any]:
     return row
 
 
-def write_rows_with_roles(tmp_path: Path) -> Road:
+def write_rows_with_roles(tmp_path: Path) -> Workspace:
     roles = ["user", "narrator", "critic", "narrator", "user", "narrator", "oracle", "wizard"]
-    return make_road(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
+    return make_workspace(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
 
 
 def test_unknown_roles_are_named_with_their_counts_and_a_line_of_the_most_frequent_one(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: 
     bad = [b"{", b'{"dialog": []}', b"{", b'{"messages": []}', b"{", b'{"dialog": []}', b'{"messages": "x"}', b""]
     content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
 
-    one = find_result(make_road(tmp_path, content).build(only=ROWS), "canonical_rows", "rejects")
+    one = find_result(make_workspace(tmp_path, content).build(only=ROWS), "canonical_rows", "rejects")
 
     first, second, third, rest = one.causes
     assert re.fullmatch(r"invalid_json: 3, the first is data/a\.jsonl line 5 \(\w+:3\): .+", first)
@@ -73,7 +73,7 @@ def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: 
 
 def test_overlong_examples_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
     rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
-    one = find_result(make_road(tmp_path, rows).build(only=EXAMPLES), "truncation_stats", "context_overflow")
+    one = find_result(make_workspace(tmp_path, rows).build(only=EXAMPLES), "truncation_stats", "context_overflow")
 
     pattern = r"truncated: 1, the first is data/a\.jsonl line 3 \(\w+:2#0\): ([\d,]+) tokens, at most 256"
     found = re.fullmatch(pattern, one.causes[0])
@@ -83,19 +83,19 @@ def test_overlong_examples_are_counted_with_the_length_of_one_and_the_limit(tmp_
 
 def test_dropped_rows_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
     rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
-    road = make_road(tmp_path, rows, truncation={"overlong": "drop"})
+    workspace = make_workspace(tmp_path, rows, truncation={"overlong": "drop"})
 
-    one = find_result(road.build(only=EXAMPLES), "truncation_stats", "context_overflow")
+    one = find_result(workspace.build(only=EXAMPLES), "truncation_stats", "context_overflow")
 
     pattern = r"overlong: 1, the first is data/a\.jsonl line 3 \(\w+:2\): \d+ tokens, at most 256"
     assert re.fullmatch(pattern, one.causes[0])
 
 
 def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
-    road = make_road(tmp_path, [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)])
-    road.build(only=(*ROWS, "tokenized_examples"))
+    workspace = make_workspace(tmp_path, [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)])
+    workspace.build(only=(*ROWS, "tokenized_examples"))
     (tmp_path / "data" / "a.jsonl").unlink()
-    project = road.project
+    project = workspace.project
 
     made = [step for step in plan_steps(project) if step.name == "truncation_stats"]
     report = runner.run_step(project, made[0], open_inputs(project, made[0]))
@@ -106,20 +106,20 @@ def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
 
 
 def test_passing_check_names_no_cause(tmp_path: Path) -> None:
-    one = find_result(make_road(tmp_path, map(chat, range(3))).build(only=ROWS), "canonical_rows", "unknown_roles")
+    one = find_result(make_workspace(tmp_path, map(chat, range(3))).build(only=ROWS), "canonical_rows", "unknown_roles")
 
     assert (one.passed, one.causes, one.message) == (True, (), one.sentence)
 
 
 def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> None:
-    road = write_rows_with_roles(tmp_path)
-    built = road.build(only=ROWS)
+    workspace = write_rows_with_roles(tmp_path)
+    built = workspace.build(only=ROWS)
     one = find_result(built, "canonical_rows", "unknown_roles")
     made = built.manifest("rows", "canonical_rows")
     thresholds = built.project.graph.thresholds[made.key]
 
     with pytest.raises(GateError) as refused:
-        road.build()
+        workspace.build()
     report = Path(report_page.write_report(built.project)).read_text(encoding="utf-8")
     shown = {
         "gate": str(refused.value),
@@ -136,15 +136,16 @@ def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> 
 
 
 def test_equal_causes_of_two_datasets_are_both_printed(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     rows = [with_role(0, "narrator"), with_role(1, "narrator"), with_role(2, "critic")]
     datasets = {
-        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", rows)]}, "format": CHAT} for name in ("a", "b")
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", rows)]}, "format": CHAT}
+        for name in ("a", "b")
     }
-    road.recipe(datasets, gates={})
+    workspace.recipe(datasets, gates={})
 
     with pytest.raises(GateError) as refused:
-        road.build()
+        workspace.build()
 
     assert str(refused.value).splitlines().count("  role 'critic': 1") == 2
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.recipes import PAIR, Built, Road, pair
+from tests.support.recipes import PAIR, Built, Workspace, pair
 
 
 def build_order(folder: Path, mixture: dict[str, Any], **partitions: Any) -> Built:
-    road = Road(folder)
-    files = {name: road.write(f"{name}.jsonl", [pair(k + i) for i in range(22)]) for name, k in (("a", 0), ("b", 500))}
+    workspace = Workspace(folder)
+    files = {
+        name: workspace.write(f"{name}.jsonl", [pair(k + i) for i in range(22)]) for name, k in (("a", 0), ("b", 500))
+    }
     common = {"format": PAIR, "packing": {"pack": False}}
     datasets = {name: {"source": {"train_urls": [url]}, **common} for name, url in files.items()}
-    return road.recipe(datasets, mixture=mixture, partitions=partitions).build()
+    return workspace.recipe(datasets, mixture=mixture, partitions=partitions).build()
 
 
 def lines_of(built: Built) -> dict[tuple[str, str], tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.execution import Execution
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
-from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
 OptionPath = tuple[str | int, ...]
 
@@ -116,9 +116,9 @@ DECIDES_NOTHING = frozenset({("OpenAIBackend", "api_key_env"), ("Files", "after"
 
 
 @pytest.fixture(scope="module")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a built project with conversations, pairs, texts, records, generated texts and an export."""
-    made = Road(tmp_path_factory.mktemp("identity"))
+    made = Workspace(tmp_path_factory.mktemp("identity"))
     made.write("other.jsonl", [chat(i) | pair(i) | document(i) | {"who": i, "time": i, "amount": i} for i in range(9)])
     sources = {
         "chats": made.write("chats.jsonl", [chat(i) | {"who": f"w{i % 9}", "time": i} for i in range(40)]),
@@ -171,14 +171,14 @@ class Change:
     after: Recipe
 
 
-def changes(road: Road) -> tuple[list[Change], list[OptionPath]]:
+def changes(workspace: Workspace) -> tuple[list[Change], list[OptionPath]]:
     """Return a change for each option of the project's recipe, and the options that could not be changed.
 
     A kind of dataset refuses options of its groups that it does not read; another kind must accept them.
     """
-    written = yaml.safe_load(road.config.read_text(encoding="utf-8"))
-    options = list(options_of(parsed(road, written)))
-    found = [one for path, model in options if (one := changed(road, written, path, model)) is not None]
+    written = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+    options = list(options_of(parsed(workspace, written)))
+    found = [one for path, model in options if (one := changed(workspace, written, path, model)) is not None]
     taken = {change.option for change in found}
     return found, [path for path, model in options if (type(model).__name__, path[-1]) not in taken]
 
@@ -208,14 +208,14 @@ def has_one_value(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Literal and len(typing.get_args(annotation)) == 1
 
 
-def changed(road: Road, written: Mapping[str, Any], path: OptionPath, model: BaseModel) -> Change | None:
+def changed(workspace: Workspace, written: Mapping[str, Any], path: OptionPath, model: BaseModel) -> Change | None:
     """Return the first valid recipe in which the option has another value."""
     name = str(path[-1])
     before = copy.deepcopy(dict(written))
     for other, value in TOGETHER.get(path, {}).items():
         put(before, other, value)
     try:
-        base = parsed(road, before)
+        base = parsed(workspace, before)
     except PipelineError:
         return None
     for value in candidates(path, model, name):
@@ -225,7 +225,7 @@ def changed(road: Road, written: Mapping[str, Any], path: OptionPath, model: Bas
         ):
             put(values, place, value)
         with contextlib.suppress(PipelineError):
-            after = parsed(road, values)
+            after = parsed(workspace, values)
             if json.dumps(get(after, path), default=str) != json.dumps(get(base, path), default=str):
                 return Change(path, (type(model).__name__, name), base, after)
     return None
@@ -270,28 +270,28 @@ def get(model: Any, path: OptionPath) -> Any:
     return model
 
 
-def parsed(road: Road, values: Mapping[str, Any]) -> Recipe:
-    return recipe.parse_recipe(values, name="road", where="road.yaml", base=road.folder)
+def parsed(workspace: Workspace, values: Mapping[str, Any]) -> Recipe:
+    return recipe.parse_recipe(values, name="mini", where="mini.yaml", base=workspace.folder)
 
 
 # ── The checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
-def all_changes(road: Road) -> list[Change]:
-    found, missed = changes(road)
+def all_changes(workspace: Workspace) -> list[Change]:
+    found, missed = changes(workspace)
     # An option without another valid value is not tested: add one to BY_HAND.
     assert missed == []
     return found
 
 
 @pytest.fixture(scope="module")
-def built(road: Road) -> dict[StageKey, Manifest]:
-    return {step.key: report.manifest for step, report, _ in runner.build(road.project)}
+def built(workspace: Workspace) -> dict[StageKey, Manifest]:
+    return {step.key: report.manifest for step, report, _ in runner.build(workspace.project)}
 
 
 def test_fingerprint_differs_only_where_the_code_version_differs(
-    road: Road, all_changes: list[Change], built: dict[StageKey, Manifest]
+    workspace: Workspace, all_changes: list[Change], built: dict[StageKey, Manifest]
 ) -> None:
     drifted: list[str] = []
     known: dict[tuple[StageKey, str], str] = {}
@@ -301,12 +301,12 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
         at = (step.key, loaded.model_dump_json())
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = prepare.compute_fingerprint(replace(road.project, recipe=loaded), step, inputs)
+            known[at] = prepare.compute_fingerprint(replace(workspace.project, recipe=loaded), step, inputs)
         return known[at]
 
     for change in all_changes:
-        after = {step.key: step for step in steps_of(road, change.after)}
-        for step in steps_of(road, change.before):
+        after = {step.key: step for step in steps_of(workspace, change.after)}
+        for step in steps_of(workspace, change.before):
             same = step.key in after and after[step.key].code_version == step.code_version
             compared = same and concerns(change, step) and not step.on_demand
             if compared and fingerprint(step, change.before) != fingerprint(after[step.key], change.after):
@@ -315,16 +315,20 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
     assert drifted == []
 
 
-def test_every_option_makes_a_stage_stale_in_dagster(road: Road, all_changes: list[Change]) -> None:
-    noticed = {change.option for change in all_changes if versions(road, change.before) != versions(road, change.after)}
+def test_every_option_makes_a_stage_stale_in_dagster(workspace: Workspace, all_changes: list[Change]) -> None:
+    noticed = {
+        change.option
+        for change in all_changes
+        if versions(workspace, change.before) != versions(workspace, change.after)
+    }
 
     assert {change.option for change in all_changes} - noticed == DECIDES_NOTHING
 
 
 def test_option_that_a_stage_reads_changes_its_own_code_version(
-    road: Road, all_changes: list[Change], monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, all_changes: list[Change], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = replace(road.project, store=type(road.project.store)(str(road.folder / "watched")))
+    project = replace(workspace.project, store=type(workspace.project.store)(str(workspace.folder / "watched")))
     undeclared: list[str] = []
     # The bounds in the metadata of the ranks do not affect any output.
     monkeypatch.setattr(runner, "_publish_output", lambda *_: None)
@@ -341,18 +345,18 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
                 f"{'.'.join(map(str, change.path))} in {'/'.join(step.key)}"
                 for change in all_changes
                 if change.option in seen and (*change.option, step.name) not in DERIVED
-                if concerns(change, step) and not moves(road, change, step)
+                if concerns(change, step) and not moves(workspace, change, step)
             ]
 
     assert undeclared == []
 
 
-def steps_of(road: Road, loaded: Recipe) -> tuple[steps.Step, ...]:
-    return steps.plan_steps(replace(road.project, recipe=loaded))
+def steps_of(workspace: Workspace, loaded: Recipe) -> tuple[steps.Step, ...]:
+    return steps.plan_steps(replace(workspace.project, recipe=loaded))
 
 
-def versions(road: Road, loaded: Recipe) -> dict[StageKey, str]:
-    return {step.key: step.code_version for step in steps_of(road, loaded)}
+def versions(workspace: Workspace, loaded: Recipe) -> dict[StageKey, str]:
+    return {step.key: step.code_version for step in steps_of(workspace, loaded)}
 
 
 def concerns(change: Change, step: steps.Step) -> bool:
@@ -360,8 +364,8 @@ def concerns(change: Change, step: steps.Step) -> bool:
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
 
 
-def moves(road: Road, change: Change, step: steps.Step) -> bool:
-    return versions(road, change.before).get(step.key) != versions(road, change.after).get(step.key)
+def moves(workspace: Workspace, change: Change, step: steps.Step) -> bool:
+    return versions(workspace, change.before).get(step.key) != versions(workspace, change.after).get(step.key)
 
 
 @contextlib.contextmanager

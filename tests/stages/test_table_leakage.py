@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.recipes import LENIENT, PAIR, Built, Road, pair
+from tests.support.recipes import LENIENT, PAIR, Built, Workspace, pair
 from tests.support.tables import as_csv, purchases, records
 
 FIRST, SECOND = "measured_temperature_of_the_first_sensor", "measured_pressure_of_the_second_sensor"
@@ -21,15 +21,15 @@ def numbers(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{name: f"{drawn.random():.9f}" for name in (FIRST, SECOND, "at")} for _ in range(count)]
 
 
-def with_held(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], **form: Any) -> Road:
-    road = Road(folder)
+def with_held(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], **form: Any) -> Workspace:
+    workspace = Workspace(folder)
     source = {
-        "train_urls": [road.write("train.csv", as_csv(train))],
-        "validation_urls": [road.write("held.csv", as_csv(held))],
+        "train_urls": [workspace.write("train.csv", as_csv(train))],
+        "validation_urls": [workspace.write("held.csv", as_csv(held))],
     }
     gates = LENIENT | {"near_duplicate": {"at_most": 1}}
     dataset = {"source": source, "format": records(**form), "splits": {"test": 0}}
-    return road.recipe({"rows": dataset}, seq_len=1024, gates=gates)
+    return workspace.recipe({"rows": dataset}, seq_len=1024, gates=gates)
 
 
 def near(built: Built) -> tuple[Any, tuple[str, ...]]:
@@ -68,23 +68,23 @@ def test_group_copied_under_another_key_is_found(tmp_path: Path) -> None:
 
 
 def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     train = numbers(200)
     table = {
-        "train_urls": [road.write("train.csv", as_csv(train))],
-        "validation_urls": [road.write("held.csv", as_csv([{**train[0], "at": "0.5"}, *numbers(10, seed=1)]))],
+        "train_urls": [workspace.write("train.csv", as_csv(train))],
+        "validation_urls": [workspace.write("held.csv", as_csv([{**train[0], "at": "0.5"}, *numbers(10, seed=1)]))],
     }
     asked_again = {**pair(3), "answer": "another"}
     pairs = {
-        "train_urls": [road.write("train.jsonl", [pair(i) for i in range(40)])],
-        "validation_urls": [road.write("held.jsonl", [asked_again, *map(pair, range(900, 908))])],
+        "train_urls": [workspace.write("train.jsonl", [pair(i) for i in range(40)])],
+        "validation_urls": [workspace.write("held.jsonl", [asked_again, *map(pair, range(900, 908))])],
     }
     datasets = {
         "rows": {"source": table, "format": records(), "splits": {"test": 0}},
         "pairs": {"source": pairs, "format": PAIR},
     }
     gates = LENIENT | {"near_duplicate": {"at_most": 1}, "same_prompt": {"at_most": 1}}
-    made = road.recipe(datasets, seq_len=1024, gates=gates).build().manifest("training_splits")
+    made = workspace.recipe(datasets, seq_len=1024, gates=gates).build().manifest("training_splits")
     near_rows = [name for name in made.samples["near_duplicate"] if "#" not in name]
 
     # Rows of tables are in neither: they have no prompts.
@@ -94,8 +94,8 @@ def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -
 
 
 def test_table_without_held_out_rows_is_not_compared(tmp_path: Path) -> None:
-    source = {"train_urls": [Road(tmp_path).write("table.csv", as_csv(purchases(60)))]}
+    source = {"train_urls": [Workspace(tmp_path).write("table.csv", as_csv(purchases(60)))]}
     dataset = {"source": source, "format": records(), "splits": {"test": 0}}
-    facts = Road(tmp_path).recipe({"rows": dataset}, seq_len=1024).build().manifest("training_splits").facts
+    facts = Workspace(tmp_path).recipe({"rows": dataset}, seq_len=1024).build().manifest("training_splits").facts
 
     assert (facts["near_duplicate"], facts["same_prompt"]) == ("not_applicable", "not_applicable")

@@ -16,19 +16,21 @@ from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
 from rowmill.reports.statistics import render_statistics
-from tests.support.recipes import LENIENT, Built, Road
+from tests.support.recipes import LENIENT, Built, Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
 SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
 MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
 
 
-def road_of(folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_len: int, **changes: Any) -> Road:
-    road = Road(folder)
-    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
+def workspace_of(
+    folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_len: int, **changes: Any
+) -> Workspace:
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
     splits = changes.pop("splits", {"test": 0.2, "method": "exact"})
     dataset = {"source": source, "format": records(**form), "splits": splits}
-    return road.recipe({"rows": dataset}, seq_len=seq_len, **changes)
+    return workspace.recipe({"rows": dataset}, seq_len=seq_len, **changes)
 
 
 # ── Other lengths ─────────────────────────────────────────────────────────────────────────────────
@@ -38,13 +40,13 @@ def road_of(folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_
 def test_what_if_of_records_equals_a_build_at_that_length(tmp_path: Path, mode: str) -> None:
     form = {**MODES[mode], "assembly": {"on_overflow": "reject"}}
     rows = purchases(120)
-    made = road_of(tmp_path / "made", form, rows, 1024).build()
+    made = workspace_of(tmp_path / "made", form, rows, 1024).build()
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
     assert table.columns == ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
     assert [row[0] for row in table.rows] == [256, 512, 1024, 2048, 4096]
 
     for seq_len, examples, over, lost, sequences in (table.rows[0], table.rows[2], table.rows[3]):
-        other = road_of(tmp_path / str(seq_len), form, rows, seq_len).build()
+        other = workspace_of(tmp_path / str(seq_len), form, rows, seq_len).build()
         facts = other.manifest("rows", "tokenized_examples").facts
         packed = other.manifest("rows", "packed_shards").facts
         assert (examples, over, sequences) == (facts["examples"], facts["rejected"], packed["sequences"])
@@ -52,7 +54,7 @@ def test_what_if_of_records_equals_a_build_at_that_length(tmp_path: Path, mode: 
 
 
 def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
-    made = road_of(tmp_path, {}, purchases(120), 2048).build()
+    made = workspace_of(tmp_path, {}, purchases(120), 2048).build()
 
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
 
@@ -62,7 +64,7 @@ def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
 
 
 def test_length_filled_by_the_prompt_fits_no_record(tmp_path: Path) -> None:
-    made = road_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
+    made = workspace_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
     prompt = made.manifest("rows", "tokenized_examples").facts["prompt_tokens"]
 
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
@@ -78,7 +80,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
     rows = purchases(100, customers=50)
     large = [{**one, "customer": "C-large"} for one in purchases(25)]
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 900}}
-    made = road_of(tmp_path, form, [*rows, *large], 1024, splits={"test": 0}).build()
+    made = workspace_of(tmp_path, form, [*rows, *large], 1024, splits={"test": 0}).build()
     statistics = made.manifest("rows", "truncation_stats")
 
     assert made.manifest("rows", "tokenized_examples").facts["rejected"] == 25
@@ -90,7 +92,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
 
 
 def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
-    made = road_of(tmp_path, grouped(), purchases(120), 2048).build()
+    made = workspace_of(tmp_path, grouped(), purchases(120), 2048).build()
 
     shown = " ".join(render_text(render_statistics(made.project)).split())
     facts = made.manifest("rows", "truncation_stats").facts
@@ -107,8 +109,8 @@ def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
 
 def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> None:
     crowded_form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
-    capped = road_of(tmp_path / "capped", {"data": {"max_sequences_per_example": 1}}, purchases(60), 2048).build()
-    crowded = road_of(tmp_path / "crowded", crowded_form, purchases(60), 2048).build()
+    capped = workspace_of(tmp_path / "capped", {"data": {"max_sequences_per_example": 1}}, purchases(60), 2048).build()
+    crowded = workspace_of(tmp_path / "crowded", crowded_form, purchases(60), 2048).build()
 
     def hints(made: Built) -> str:
         return " ".join(made.manifest("rows", "truncation_stats").facts["hints"])
@@ -128,12 +130,12 @@ def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> Non
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}
     with pytest.raises(GateError, match=r"format\.assembly\.on_overflow: split"):
-        road_of(tmp_path, form, purchases(60), 2048, gates=gates).build()
+        workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build()
 
 
 def test_group_that_may_be_split_has_no_size_check(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "split"}}
     gates = LENIENT | {"group_size": {"at_most": 3}}
-    made = road_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=("raw_dataset", "canonical_rows"))
+    made = workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=("raw_dataset", "canonical_rows"))
 
     assert made.manifest("rows", "canonical_rows").facts["group_size"] == "not_applicable"

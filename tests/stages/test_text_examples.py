@@ -18,7 +18,7 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import make_columns
 from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
 from rowmill.tokenization.tokenizer import open_tokenizer
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
@@ -153,7 +153,7 @@ def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
 
 
 def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
+    built = Workspace(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
 
     (example,) = built.examples()
     text = text_of(example)
@@ -177,7 +177,7 @@ def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Pat
 
 def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     options = {**PAIR, "separate_with": "\n"}
-    built = Road(tmp_path).one("a.jsonl", [pair(3)], options).build()
+    built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
 
     (example,) = built.examples()
     assert text_of(example) == f"{pair(3)['prompt']}\n{pair(3)['answer']}<|im_end|>"
@@ -190,7 +190,7 @@ def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path:
     rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "green paper ", "answer": "boats answer"}]
     kind = PAIR | {"add_eos": False}
 
-    built = Road(tmp_path).one("a.jsonl", rows, kind, loss={"boundary": "whole", **loss}).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, kind, loss={"boundary": "whole", **loss}).build()
 
     encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
     for row, example in zip(rows, built.examples(), strict=True):
@@ -204,7 +204,7 @@ def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path:
 
 def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
-        Road(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
+        Workspace(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path)
 def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, examples: int, reason: str | None) -> None:
     rows = [document(1, words=150)]
     built = (
-        Road(tmp_path)
+        Workspace(tmp_path)
         .one("a.jsonl", rows, TEXT, truncation={"overlong": overlong, "max_length": 64})
         .build(only=_TO_EXAMPLES)
     )
@@ -231,7 +231,9 @@ def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, exa
 
 
 def test_chat_too_long_loses_its_oldest_exchange_first(tmp_path: Path) -> None:
-    built = Road(tmp_path).one("a.jsonl", [chat(0, turns=4, words=12)], CHAT, truncation={"max_length": 150}).build()
+    built = (
+        Workspace(tmp_path).one("a.jsonl", [chat(0, turns=4, words=12)], CHAT, truncation={"max_length": 150}).build()
+    )
 
     (example,) = built.examples()
     messages = chat(0, turns=4, words=12)["messages"]
@@ -269,7 +271,7 @@ def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:
     }
     groups = {"template": {"chat_template": template}, "reasoning": {"think_max_tokens": 5}}
 
-    built = Road(tmp_path).one("a.jsonl", [row], CHAT, **groups).build()
+    built = Workspace(tmp_path).one("a.jsonl", [row], CHAT, **groups).build()
 
     (example,) = built.examples()
     kept = dict(_spans(example))["reasoning"]

@@ -10,7 +10,7 @@ import pytest
 
 from rowmill.checks.judge import CheckResult
 from rowmill.schema.manifest import Manifest
-from tests.support.recipes import TEXT, Built, Road, document, sentence
+from tests.support.recipes import TEXT, Built, Workspace, document, sentence
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
@@ -18,11 +18,11 @@ PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for
 
 def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, CheckResult]:
     """Build documents to examples; return the build and the check result on their lengths."""
-    road = Road(folder)
-    road.recipe(
+    workspace = Workspace(folder)
+    workspace.recipe(
         {"rows": {"source": {"train_urls": list(urls), **source}, "format": TEXT}}, seq_len=4096, tokenizer=tokenizer
     )
-    made: Built = road.build(only=TO_EXAMPLES)
+    made: Built = workspace.build(only=TO_EXAMPLES)
     report, results = made.steps["rows", "tokenized_examples"]
     return report.manifest, next(one for one in results if one.check == "short_documents")
 
@@ -32,7 +32,7 @@ def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any)
     [("line", 180, "failed"), ("paragraph", 60, "passed"), ("document", 1, "passed")],
 )
 def test_lines_treated_as_documents_are_a_warning(tmp_path: Path, sample_by: str, examples: int, outcome: str) -> None:
-    path = Road(tmp_path).write("play.txt", PLAY.encode())
+    path = Workspace(tmp_path).write("play.txt", PLAY.encode())
 
     made, result = built(tmp_path, path, sample_by=sample_by)
 
@@ -42,9 +42,9 @@ def test_lines_treated_as_documents_are_a_warning(tmp_path: Path, sample_by: str
 
 
 def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    short = road.write("short.jsonl", [document(i, words=3) for i in range(40)])
-    long = road.write("long.txt", (sentence(1, 60) + "\n").encode())
+    workspace = Workspace(tmp_path)
+    short = workspace.write("short.jsonl", [document(i, words=3) for i in range(40)])
+    long = workspace.write("long.txt", (sentence(1, 60) + "\n").encode())
 
     assert built(tmp_path, short)[1].outcome == "not_applicable"
     assert built(tmp_path, short, long)[1].value == 0

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from tests.support.recipes import CHAT, Built, Road, chat
+from tests.support.recipes import CHAT, Built, Workspace, chat
 
 
 def dated(i: int, when: object, group: str | None = None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ ROWS = ("raw_dataset", "canonical_rows")
 
 
 def built_of(folder: Path, rows: list[dict[str, Any]], only: tuple[str, ...] = ROWS, **splits: Any) -> Built:
-    return Road(folder).one("rows.jsonl", rows, CHAT, splits={"time_key": "when", **splits}).build(only=only)
+    return Workspace(folder).one("rows.jsonl", rows, CHAT, splits={"time_key": "when", **splits}).build(only=only)
 
 
 def rejects(built: Built) -> list[tuple[int, str]]:
@@ -75,10 +75,10 @@ BOUNDARIES = {"validation": 10, "test": 20}
 
 
 def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Path) -> None:
-    road = Road(tmp_path).one(
+    workspace = Workspace(tmp_path).one(
         "rows.jsonl", STRADDLING, CHAT, splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
     )
-    built = road.build()
+    built = workspace.build()
     splits = split_of(built)
 
     assert [splits[i] for i in range(7)] == ["train", "train", *["validation"] * 3, "test", "test"]
@@ -97,10 +97,12 @@ def test_group_on_both_sides_of_a_boundary_is_rejected_if_configured(tmp_path: P
 
 
 def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
-    road = Road(tmp_path)
-    urls = [road.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
+    workspace = Workspace(tmp_path)
+    urls = [workspace.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
     splits = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
-    built = road.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, "splits": splits}}).build(only=ROWS)
+    built = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, "splits": splits}}).build(
+        only=ROWS
+    )
     rows = built.rows_of("rows", "canonical_rows", file="rows")
     found = {
         row["group_key"]: {other["split"] for other in rows if other["group_key"] == row["group_key"]} for row in rows
@@ -110,15 +112,15 @@ def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
 
 
 def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     source = {
-        "train_urls": [road.write("train.jsonl", [dated(0, 1)])],
-        "validation_urls": [road.write("held.jsonl", [dated(1, 2)])],
+        "train_urls": [workspace.write("train.jsonl", [dated(0, 1)])],
+        "validation_urls": [workspace.write("held.jsonl", [dated(1, 2)])],
     }
     splits = {"time_key": "when", "boundaries": {"test": 5}}
 
     with pytest.raises(ConfigError, match="one of the two may say what is held out"):
-        road.recipe({"rows": {"source": source, "format": CHAT, "splits": splits}}).build()
+        workspace.recipe({"rows": {"source": source, "format": CHAT, "splits": splits}}).build()
 
 
 @pytest.mark.slow
@@ -132,14 +134,14 @@ def test_no_group_leaks_and_no_later_row_trains(
 ) -> None:
     folder = tmp_path_factory.mktemp("time")
     source = [dated(i, when, group) for i, (when, group) in enumerate(rows)]
-    road = Road(folder).one(
+    workspace = Workspace(folder).one(
         "rows.jsonl",
         source,
         CHAT,
         splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups},
     )
     stages = ("raw_dataset", "canonical_rows")
-    splits = split_of(road.build(only=stages))
+    splits = split_of(workspace.build(only=stages))
     by_group = {
         group: {splits[i] for i, (_, own) in enumerate(rows) if own == group and i in splits} for _, group in rows
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.recipes import LENIENT, Road, chat, write_tokenizer
+from tests.support.recipes import LENIENT, Workspace, chat, write_tokenizer
 
 TOKENS: dict[str, Any] = {"kind": "tokens"}
 
@@ -27,11 +27,11 @@ UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def test_exported_examples_read_in_as_tokens_are_equal(tmp_path: Path) -> None:
-    chats = Road(tmp_path / "chats").one("a.jsonl", [chat(i, turns=2) for i in range(30)])
+    chats = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i, turns=2) for i in range(30)])
     before = chats.examples()
     records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in before]
 
-    after = Road(tmp_path / "tokens").one("a.jsonl", records, TOKENS).examples()
+    after = Workspace(tmp_path / "tokens").one("a.jsonl", records, TOKENS).examples()
 
     assert len(after) == 30
     for one, again in zip(before, after, strict=True):
@@ -40,10 +40,10 @@ def test_exported_examples_read_in_as_tokens_are_equal(tmp_path: Path) -> None:
 
 
 def test_token_rows_pack_and_stay_what_they_are(tmp_path: Path) -> None:
-    examples = Road(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(40)]).examples()
+    examples = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(40)]).examples()
     records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in examples]
 
-    made = Road(tmp_path / "tokens").one("a.jsonl", records, TOKENS).build()
+    made = Workspace(tmp_path / "tokens").one("a.jsonl", records, TOKENS).build()
 
     packed = made.manifest("rows", "packed_shards")
     assert packed.facts["segments"] == 40
@@ -62,8 +62,8 @@ def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(
         {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]},
         {"input_ids": [5, 6, size + 9], "loss_mask": [0, 1, 1]},
     ]
-    narrow = Road(tmp_path / "narrow").one("a.jsonl", records, TOKENS)
-    wide = Road(tmp_path / "wide").one("a.jsonl", records, TOKENS)
+    narrow = Workspace(tmp_path / "narrow").one("a.jsonl", records, TOKENS)
+    wide = Workspace(tmp_path / "wide").one("a.jsonl", records, TOKENS)
     write_tokenizer(tmp_path / "wide/tokenizer")
     wide.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": TOKENS}}, vocab_size=size + 100)
 
@@ -78,7 +78,7 @@ def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(
 def test_ids_of_another_tokenizer_are_noticed(tmp_path: Path) -> None:
     records = [{"input_ids": [(7 * i + k) % 250 + 3 for k in range(30)], "response_length": 10} for i in range(20)]
 
-    made = Road(tmp_path).one("a.jsonl", records, TOKENS).build(only=UP_TO_EXAMPLES)
+    made = Workspace(tmp_path).one("a.jsonl", records, TOKENS).build(only=UP_TO_EXAMPLES)
 
     assert _facts(made)["same_tokenization"] < 0.5
     assert _outcomes(made)["same_tokenization"] == "failed"
@@ -98,7 +98,7 @@ def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[
     records = [{"input_ids": list(range(3, 103)), "response_length": 99}, {"input_ids": list(range(3, 23)),
                 "response_length": 9}]  # fmt: skip
 
-    made = Road(tmp_path).one("a.jsonl", records, TOKENS, truncation={"max_length": 64, **truncation}).examples()
+    made = Workspace(tmp_path).one("a.jsonl", records, TOKENS, truncation={"max_length": 64, **truncation}).examples()
 
     assert [len(one["input_ids"]) for one in made] == lengths
     if "truncate_side" in truncation:
@@ -108,15 +108,15 @@ def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[
 
 
 def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     files = {
-        "chats": road.write("chats.jsonl", [chat(i) for i in range(20)]),
-        "rollouts": road.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
+        "chats": workspace.write("chats.jsonl", [chat(i) for i in range(20)]),
+        "rollouts": workspace.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
     }
     kinds = {"chats": {"kind": "chat"}, "rollouts": TOKENS}
-    road.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
+    workspace.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
                 gates=LENIENT | {"same_tokenization": {"at_least": 0}})  # fmt: skip
 
-    made = road.build()
+    made = workspace.build()
 
     assert made.manifest("training_splits").facts["sequences"] > 0

@@ -13,7 +13,7 @@ from rowmill.build import preflight
 from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import encoder, engines
-from tests.support.recipes import TEXT, Road, document
+from tests.support.recipes import TEXT, Workspace, document
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
@@ -42,20 +42,20 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_first_build_opens_engine_and_reference_once_and_the_next_opens_neither(
     tmp_path: Path, opened: Counter[str]
 ) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
+    workspace = Workspace(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
 
-    road.build(only=TO_EXAMPLES)
+    workspace.build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}
 
-    road.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
+    workspace.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}
 
 
 def test_build_uses_the_tokenizer_that_the_trial_of_first_records_opened(tmp_path: Path, opened: Counter[str]) -> None:
-    road = Road(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
+    workspace = Workspace(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
 
-    preflight.require_no_mistakes(road.project)
+    preflight.require_no_mistakes(workspace.project)
     assert opened == {"engine": 1, "reference": 1}
 
-    road.build(only=TO_EXAMPLES)
+    workspace.build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}

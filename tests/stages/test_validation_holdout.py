@@ -14,7 +14,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.formats.splits import Splits, Splitter
 from rowmill.inspection import trace
 from rowmill.stages.packed_shards.validation_holdout import hold_out_groups
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document, lines
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, lines
 
 
 def carved(groups: list[tuple[int, int]], wanted: int) -> list[int] | None:
@@ -67,14 +67,14 @@ def rows_of_users(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
-    road = Road(tmp_path_factory.mktemp("carved"))
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("carved"))
     bad = {"messages": [{"role": "user", "content": "unanswered"}], "user": "u3"}
-    chats = road.write("chats.jsonl", [*rows_of_users(120), bad])
-    others = road.write("others.jsonl", rows_of_users(60, first=500))
-    texts = road.write("texts.jsonl", [document(i, words=30) for i in range(60)])
+    chats = workspace.write("chats.jsonl", [*rows_of_users(120), bad])
+    others = workspace.write("others.jsonl", rows_of_users(60, first=500))
+    texts = workspace.write("texts.jsonl", [document(i, words=30) for i in range(60)])
     by_user = {"format": CHAT, "splits": {"group_key": "user"}}
-    return road.recipe(
+    return workspace.recipe(
         {
             "packed": {**by_user, "source": {"train_urls": [chats]}},
             "single": {**by_user, "source": {"train_urls": [others]}, "packing": {"pack": False}},
@@ -88,8 +88,8 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
 
 
 @pytest.fixture(scope="module")
-def built(road: Road) -> Built:
-    return road.build()
+def built(workspace: Workspace) -> Built:
+    return workspace.build()
 
 
 def segments_of(built: Built, dataset: str, split: str) -> set[str]:
@@ -166,10 +166,10 @@ def test_left_out_examples_can_be_asked_for(built: Built) -> None:
     assert stats.query_views(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
 
 
-def test_second_build_reuses_everything_and_another_number_only_packs_again(road: Road, built: Built) -> None:
-    assert road.build().made() == set()
+def test_second_build_reuses_everything_and_another_number_only_packs_again(workspace: Workspace, built: Built) -> None:
+    assert workspace.build().made() == set()
 
-    other = Road(road.folder)
+    other = Workspace(workspace.folder)
     values = dict(WANTED, packed=4)
     text = other.config.read_text(encoding="utf-8")
     other.config.write_text(text.replace("packed: 3", f"packed: {values['packed']}"), encoding="utf-8")
@@ -179,11 +179,11 @@ def test_second_build_reuses_everything_and_another_number_only_packs_again(road
 # ── What cannot be ─────────────────────────────────────────────────────────────────────────────────
 
 
-def one(folder: Path, wanted: int, groups: dict[str, Any], source: dict[str, Any] | None = None) -> Road:
-    road = Road(folder)
-    urls = {"train_urls": [road.write("chats.jsonl", rows_of_users(6))], **(source or {})}
+def one(folder: Path, wanted: int, groups: dict[str, Any], source: dict[str, Any] | None = None) -> Workspace:
+    workspace = Workspace(folder)
+    urls = {"train_urls": [workspace.write("chats.jsonl", rows_of_users(6))], **(source or {})}
     dataset = {"source": urls, "format": CHAT, **groups}
-    return road.recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": wanted}})
+    return workspace.recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": wanted}})
 
 
 def test_number_beyond_all_rows_is_refused(tmp_path: Path) -> None:
@@ -213,16 +213,18 @@ def test_number_beside_a_validation_split_that_the_hub_has_is_refused(tmp_path: 
     (folder / "train.jsonl").write_bytes(lines(rows_of_users(4)))
     (folder / "validation.jsonl").write_bytes(lines(rows_of_users(2, first=50)))
     dataset = {"source": {"id": str(folder)}, "format": CHAT}
-    road = Road(tmp_path).recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": 1}})
+    workspace = Workspace(tmp_path).recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": 1}})
 
     with pytest.raises(ConfigError, match="the source has rows for validation of its own"):
-        road.build()
+        workspace.build()
 
 
 def test_number_for_an_unknown_dataset_is_refused(tmp_path: Path) -> None:
-    road = one(tmp_path, 1, {})
-    text = road.config.read_text(encoding="utf-8")
-    road.config.write_text(text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:"))
+    workspace = one(tmp_path, 1, {})
+    text = workspace.config.read_text(encoding="utf-8")
+    workspace.config.write_text(
+        text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:")
+    )
 
     with pytest.raises(ConfigError, match="'rosw' is not a dataset"):
-        _ = road.project
+        _ = workspace.project

@@ -14,7 +14,7 @@ import pytest
 
 from rowmill.stages import catalog, inputs
 from rowmill.stages.training_splits import stage as training_splits
-from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
 GROUPED = {"kind": "records", "data": {"group_training_examples_by": "who", "max_sequences_per_example": 1}}
 SERIES = {
@@ -43,10 +43,13 @@ def splits_of(
     tmp_path: Path, form: Mapping[str, Any], train: Sequence[Any], held: Sequence[Any], **splits: Any
 ) -> dict[str, Counter[str]]:
     """Build canonical rows; return the number of rows of each split, by the source they came from."""
-    road = Road(tmp_path)
-    source = {"train_urls": [road.write("train.jsonl", train)], "validation_urls": [road.write("held.jsonl", held)]}
+    workspace = Workspace(tmp_path)
+    source = {
+        "train_urls": [workspace.write("train.jsonl", train)],
+        "validation_urls": [workspace.write("held.jsonl", held)],
+    }
     options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
-    built = road.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
+    built = workspace.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
     hint = {
         part.part_id: str(part.split_hint) for part in inputs.load_source_parts(built.manifest("rows", "raw_dataset"))
     }
@@ -89,15 +92,15 @@ def test_test_share_is_taken_only_from_the_train_source(tmp_path: Path, name: st
 
 
 def test_groups_of_records_stay_whole_with_a_validation_source(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     rows = [record(i) for i in range(TRAIN + HELD)]
     source = {
-        "train_urls": [road.write("train.jsonl", rows[:TRAIN])],
-        "validation_urls": [road.write("held.jsonl", rows[TRAIN:])],
+        "train_urls": [workspace.write("train.jsonl", rows[:TRAIN])],
+        "validation_urls": [workspace.write("held.jsonl", rows[TRAIN:])],
     }
     options = {"source": source, "format": GROUPED, "splits": {"validation": 0.2, "test": 0.2}}
 
-    built = road.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
+    built = workspace.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
 
     splits: dict[str, set[str]] = {}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
@@ -126,13 +129,13 @@ def test_real_problems_are_held_out_alike_as_chats_pairs_and_records(tmp_path: P
 
 
 def test_test_share_is_relative_to_the_rows_it_applies_to(tmp_path: Path) -> None:
-    road = Road(tmp_path)
+    workspace = Workspace(tmp_path)
     rows = [pair(i) for i in range(1200)]
     source = {
-        "train_urls": [road.write("train.jsonl", rows[:400])],
-        "validation_urls": [road.write("held.jsonl", rows[400:])],
+        "train_urls": [workspace.write("train.jsonl", rows[:400])],
+        "validation_urls": [workspace.write("held.jsonl", rows[400:])],
     }
-    made = road.recipe({"rows": {"source": source, "format": PAIR, "splits": {"test": 0.3}}}).build(
+    made = workspace.recipe({"rows": {"source": source, "format": PAIR, "splits": {"test": 0.3}}}).build(
         only=catalog.list_stages_up_to(training_splits.STAGE)
     )
 

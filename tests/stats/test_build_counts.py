@@ -1,6 +1,6 @@
 """Rows and parts of an output: the view `builds`, the page and the terminal show the numbers of the files.
 
-What belongs here: the one count of each stage, on a road of every kind of row. What does not: what the views hold
+What belongs here: the one count of each stage, on a mini of every kind of row. What does not: what the views hold
 besides (`test_views.py`).
 """
 
@@ -19,7 +19,7 @@ from rowmill.core import number_text
 from rowmill.core.stage_names import EXPORTS
 from rowmill.reports import console
 from rowmill.stages import catalog
-from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
@@ -51,27 +51,27 @@ CONTENT: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build each kind of row to ranks and two exports, and parse a generated text."""
-    road = Road(tmp_path_factory.mktemp("counted"))
+    workspace = Workspace(tmp_path_factory.mktemp("counted"))
     formats = {"chats": CHAT, "texts": TEXT, "sales": RECORDS}
-    sources = {name: {"train_urls": [road.write(f"{name}.jsonl", rows)]} for name, rows in CONTENT.items()}
+    sources = {name: {"train_urls": [workspace.write(f"{name}.jsonl", rows)]} for name, rows in CONTENT.items()}
     datasets: dict[str, dict[str, Any]] = {
         name: {"source": sources[name], "format": formats[name]} for name in DATASETS
     }
     datasets["texts"]["packing"] = {"pack_strategy": "concat", "tail": "drop"}
-    road.recipe(
+    workspace.recipe(
         datasets,
         defaults={"splits": {"validation": 0.2}},
         mixture={"batch_size": 4},
         exports=[{"kind": "native", "name": "packed", "shard_sequences": 5}, {"kind": "hf", "name": "single"}],
     )
-    made = road.build()
-    texts = road.folder / "generated" / "road" / "sales"
+    made = workspace.build()
+    texts = workspace.folder / "generated" / "mini" / "sales"
     texts.mkdir(parents=True)
     records = "".join(f"{json.dumps(sale(1, day))}\n" for day in range(1, 4))
     (texts / "a.jsonl").write_text(
         "".join(f"{json.dumps({'text': text, 'finish_reason': 'stop'})}\n" for text in (records, "{}"))
     )
-    parsed = road.build(only=["parsed_records"])
+    parsed = workspace.build(only=["parsed_records"])
     return Built(made.project, {**made.steps, **parsed.steps})
 
 

@@ -15,7 +15,7 @@ from rowmill.reports import report_page, statistics
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog
 from rowmill.stages.truncation_stats import stage as truncation_stats
-from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -43,30 +43,33 @@ def varied() -> list[dict[str, Any]]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("stats")
     write_tokenizer(folder / "tokenizer", template=TEMPLATE)
-    road = Road(folder)
-    files = {"rows": road.write("a.jsonl", varied()), "pairs": road.write("b.jsonl", [pair(i) for i in range(9)])}
+    workspace = Workspace(folder)
+    files = {
+        "rows": workspace.write("a.jsonl", varied()),
+        "pairs": workspace.write("b.jsonl", [pair(i) for i in range(9)]),
+    }
     datasets = {
         "rows": {"source": {"train_urls": [files["rows"]]}, "format": CHAT, "truncation": {"max_length": 96}},
         "pairs": {"source": {"train_urls": [files["pairs"]]}, "format": PAIR},
     }
-    return road.recipe(datasets).build()
+    return workspace.recipe(datasets).build()
 
 
 def test_stats_builds_the_same_outputs_as_build(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    aside = Road(built.project.base, str(built.project.base / "aside"))
+    aside = Workspace(built.project.base, str(built.project.base / "aside"))
 
     assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.ExitStatus.SUCCESS
 
     alone = steps.open_project(aside.config, aside.root)
     for stage in catalog.list_stages_up_to(truncation_stats.STAGE):
         for dataset in ("rows", "pairs"):
-            step = steps.find_step(alone, ("road", dataset, stage))
+            step = steps.find_step(alone, ("mini", dataset, stage))
             made = runner.manifest.load_current(alone.store, step.key)
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version
             assert made.facts == built.manifest(dataset, stage).facts
     assert "what truncation removed" in capsys.readouterr().out
-    assert not alone.store.exists("road/rows/packed_shards")
+    assert not alone.store.exists("mini/rows/packed_shards")
 
 
 def test_lengths_are_those_of_the_examples(built: Built) -> None:
@@ -140,7 +143,7 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
     _, [(comment,)] = stats.query_views(
         built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'"
     )
-    report = built.project.store.local(report_page.report_path("road"))
+    report = built.project.store.local(report_page.report_path("mini"))
     report_page.write_report(built.project)
     places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))
 

@@ -13,7 +13,7 @@ import pytest
 
 from rowmill.build import prepare
 from rowmill.executors import RayExecutor
-from tests.support.recipes import CHAT, PAIR, Road, chat, pair
+from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS = 3
@@ -57,11 +57,11 @@ def starting_cluster() -> Generator[Any]:
         found.shutdown()
 
 
-def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Road:
-    road = Road(folder)
-    road.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
-    road.write("tasks.jsonl", [pair(i) for i in range(50)])
-    return road.recipe(
+def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Workspace:
+    workspace = Workspace(folder)
+    workspace.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
+    workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
+    return workspace.recipe(
         {
             "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
             "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},

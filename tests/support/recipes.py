@@ -142,8 +142,8 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Road:
-    """A project in a folder: `data/`, `tokenizer/`, `configs/road.yaml`, and a store in `root` (or beside them)."""
+class Workspace:
+    """A project in a folder: `data/`, `tokenizer/`, `configs/mini.yaml`, and a store in `root` (or beside them)."""
 
     folder: Path
     root: str | None = None
@@ -155,7 +155,7 @@ class Road:
         path.write_bytes(content if isinstance(content, bytes) else lines(content))
         return f"data/{name}"
 
-    def recipe(self, datasets: Mapping[str, Mapping[str, Any]], **changes: Any) -> "Road":
+    def recipe(self, datasets: Mapping[str, Mapping[str, Any]], **changes: Any) -> "Workspace":
         """Write the recipe; `changes` replace top-level keys. The tokenizer is written if there is none."""
         if not (self.folder / "tokenizer").exists():
             write_tokenizer(self.folder / "tokenizer")
@@ -174,13 +174,13 @@ class Road:
 
     def one(
         self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **groups: Any
-    ) -> "Road":
+    ) -> "Workspace":
         """Write one file and a recipe of one dataset, `rows`, that reads it; `groups` are the dataset's options."""
         return self.recipe({"rows": {"source": {"train_urls": [self.write(name, content)]}, "format": kind, **groups}})
 
     @property
     def config(self) -> Path:
-        return self.folder / "configs" / "road.yaml"
+        return self.folder / "configs" / "mini.yaml"
 
     @property
     def store(self) -> Path:
@@ -194,7 +194,7 @@ class Road:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
         project, found = self.project, list[dict[str, Any]]()
         work = StageContext(
-            project.recipe, project.store, project.base, ("road", dataset, "-"), dataset, {}, LocalPool(1)
+            project.recipe, project.store, project.base, ("mini", dataset, "-"), dataset, {}, LocalPool(1)
         )
         loaded, path = tokenizer_files.open_recipe_tokenizer(work)
         limit = project.recipe.limit_of(dataset)

@@ -21,7 +21,7 @@ from rowmill.tokenization.token_truncation import prepend_bos
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from tests.support import recipes
-from tests.support.recipes import CHATML, CONTROL, Built, Road, text_of
+from tests.support.recipes import CHATML, CONTROL, Built, Workspace, text_of
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_token_shared_with_the_template_trains_at_both_edges(
 def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: Path) -> None:
     rows = [recipes.chat(i, turns=2) for i in range(4)]
 
-    built = Road(tmp_path).one("a.jsonl", rows, loss={"boundary": "split"}).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, loss={"boundary": "split"}).build()
 
     encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
     assert built.rejects() == []
@@ -191,18 +191,18 @@ def test_bos_is_put_first_unless_it_is_there_and_does_not_train(ids: list[int]) 
     assert made.span_starts.tolist() == ([0, 1] if len(ids) == 2 else [0])
 
 
-def with_bos_token(road: Road) -> Road:
-    folder = recipes.write_tokenizer(road.folder / "tokenizer")
+def with_bos_token(workspace: Workspace) -> Workspace:
+    folder = recipes.write_tokenizer(workspace.folder / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": CONTROL[0]}), encoding="utf-8")
-    return road
+    return workspace
 
 
 @pytest.mark.parametrize(("add_bos", "first"), [("auto", "<|im_start|>"), (True, "<|endoftext|>")])
 def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos: Any, first: str) -> None:
-    road = with_bos_token(Road(tmp_path))
+    workspace = with_bos_token(Workspace(tmp_path))
 
-    built = road.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": add_bos}).build()
+    built = workspace.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": add_bos}).build()
 
     (example,) = built.examples()
     assert CONTROL[example["input_ids"][0]] == first
@@ -211,17 +211,17 @@ def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos
 
 def test_bos_that_the_template_printed_is_not_doubled(tmp_path: Path) -> None:
     """Double BOS (OpenRLHF#393)."""
-    road = with_bos_token(Road(tmp_path))
+    workspace = with_bos_token(Workspace(tmp_path))
     template = {"chat_template": "{{ bos_token }}" + CHATML}
 
-    built = road.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}, template=template).build()
+    built = workspace.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}, template=template).build()
 
     assert built.examples()[0]["input_ids"].count(0) == 1
 
 
 def test_bos_that_the_tokenizer_lacks_cannot_be_added(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"format\.add_bos"):
-        Road(tmp_path).one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}).build()
+        Workspace(tmp_path).one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}).build()
 
 
 # ── control strings ──
@@ -242,7 +242,7 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
     """Quoted <|im_end|> becomes control (transformers#29279)."""
     rows = [talk("say something", "a<|im_end|>b")]
 
-    built = Road(tmp_path).one("a.jsonl", rows, template={"control_tokens": policy}).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, template={"control_tokens": policy}).build()
 
     assert control_ids(built) == [[1, 2, 1, 2] if not more else [1, 2, 1, 2, 2]]
     assert "a<|im_end|>b<|im_end|>" in text_of(built.examples()[0])
@@ -255,7 +255,7 @@ def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_
     wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
     rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
 
-    first, second = (Road(tmp_path / str(i)).one("a.jsonl", one).build() for i, one in enumerate(rows))
+    first, second = (Workspace(tmp_path / str(i)).one("a.jsonl", one).build() for i, one in enumerate(rows))
 
     assert control_ids(first) == control_ids(second)
 
@@ -265,7 +265,7 @@ def test_placeholder_that_the_template_changes_is_a_reject(tmp_path: Path) -> No
     rows = [talk("what is <|im_end|>?", "it is the end"), talk("what is it?", "it is the end")]
     template = {"chat_template": lowering, "on_dropped": {"user": "count"}}
 
-    built = Road(tmp_path).one("a.jsonl", rows, template=template).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows, template=template).build()
 
     assert built.rejects() == [(0, "control_token_in_content")]
 
@@ -300,7 +300,7 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
     (folder / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
     rows = [talk("why?", "e\u0301"), talk("why?", "plain"), talk("why?", "also plain"), talk("so?", "\u00e9")]
 
-    built = Road(tmp_path).one("a.jsonl", rows).build()
+    built = Workspace(tmp_path).one("a.jsonl", rows).build()
 
     assert built.rejects() == []
     assert built.manifest("rows", "tokenized_examples").facts["text_roundtrip"] == 0.25
@@ -323,7 +323,7 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
 def test_template_check_counts_the_warnings_of_its_contract(
     tmp_path: Path, changes: dict[str, Any], check: str, value: float
 ) -> None:
-    built = Road(tmp_path).one("a.jsonl", [recipes.chat(i) for i in range(3)], **changes).build()
+    built = Workspace(tmp_path).one("a.jsonl", [recipes.chat(i) for i in range(3)], **changes).build()
 
     _, results = built.steps["rows", "tokenized_examples"]
     (result,) = [one for one in results if one.check == check]

@@ -24,26 +24,26 @@ from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer_source
-from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, write_tokenizer
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
 
 
-def write(folder: Path, tokenizer: object = "tokenizer") -> Road:
-    road = Road(folder)
+def write(folder: Path, tokenizer: object = "tokenizer") -> Workspace:
+    workspace = Workspace(folder)
     sources = {
-        "chats": {"source": {"train_urls": [road.write("c.jsonl", [chat(i) for i in range(20)])]}, "format": CHAT},
-        "tasks": {"source": {"train_urls": [road.write("t.jsonl", [pair(i) for i in range(20)])]}, "format": PAIR},
+        "chats": {"source": {"train_urls": [workspace.write("c.jsonl", [chat(i) for i in range(20)])]}, "format": CHAT},
+        "tasks": {"source": {"train_urls": [workspace.write("t.jsonl", [pair(i) for i in range(20)])]}, "format": PAIR},
     }
-    return road.recipe(sources, tokenizer=tokenizer)
+    return workspace.recipe(sources, tokenizer=tokenizer)
 
 
-def point(road: Road, tokenizer: object) -> Road:
+def point(workspace: Workspace, tokenizer: object) -> Workspace:
     """Change the recipe's tokenizer alone."""
-    values = yaml.safe_load(road.config.read_text(encoding="utf-8"))
-    road.config.write_text(yaml.safe_dump(values | {"tokenizer": tokenizer}, sort_keys=False), encoding="utf-8")
-    return road
+    values = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+    workspace.config.write_text(yaml.safe_dump(values | {"tokenizer": tokenizer}, sort_keys=False), encoding="utf-8")
+    return workspace
 
 
 def other_tokenizer(folder: Path) -> Path:
@@ -57,8 +57,8 @@ def other_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(road.project)}
+def forecasts(workspace: Workspace) -> dict[str, tuple[str, str]]:
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(workspace.project)}
 
 
 # ── Folders ────────────────────────────────────────────────────────────────────────────────────────
@@ -66,20 +66,20 @@ def forecasts(road: Road) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("how", ["copy", "link", "absolute"])
 def test_same_files_under_another_path_are_the_same_tokenizer(tmp_path: Path, how: str) -> None:
-    road = write(tmp_path)
-    first = road.build()
+    workspace = write(tmp_path)
+    first = workspace.build()
     if how == "copy":
         shutil.copytree(tmp_path / "tokenizer", tmp_path / "elsewhere/copied")
         (tmp_path / "tokenizer").rename(tmp_path / "gone")
-        point(road, "elsewhere/copied")
+        point(workspace, "elsewhere/copied")
     elif how == "link":
         (tmp_path / "linked").symlink_to(tmp_path / "tokenizer", target_is_directory=True)
-        point(road, "linked")
+        point(workspace, "linked")
     else:
-        point(road, str(tmp_path / "tokenizer"))
+        point(workspace, str(tmp_path / "tokenizer"))
 
-    planned = {action for action, _ in forecasts(road).values()}
-    again = road.build()
+    planned = {action for action, _ in forecasts(workspace).values()}
+    again = workspace.build()
 
     assert planned == {"reuse"}
     assert again.made() == set()
@@ -99,15 +99,15 @@ def test_store_with_the_tokenizer_under_another_name_gives_the_same_bytes(tmp_pa
 def test_changed_file_under_the_same_path_is_another_tokenizer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    road = write(tmp_path)
-    first = road.build()
+    workspace = write(tmp_path)
+    first = workspace.build()
     shutil.rmtree(tmp_path / "tokenizer")
     other_tokenizer(tmp_path / "tokenizer")
     expected = write(tmp_path / "clean", str(tmp_path / "tokenizer")).build()
 
-    planned = forecasts(road)
+    planned = forecasts(workspace)
     with caplog.at_level(logging.WARNING, "rowmill"):
-        second = road.build()
+        second = workspace.build()
 
     assert planned["chats/canonical_rows"][0] == "reuse"
     assert planned["chats/tokenized_examples"] == ("make", "its tokenizer's files changed")
@@ -119,49 +119,49 @@ def test_changed_file_under_the_same_path_is_another_tokenizer(
 
 
 def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> None:
-    road = write(tmp_path)
-    before = {step.key: step.code_version for step in steps.plan_steps(road.project)}
+    workspace = write(tmp_path)
+    before = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
     shutil.rmtree(tmp_path / "tokenizer")
     other_tokenizer(tmp_path / "tokenizer")
 
-    after = {step.key: step.code_version for step in steps.plan_steps(road.project)}
+    after = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
 
     changed = {key[-1] for key in before if before[key] != after[key]}
     assert changed == {"tokenized_examples"}
 
 
 def test_model_files_are_not_part_of_the_tokenizer(tmp_path: Path) -> None:
-    road = write(tmp_path)
-    first = road.build()
+    workspace = write(tmp_path)
+    first = workspace.build()
     (tmp_path / "tokenizer/model.safetensors.index.json").write_text("{}", encoding="utf-8")
 
-    again = road.build()
+    again = workspace.build()
 
     assert again.versions() == first.versions()
 
 
 def test_shards_of_another_tokenizer_card_keep_existing_shards(tmp_path: Path) -> None:
-    road = write(tmp_path)
-    first = road.build()
+    workspace = write(tmp_path)
+    first = workspace.build()
     path = tmp_path / "tokenizer/tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(config | {"pad_token": "<|im_start|>"}), encoding="utf-8")
-    second = road.build()
+    second = workspace.build()
 
     for key in (("chats", "packed_shards"), ("gpu_partitions",)):
         assert first.manifest(*key).version != second.manifest(*key).version
-        manifest.verify_files(road.project.store, first.manifest(*key))
+        manifest.verify_files(workspace.project.store, first.manifest(*key))
 
 
 def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
-    road = write(tmp_path)
-    road.build()
+    workspace = write(tmp_path)
+    workspace.build()
     shutil.rmtree(tmp_path / "tokenizer")
     other_tokenizer(tmp_path / "tokenizer")
-    road.build(only=["tokenized_examples", "truncation_stats", "packed_shards"], datasets={"chats"})
+    workspace.build(only=["tokenized_examples", "truncation_stats", "packed_shards"], datasets={"chats"})
 
     with pytest.raises(IntegrityError, match=r"tokenized with 2 tokenizers \(chats with \w+; tasks with \w+\)"):
-        road.build(only=["training_splits"])
+        workspace.build(only=["training_splits"])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
         ({"name": "tokenizer", "revision": "main"}, "only names on the hub have revisions; delete it"),
         (
             {"name": "tokenizer", "content": "0"},
-            r"road\.yaml: tokenizer\.content: it is computed from the folder's files",
+            r"mini\.yaml: tokenizer\.content: it is computed from the folder's files",
         ),
         ({"name": "tokenizer", "revisio": "main"}, r"tokenizer\.revisio: unknown key; .*; did you mean revision\?"),
         ({"revision": "main"}, r"tokenizer\.name: is missing"),
@@ -179,10 +179,10 @@ def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_choice_of_a_tokenizer_is_one_clear_error(tmp_path: Path, tokenizer: object, words: str) -> None:
-    road = write(tmp_path, tokenizer)
+    workspace = write(tmp_path, tokenizer)
 
     with pytest.raises(ConfigError, match=words) as caught:
-        road.build()
+        workspace.build()
 
     assert "\n" not in str(caught.value)
 
@@ -325,18 +325,18 @@ def test_branch_that_moved_is_named_with_both_commits_and_what_is_made_again(
     tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = hub.push(write_tokenizer(tmp_path / "saved"))
-    road = write(tmp_path / "project", {"name": "owner/words", "revision": "main"})
-    first = road.build()
+    workspace = write(tmp_path / "project", {"name": "owner/words", "revision": "main"})
+    first = workspace.build()
     after = hub.push(other_tokenizer(tmp_path / "other"))
     moved = f"main of owner/words moved from {before[:12]} to {after[:12]} on the hub"
 
-    planned = forecasts(road)
+    planned = forecasts(workspace)
     with caplog.at_level(logging.WARNING, "rowmill"):
-        second = road.build()
+        second = workspace.build()
 
     assert planned["chats/tokenized_examples"] == planned["tasks/tokenized_examples"] == ("make", moved)
     assert planned["chats/packed_shards"][0] == planned["gpu_partitions"][0] == "make if changed"
-    [told] = [line for line in caplog.messages if line.startswith("chats/") or "road/chats" in line]
+    [told] = [line for line in caplog.messages if line.startswith("chats/") or "mini/chats" in line]
     assert moved in told
     assert told.endswith("chats/truncation_stats, chats/packed_shards, training_splits, gpu_partitions")
     assert origin(second)["commit"] == after
@@ -347,12 +347,12 @@ def test_branch_that_moved_is_named_with_both_commits_and_what_is_made_again(
 def test_branch_that_moved_to_the_same_tokenizer_makes_nothing_again(tmp_path: Path, hub: Hub) -> None:
     folder = write_tokenizer(tmp_path / "saved")
     before = hub.push(folder)
-    road = write(tmp_path / "project", "owner/words")
-    first = road.build()
+    workspace = write(tmp_path / "project", "owner/words")
+    first = workspace.build()
     after = hub.push(folder)
 
-    action, why = forecasts(road)["chats/tokenized_examples"]
-    again = road.build()
+    action, why = forecasts(workspace)["chats/tokenized_examples"]
+    again = workspace.build()
 
     assert action == "reuse"
     assert f"moved from {before[:12]} to {after[:12]} on the hub, with the same tokenizer" in why
@@ -362,12 +362,12 @@ def test_branch_that_moved_to_the_same_tokenizer_makes_nothing_again(tmp_path: P
 
 def test_commit_is_pinned_and_never_asked_for_again(tmp_path: Path, hub: Hub) -> None:
     commit = hub.push(write_tokenizer(tmp_path / "saved"))
-    road = write(tmp_path / "project", {"name": "owner/words", "revision": commit})
-    first = road.build()
+    workspace = write(tmp_path / "project", {"name": "owner/words", "revision": commit})
+    first = workspace.build()
     hub.push(other_tokenizer(tmp_path / "other"))
     hub.asked.clear()
 
-    again = road.build()
+    again = workspace.build()
 
     assert again.made() == set()
     assert again.versions() == first.versions()
@@ -376,11 +376,11 @@ def test_commit_is_pinned_and_never_asked_for_again(tmp_path: Path, hub: Hub) ->
 
 def test_quiet_build_asks_the_hub_once(tmp_path: Path, hub: Hub) -> None:
     hub.push(write_tokenizer(tmp_path / "saved"))
-    road = write(tmp_path / "project", "owner/words")
-    road.build()
+    workspace = write(tmp_path / "project", "owner/words")
+    workspace.build()
     hub.asked.clear()
 
-    assert road.build().made() == set()
+    assert workspace.build().made() == set()
     assert hub.asked == ["api/models/owner/words"]
 
 
@@ -388,13 +388,13 @@ def test_hub_that_does_not_answer_leaves_the_last_commit(
     tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit = hub.push(write_tokenizer(tmp_path / "saved"))
-    road = write(tmp_path / "project", "owner/words")
-    road.build()
+    workspace = write(tmp_path / "project", "owner/words")
+    workspace.build()
     hub.answers = False
     shutil.rmtree(tmp_path / "hub-cache")
 
     with caplog.at_level(logging.WARNING, "rowmill"):
-        again = road.build()
+        again = workspace.build()
 
     assert again.made() == set()
     assert any(f"continuing with {commit[:12]}, the last known one" in line for line in caplog.messages)

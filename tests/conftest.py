@@ -26,8 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--campaign", action="store_true", help="run all trials of the campaigns of faults")
 
 
-FIRST = ("test_browser.py", "test_assets_server.py", "test_records_real.py", "test_real_road.py")
-"""The files that take minutes: begun last, they would leave the other cores idle."""
+FIRST = (
+    "test_browser.py",
+    "test_real_templates.py",
+    "test_ray_cluster.py",
+    "test_dagster_server.py",
+    "test_stage_identity.py",
+    "test_nights.py",
+    "test_ray_faults.py",
+    "test_object_store.py",
+    "test_fault_campaigns.py",
+    "test_real_builds.py",
+)
+"""The files that take a minute or more: begun last, they would leave the other cores idle."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,13 +4,13 @@ Results are appended to `benchmarks/results.jsonl`.
 """
 
 from benchmarks import (
+    chats_to_shards,
     encoding,
     kinds,
     parsing,
     quiet_rebuild,
     rank_layouts,
     records,
-    road,
     running,
     scale,
     shards,
@@ -20,7 +20,7 @@ from benchmarks import (
 )
 
 if __name__ == "__main__":
-    road.main(10)
+    chats_to_shards.main(10)
     encoding.main(3)
     parsing.main(20_000)
     records.main(50_000)

@@ -1,6 +1,6 @@
 """What every benchmark shares: a recipe over the corpus, timed runs, one JSON line with machine and versions.
 
-What belongs here: measuring. What does not: what is measured (`road.py`, `scale.py`, `pack_plan.py`) and the
+What belongs here: measuring. What does not: what is measured (`chats_to_shards.py`, `scale.py`, `pack_plan.py`) and the
 peers (`peer_trl.py`).
 """
 

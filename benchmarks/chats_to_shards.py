@@ -1,6 +1,6 @@
 """JSON Lines to packed shards on disk, against bare `encode_batch` of the rendered text, and one worker against two.
 
-    python -m benchmarks.road [repeats of the corpus] [folder with the results of peer_trl.py]
+    python -m benchmarks.chats_to_shards [repeats of the corpus] [folder with the results of peer_trl.py]
 
 The clock of a build starts with a cold pool: starting workers and opening the tokenizer in each of them is
 counted, importing modules in the calling process is not (nor is it for the peers).
@@ -63,7 +63,9 @@ def main(repeats: int) -> None:
             taken = measure.timed(run)
             results[workers] = taken["median_s"]
             speed = round(tokens / taken["median_s"] / 1e6, 3)
-            measure.emit("road", workers=workers, rows=count, tokens=tokens, million_tokens_per_s=speed, **taken)
+            measure.emit(
+                "chats_to_shards", workers=workers, rows=count, tokens=tokens, million_tokens_per_s=speed, **taken
+            )
         measure.emit("two_workers_against_one", times=round(results[1] / results[2], 3))
         texts = rendered(rows)
         bare = measure.timed(lambda: encode_batch(texts))
@@ -71,7 +73,7 @@ def main(repeats: int) -> None:
             "against_encode_batch",
             times=round(bare["median_s"] / results[2], 3),
             bare=bare,
-            road_s=results[2],
+            chats_to_shards_s=results[2],
             tokens=tokens,
         )
 

@@ -212,7 +212,7 @@ def _format_flow(value: "str | Mapping[str, object]") -> str:
 
 
 def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> str | None:
-    """Return the mapping that a value stands for: `{kind: chat}`, or the option that a group is named after."""
+    """Return the mapping that a value means: `{kind: chat}`, or the option that a group is named after."""
     if isinstance(got, int | float) and not isinstance(got, bool):
         numeric = sorted(
             name

@@ -54,7 +54,7 @@ class RayConnection:
         Raises
         ------
         UnreachableError
-            If the cluster does not answer. It is told before Ray ends the process, a minute after its head has gone.
+            If the cluster does not answer. It is raised before Ray ends the process, a minute after its head has gone.
 
         """
         ray = self.open()

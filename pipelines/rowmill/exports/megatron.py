@@ -138,7 +138,7 @@ def _choose_dtype(vocab_size: int) -> str:
 
 
 def end_documents(chunk: SequenceBatch, eod: int) -> tuple[Tokens, Bools, Ints]:
-    """Return ids and mask of segments that all end in EOD, and their lengths; an EOD that is added is no target."""
+    """Return ids and mask of segments that all end in EOD, and their lengths; an added EOD is not a target."""
     lengths, ends = np.diff(chunk.offsets), chunk.offsets[1:]
     misses = chunk.ids[ends - 1] != eod
     ids = np.insert(chunk.ids, ends[misses], eod)

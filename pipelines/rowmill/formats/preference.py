@@ -267,7 +267,7 @@ def _read_single_text(messages: Sequence[Json] | None, role: str, name: str) -> 
         return Rejected("prompt_mismatch", f"{name} is blank or absent; text: raw needs it apart from the sides")
     one = messages[0]
     if len(messages) > 1 or not is_mapping(one) or set(one) != {"role", "content"} or type(one["content"]) is not str:
-        return Rejected("content_not_text", f"{name} is no single text, which text: raw takes")
+        return Rejected("content_not_text", f"{name} is not a single text, as text: raw needs")
     if one["role"] != role:
         return Rejected("prompt_mismatch", f"{name} is a message of {one['role']}")
     return [{"role": role, "content": one["content"]}]

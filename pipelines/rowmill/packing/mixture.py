@@ -59,7 +59,7 @@ class SampleSchedule:
     epoch_offsets: NDArray[np.int64]
     block_rounding: str
     block_seed: int | None
-    """The seed that permutes the datasets of each block; None if they stand one after the other."""
+    """The seed that permutes the datasets of each block; None if they follow one another."""
 
     def take(self, begin: int, end: int) -> SampleOrder:
         """Return the positions `[begin, end)` of the order."""

@@ -1,6 +1,6 @@
 """The endless stream of one dataset's sequences, any stretch of which is computed alone.
 
-What belongs here: which sequence stands where in the passes of a dataset. What does not: which dataset stands where in
+What belongs here: which sequence is where in the passes of a dataset. What does not: which dataset is where in
 the order (`mixture.py`), permutations (`core/permutation.py`).
 
     pass    0                 1                 2

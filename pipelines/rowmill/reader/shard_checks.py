@@ -121,7 +121,7 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
 
 
 def _fetch_columns(store: Store, path: str, metadata: Any, group: int, columns: Sequence[str]) -> pa.BufferReader:
-    """Fetch columns of a row group, and what lies between them, in one request.
+    """Fetch columns of a row group, and what is between them, in one request.
 
     Opening the file would take three, and read ahead what is not wanted. The bytes come back at their place in memory
     as long as the file, of which the other pages are never touched.

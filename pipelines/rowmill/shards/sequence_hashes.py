@@ -40,7 +40,7 @@ class SequenceHashes:
     trained_tokens: Ints
 
     def sum_content(self, numbers: Ints) -> int:
-        """Return the sum of some sequences' hashes modulo 2^128; a number may stand there several times."""
+        """Return the sum of some sequences' hashes modulo 2^128; a number may occur several times."""
         counts = np.bincount(numbers, minlength=len(self.limbs)).astype(np.uint64)
         # A limb is below 2^32, so that 2^32 sequences fit into 64 bits.
         sums = [int(counts @ self.limbs[:, limb].astype(np.uint64)) for limb in range(4)]

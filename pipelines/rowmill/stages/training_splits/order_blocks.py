@@ -1,7 +1,7 @@
 """Writes the order of training in blocks of about a million places, one task each.
 
 What belongs here: cutting the order into blocks of whole steps, the files of a block, and its counts. What does not:
-which sequence stands where (`packing/mixture.py`, `packing/rank_assignment.py`), what is shown of the order
+which sequence is where (`packing/mixture.py`, `packing/rank_assignment.py`), what is shown of the order
 (`stage.py`).
 
     steps of the order     │ 0 … 4095 │ 4096 … 8191 │ …      a block's steps have places, and the positions of the mixed

@@ -10,7 +10,7 @@ the order (`mixture.py`), ranks (`rank_assignment.py`), writing them (`order_blo
     chats    not_scheduled          5    2,559     never reached
 
 The states are those of the stage's ledger, which counts the sequences of all datasets together; `repeated` counts
-further showings of sequences that are kept, so it is no state of a sequence.
+further showings of sequences that are kept, so it is not a state of a sequence.
 
 Two bits for each train sequence are held, and one block of the order.
 """

@@ -18,6 +18,7 @@ import pytest
 from rowmill.build import preflight
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GateError, PipelineError
+from rowmill.executors import LocalPool
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -351,6 +352,22 @@ def test_dataset_is_tried_again_only_if_its_options_changed(tmp_path: Path) -> N
     with pytest.raises(PipelineError) as refused:
         preflight.require_no_mistakes(project.project)
     assert {line.split(":")[1] for line in str(refused.value).splitlines()} == {" datasets.tasks.source"}
+
+
+@pytest.mark.parametrize(("command", "started"), [("plan", []), ("build", ["big.jsonl"])])
+def test_workers_start_while_the_first_records_are_tried_only_for_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, started: list[str]
+) -> None:
+    """The mistake ends both commands after the trial, so no worker would have started later."""
+    found: list[int] = []
+    monkeypatch.setattr(LocalPool, "start", lambda _, size_bytes: found.append(size_bytes))
+    project = CliProject(tmp_path).write()
+    write_lines(project, "big.jsonl", [{"text": "no conversation"}] * 1000)
+    project.write_recipe(**chats_only(source={"train_urls": ["data/big.jsonl"]}))
+
+    assert project.rowmill(command) == main.ExitStatus.GATE_CLOSED
+
+    assert found == [(tmp_path / "data" / name).stat().st_size for name in started]
 
 
 def test_first_records_are_read_without_the_rest_of_the_file(tmp_path: Path) -> None:

@@ -21,7 +21,16 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, SourceError
 from rowmill.core.storage import Store
 from rowmill.reports import report_page
-from rowmill.sources import Files, FileScan, StoreStager, find_files, public_url, read_records, scan_source
+from rowmill.sources import (
+    Files,
+    FileScan,
+    StoreStager,
+    find_files,
+    public_url,
+    read_records,
+    scan_source,
+    sum_local_bytes,
+)
 from tests.support.recipes import CHAT, Workspace, chat, lines
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -363,3 +372,16 @@ def test_part_of_a_secret_address_is_read_from_its_copy(address: str, tmp_path: 
     [one] = scan_all(tmp_path, signed(address, "5ec2e7"))
 
     assert sum(1 for part in one.parts for _ in read_records(part, tmp_path)) == 20
+
+
+# ── How much there is to read ──────────────────────────────────────────────────────────────────────
+
+
+def test_bytes_of_local_files_are_summed_and_nothing_else_is_an_error(folder: Path) -> None:
+    for name, size in {"a.jsonl": 30, "b.jsonl": 12}.items():
+        (folder / name).write_bytes(b"x" * size)
+
+    assert sum_local_bytes(Files(train_urls=["*.jsonl"]), folder) == 42
+    assert sum_local_bytes(Files(train_urls=["a.jsonl"], validation_urls=["b.jsonl"]), folder) == 42
+    assert sum_local_bytes(Files(train_urls=["a.jsonl", "absent.jsonl"]), folder) == 0
+    assert sum_local_bytes(Files(train_urls=["a.jsonl", "s3://nowhere/b.jsonl"]), folder) == 0

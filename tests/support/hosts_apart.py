@@ -51,6 +51,9 @@ class HostsApart:
             tempfile.tempdir = str(self._own)
             os.rename(hidden, self._own)
 
+    def start(self, size_bytes: int) -> None:
+        del size_bytes
+
     def run_on_hosts(self, function: Callable[[], Any]) -> dict[str, Any]:
         return {"host": self._run_apart(function)}
 

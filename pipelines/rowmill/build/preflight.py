@@ -60,8 +60,12 @@ class Finding:
     is_warning: bool = False
 
 
-def require_no_mistakes(project: Project, steps: Sequence[Step] | None = None) -> list[Finding]:
+def require_no_mistakes(
+    project: Project, steps: Sequence[Step] | None = None, *, starts_workers: bool = False
+) -> list[Finding]:
     """Refuse a build that cannot succeed, naming all mistakes; return remarks on what may be one.
+
+    With `starts_workers`, the workers of the build that follows start meanwhile.
 
     Raises
     ------
@@ -73,7 +77,7 @@ def require_no_mistakes(project: Project, steps: Sequence[Step] | None = None) -
         With all mistakes, one per paragraph.
 
     """
-    findings = find_mistakes(project, plan_steps(project) if steps is None else steps)
+    findings = find_mistakes(project, plan_steps(project) if steps is None else steps, starts_workers=starts_workers)
     mistakes = [one for one in findings if one.error is not None]
     if not mistakes:
         return findings
@@ -84,7 +88,7 @@ def require_no_mistakes(project: Project, steps: Sequence[Step] | None = None) -
     raise ConfigError(message)
 
 
-def find_mistakes(project: Project, steps: Sequence[Step]) -> list[Finding]:
+def find_mistakes(project: Project, steps: Sequence[Step], *, starts_workers: bool = False) -> list[Finding]:
     """Return the mistakes and remarks on all datasets of some steps, each once."""
     tokenizer_source.forget_commits()
     unmet = prepare.find_unmet_requirements(project, steps)
@@ -92,6 +96,8 @@ def find_mistakes(project: Project, steps: Sequence[Step]) -> list[Finding]:
     names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))
     changed = [name for name in names if not _was_made_with_these_options(project, name)]
     if changed:
+        if starts_workers and not unmet:
+            prepare.start_workers(project, changed)
         with _open_trial(project) as trial:
             for name in changed:
                 for one in _try_dataset(project, trial, name, unmet):

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from rowmill import sources
 from rowmill.build.steps import Project, Step, iterate_gate_waivers
 from rowmill.checks import expectations_page, judge
 from rowmill.core.errors import ConfigError
@@ -33,6 +34,12 @@ def open_shared_executor(recipe: Recipe) -> Executor:
     if chosen not in _EXECUTORS:
         _EXECUTORS[chosen] = recipe.execution.executor.open(recipe.total_workers)
     return _EXECUTORS[chosen]
+
+
+def start_workers(project: Project, datasets: Iterable[str]) -> None:
+    """Start the workers that making some datasets' rows will need, while the caller does something else first."""
+    size = sum(sources.sum_local_bytes(project.recipe.datasets[name].source, project.base) for name in datasets)
+    open_shared_executor(project.recipe).start(size)
 
 
 def close_workers() -> None:

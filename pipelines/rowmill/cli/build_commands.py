@@ -152,7 +152,7 @@ def _run_build(args: argparse.Namespace) -> int:
     project = open_project(args)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
     _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
-    if not args.skip_preflight and (remarks := _try_first_records(project, steps)):
+    if not args.skip_preflight and (remarks := _try_first_records(project, steps, starts_workers=True)):
         terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
         return _print_build_as_json(project, steps, args.only)
@@ -167,13 +167,15 @@ def _run_build(args: argparse.Namespace) -> int:
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
-def _try_first_records(project: "Project", steps: "Sequence[Step] | None" = None) -> "list[Finding]":
+def _try_first_records(
+    project: "Project", steps: "Sequence[Step] | None" = None, *, starts_workers: bool = False
+) -> "list[Finding]":
     """Run the pre-flight while a terminal shows that it runs."""
     from rowmill.build import preflight
     from rowmill.core import console as terminal
 
     with terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan"):
-        return preflight.require_no_mistakes(project, steps)
+        return preflight.require_no_mistakes(project, steps, starts_workers=starts_workers)
 
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:

@@ -26,6 +26,10 @@ class Executor(Protocol):
         """Whether tasks may run on other hosts than the calling process."""
         ...
 
+    def start(self, size_bytes: int) -> None:
+        """Start what tasks on so much input will need, and return at once, so that the caller goes on meanwhile."""
+        ...
+
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:

@@ -85,6 +85,16 @@ class LocalPool:
         self._starting: Future[None] | None = None
         self._leash: Any = None
 
+    def start(self, size_bytes: int) -> None:
+        """Start the workers, unless so little input is done before they are ready."""
+        if HAS_FORK_SERVER and self.workers > 1 and size_bytes >= INLINE_BELOW_BYTES > 0:
+            self._start_in_background()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether workers are being started, and tasks would still run in the calling process."""
+        return self._starting is not None and not self._starting.done()
+
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:

@@ -81,6 +81,10 @@ class RayTasks:
         """Yes."""
         return True
 
+    def start(self, size_bytes: int) -> None:
+        """Do nothing: the cluster runs already."""
+        del size_bytes
+
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:

@@ -11,13 +11,16 @@ One module per kind of source (`files`, `huggingface`, `generated`), one per kin
 `parquet`, `delimited`, `plain_text`), listed in `file_formats.FILE_FORMATS`.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Discriminator, Tag
 
+from rowmill.core.errors import PipelineError
 from rowmill.core.public_urls import public_url
+from rowmill.sources import urls
 from rowmill.sources.file_formats import find_file_format
 from rowmill.sources.files import (
     ContentStager,
@@ -68,6 +71,7 @@ __all__ = [
     "scan_first_source_records",
     "scan_records",
     "scan_source",
+    "sum_local_bytes",
 ]
 
 
@@ -86,6 +90,19 @@ Source: TypeAlias = Annotated[
     Discriminator(_choose_source_kind),
 ]
 """A dataset's `source`; `kind` may be omitted: `train_urls`, `id` or `generated` implies it."""
+
+
+def sum_local_bytes(source: Source, base: Path) -> int:
+    """Return the bytes of a source's local files, an estimate of the work ahead; 0 if it takes requests or fails."""
+    if not isinstance(source, Files):
+        return 0
+    if any(map(urls.is_remote, (*source.train_urls, *source.validation_urls))):
+        return 0
+    try:
+        return sum(os.path.getsize(urls.locate_url(file.url, base).path) for file in find_files(source, base))
+    except (PipelineError, OSError):
+        # Whoever reads the source says so.
+        return 0
 
 
 def scan_first_source_records(

@@ -4,7 +4,6 @@ What belongs here: the pool alone, with functions of this module as tasks. What 
 (`end_to_end/test_robustness.py`, `end_to_end/test_interrupt.py`).
 """
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -136,9 +135,9 @@ def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPoo
 
 @pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -> None:
-    pool.start(INLINE_BELOW_BYTES)
-    while pool.is_starting:
-        time.sleep(0.02)
+    started = pool.start(INLINE_BELOW_BYTES)
+    assert started is not None
+    started.result()
 
     made = list(pool.map(take_time, range(20), size_bytes=INLINE_BELOW_BYTES))
 
@@ -146,14 +145,8 @@ def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -
 
 
 def test_no_worker_is_started_for_little_work(pool: LocalPool) -> None:
-    alone = LocalPool(1)
-
-    pool.start(INLINE_BELOW_BYTES - 1)
-    alone.start(INLINE_BELOW_BYTES)
-
-    assert multiprocessing.active_children() == []
-    assert not pool.is_starting
-    assert not alone.is_starting
+    assert pool.start(INLINE_BELOW_BYTES - 1) is None
+    assert LocalPool(1).start(INLINE_BELOW_BYTES) is None
 
 
 @pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")

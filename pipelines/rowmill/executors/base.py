@@ -4,6 +4,7 @@ What belongs here: what a stage may ask of an executor. What does not: how any o
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -26,8 +27,11 @@ class Executor(Protocol):
         """Whether tasks may run on other hosts than the calling process."""
         ...
 
-    def start(self, size_bytes: int) -> None:
-        """Start what tasks on so much input will need, and return at once, so that the caller goes on meanwhile."""
+    def start(self, size_bytes: int) -> Future[None] | None:
+        """Start what tasks on so much input will need, and return at once, so that the caller goes on meanwhile.
+
+        The future is done when workers take tasks; there is none where nothing is started.
+        """
         ...
 
     def map(

@@ -85,15 +85,11 @@ class LocalPool:
         self._starting: Future[None] | None = None
         self._leash: Any = None
 
-    def start(self, size_bytes: int) -> None:
+    def start(self, size_bytes: int) -> "Future[None] | None":
         """Start the workers, unless so little input is done before they are ready."""
         if HAS_FORK_SERVER and self.workers > 1 and size_bytes >= INLINE_BELOW_BYTES > 0:
-            self._start_in_background()
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether workers are being started, and tasks would still run in the calling process."""
-        return self._starting is not None and not self._starting.done()
+            return self._start_in_background()
+        return None
 
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None

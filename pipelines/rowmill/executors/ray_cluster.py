@@ -82,7 +82,7 @@ class RayTasks:
         return True
 
     def start(self, size_bytes: int) -> None:
-        """Do nothing: the cluster runs already."""
+        """Start nothing: the cluster runs already."""
         del size_bytes
 
     def map(

@@ -5,10 +5,14 @@
 Another world size is `partitions.world_size` from 8 to 16: the stage `gpu_partitions` alone, for which the order is
 made already. Waiting is measured in eight processes at once, one per rank, each of which sleeps as long as a step takes
 at 30,000 tokens a second between two batches of one sequence. Remote storage is the same folder, with 20 ms for each
-request; the first batch is measured from a reader that is not open yet, in a process that has imported it.
+request; the first batch is measured from a reader that is not open yet, in a process that has imported it. The last
+measurements are of a build of 10⁶ steps and more than 100 GB (`repeated_build.py`), resumed at step 10⁶: by eight ranks
+at once, whose processor time two cores share, and by one alone. With 10 million tokens all of it takes four minutes.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,19 +22,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.repeated_build import count_shard_bytes, repeat_build
 from rowmill.build import runner
 from rowmill.core.storage import Store
 
-SEQ_LEN, RANKS = 4096, 8
+SEQ_LEN, RANKS, BATCH = 4096, 8, 16
 SECONDS = 20
 """How long each rank reads."""
+LATE_STEP, LATE_SECONDS = 1_000_000, 10
 
 TRAIN = """
 import json, sys, time
 from pathlib import Path
 import benchmarks.slow_storage
 from rowmill.reader import Reader
-root, rank, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+root, rank, seconds, position = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 def open_reader():
     return Reader(root, "bench", rank=rank, world_size=8, batch_size=1, as_torch=False)
 begin, began = time.perf_counter(), time.process_time()
@@ -45,20 +51,21 @@ while time.perf_counter() < ends:
     before = time.perf_counter()
     batch = next(batches)
     waits.append(time.perf_counter() - before)
-state = reader.state_dict()
-begin = time.perf_counter()
+state = reader.state_dict() | ({"position": position, "taken": 0} if position else {})
+lines = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+del reader, batches, batch
+begin, began = time.perf_counter(), time.process_time()
 reader = open_reader()
 reader.load_state_dict(state)
 next(iter(reader))
-resumed = time.perf_counter() - begin
-lines = Path("/proc/self/status").read_text().splitlines()
-peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-took = {"opened": opened, "first": first, "first_cpu": first_cpu, "resumed": resumed}
+resumed, resumed_cpu = time.perf_counter() - begin, time.process_time() - began
+took = {"opened": opened, "first": first, "first_cpu": first_cpu, "resumed": resumed, "resumed_cpu": resumed_cpu}
 print(json.dumps(took | {"peak_mb": peak, "waits": waits}))
 """
 
 
-CLOCKS = ("opened", "first", "first_cpu", "resumed")
+CLOCKS = ("opened", "first", "first_cpu", "resumed", "resumed_cpu")
 
 
 def _write_texts(folder: Path, million_tokens: int) -> Path:
@@ -76,7 +83,7 @@ def _open_project(folder: Path, source: Path, layout: str, world_size: int) -> m
         "seq_len": SEQ_LEN,
         "datasets": {"texts": {"source": {"train_urls": [str(source)]}, "format": {"kind": "text"}}},
         "defaults": {"splits": {"validation": 0}},
-        "mixture": {"batch_size": 16, "epochs": 2},
+        "mixture": {"batch_size": BATCH, "epochs": 2},
         "partitions": {"world_size": world_size, "layout": layout},
         "execution": {"workers": 2},
     }
@@ -104,31 +111,44 @@ def changing_the_world_size(folder: Path, source: Path) -> None:
 
 
 def waiting(folder: Path, source: Path) -> None:
-    """Read with eight ranks at once, in both layouts, from the disk and from slow storage."""
+    """Read with eight ranks at once, in both layouts, from the disk and from slow storage; then from 10⁶ steps."""
     for layout in ("copied", "index"):
-        _time_ranks(_open_project(folder, source, layout, RANKS))
-        for storage in ("", "slow://"):
-            command = [sys.executable, "-c", TRAIN, f"{storage}{folder / 'root'}"]
-            ranks = [
-                subprocess.Popen([*command, str(rank), str(SECONDS)], stdout=subprocess.PIPE, text=True)
-                for rank in range(RANKS)
-            ]
-            found = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
-            waits = np.concatenate([one["waits"] for one in found]) * 1000
-            measure.emit(
-                "rank_waits",
-                layout=layout,
-                storage="20 ms a request" if storage else "local",
-                batches=len(waits),
-                wait_p50_ms=round(float(np.percentile(waits, 50)), 3),
-                wait_p99_ms=round(float(np.percentile(waits, 99)), 3),
-                wait_max_ms=round(float(waits.max()), 3),
-                **{
-                    f"{name}_s": round(max(one[name] for one in found), 3)
-                    for name in ("opened", "first", "first_cpu", "resumed")
-                },
-                peak_mb=round(max(one["peak_mb"] for one in found)),
-            )
+        project = _open_project(folder, source, layout, RANKS)
+        _time_ranks(project)
+        root = f"{folder / 'root'}"
+        measure.emit("rank_waits", layout=layout, storage="local", **_read_ranks(root, RANKS))
+        measure.emit("rank_waits", layout=layout, storage="20 ms a request", **_read_ranks(f"slow://{root}", RANKS))
+        large, store = folder / layout, Store(str(folder / layout))
+        shutil.copytree(root, large)
+        steps = repeat_build(store, "bench", 1 + LATE_STEP // _count_steps(store))
+        size_gb = round(count_shard_bytes(store, "bench") / 1e9)
+        for ranks in (RANKS, 1):
+            found = _read_ranks(f"slow://{large}", ranks, seconds=LATE_SECONDS, position=LATE_STEP * BATCH)
+            measure.emit("rank_waits_late", layout=layout, ranks=ranks, steps=steps, shards_gb=size_gb, **found)
+
+
+def _count_steps(store: Store) -> int:
+    return int((store.read_sealed("bench/gpu_partitions/current.json") or {})["steps"])
+
+
+def _read_ranks(root: str, ranks: int, *, seconds: int = SECONDS, position: int = 0) -> dict[str, Any]:
+    """Read with some ranks at once; resume at a position of the order, or (0) where each stopped."""
+    command = [sys.executable, "-c", TRAIN, root]
+    running = [
+        subprocess.Popen([*command, str(rank), str(seconds), str(position)], stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    found = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in running]
+    waits = np.concatenate([one["waits"] for one in found]) * 1000
+    return {
+        "batches": len(waits),
+        "wait_p50_ms": round(float(np.percentile(waits, 50)), 3),
+        "wait_p99_ms": round(float(np.percentile(waits, 99)), 3),
+        "wait_max_ms": round(float(waits.max()), 3),
+        **{f"{name}_s": round(max(one[name] for one in found), 3) for name in CLOCKS},
+        "peak_mb": round(max(one["peak_mb"] for one in found)),
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def main(million_tokens: int) -> None:

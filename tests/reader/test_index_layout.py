@@ -5,16 +5,18 @@ What belongs here: both layouts side by side. What does not: what each stage wri
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import orjson
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.build import gate, runner, steps
 from rowmill.build.gc import collect_garbage
@@ -307,6 +309,32 @@ def test_build_on_remote_storage_reads_as_the_local_one(indexed: Workspace) -> N
     far = Reader("memory://indexed", "mini", rank=0, world_size=1, as_torch=False, verify=True)
 
     assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
+
+
+class CountedFiles(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+    """Counts how often each file is opened: on S3 that is a request."""
+
+    protocol = "counted"
+    opened: ClassVar[Counter[str]] = Counter()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return super()._strip_protocol(path.replace("counted://", "memory://"))
+
+    def _open(self, path: str, *args: Any, **options: Any) -> Any:
+        self.opened[path] += 1
+        return super()._open(path, *args, **options)
+
+
+def test_remote_shard_is_opened_once_for_its_check(indexed: Workspace) -> None:
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/counted/mini", recursive=True)
+    CountedFiles.opened.clear()
+    Reader("counted://counted", "mini", rank=0, world_size=1, as_torch=False)
+
+    shards = {path: times for path, times in CountedFiles.opened.items() if "/data/train/" in path}
+    assert shards
+    assert set(shards.values()) == {1}
 
 
 # ── Faults ─────────────────────────────────────────────────────────────────────────────────────────

@@ -24,9 +24,9 @@ from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group
 from rowmill.reader.stored_rows import StoredRows
 
-CHECKED_REMOTE_SHARDS = 256
-"""Shards that are checked before the first batch on remote storage: more would delay it by seconds. The others are
-checked when they are first read; `verify` checks all. Local shards are all checked."""
+CHECKED_REMOTE_SHARDS = 64
+"""Shards that are checked before the first batch on remote storage: 256 take half a second of processor time in
+every rank. The others are checked when they are first read; `verify` checks all. Local shards are all checked."""
 
 KEPT_INDEX_GROUPS = 64
 """Decoded row groups of indexes that stay in memory: half a megabyte each."""
@@ -154,7 +154,8 @@ def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: boo
 
 def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) -> SequenceSource:
     of_ranks = list(build.ranks.values())
-    shards = [ExpectedShard(one, _make_rank_card(build, rank)) for rank, own in enumerate(of_ranks) for one in own]
+    cards = [_make_rank_card(build, rank) for rank in range(len(of_ranks))]
+    shards = [ExpectedShard(one, card) for card, own in zip(cards, of_ranks, strict=True) for one in own]
     firsts = compute_offsets([len(own) for own in of_ranks])
     rows = StoredRows(build.store, shards, in_turn=len(needed))
     # Side by side, as they are read: the first shards of all ranks, then the second ones.

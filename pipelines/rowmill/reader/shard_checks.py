@@ -52,11 +52,25 @@ class ShardFooter:
     metadata: Any
     offsets: Ints
     columns: frozenset[str]
+    size_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the footer as Arrow holds it: measured 280 KB for 42 KB in a file."""
+        return 7 * int(self.metadata.serialized_size)
 
 
-def _open_parquet(store: Store, path: str) -> pq.ParquetFile:
-    """Open a shard; Arrow reads a local one itself, not through Python. Close it with `force=True`."""
-    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
+def _read_footer(store: Store, path: str) -> tuple[Any, pa.Schema, int]:
+    """Return a shard's metadata, its schema and its size; a remote file is opened once, since that is a request."""
+    if store.is_local:
+        # Arrow reads a local file itself, not through Python.
+        with pq.ParquetFile(store.path(path)) as opened:
+            return opened.metadata, opened.schema_arrow, os.path.getsize(store.path(path))
+    with store.open(path) as handle:
+        opened = pq.ParquetFile(handle)
+        found = opened.metadata, opened.schema_arrow, handle.seek(0, 2)
+        opened.close(force=True)
+        return found
 
 
 def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:
@@ -71,14 +85,11 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     """
     shard, where = expected.shard, store.path(expected.shard.path)
     try:
-        opened = _open_parquet(store, shard.path)
-        size_bytes = _read_file_size(store, shard.path)
+        metadata, schema, size_bytes = _read_footer(store, shard.path)
     except FileNotFoundError:
         raise_missing(where)
     except (pa.ArrowInvalid, OSError) as error:
         raise IntegrityError(f"{where}: not a readable Parquet file ({error}); remove it and build again") from error
-    metadata, schema = opened.metadata, opened.schema_arrow
-    opened.close(force=True)
     _require_equal(where, "rows", metadata.num_rows, shard.rows)
     _require_equal(where, "bytes", size_bytes, _compute_size_by_footer(metadata))
     card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
@@ -87,7 +98,7 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     if verify:
         _require_equal(where, "digest", _digest_shard(store, shard.path), shard.digest)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names))
+    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names), size_bytes)
 
 
 def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.Table:
@@ -100,7 +111,7 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
 
     """
     try:
-        source = store.path(path) if store.is_local else _fetch_columns(store, path, footer.metadata, group, columns)
+        source = store.path(path) if store.is_local else _fetch_columns(store, path, footer, group, columns)
         # Not buffered before: Arrow's own threads would do that, which may let go of a Python object only when the
         # interpreter is ending, and that aborts the process. The columns are in memory already, or in a local file.
         file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
@@ -120,17 +131,17 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
         ) from error
 
 
-def _fetch_columns(store: Store, path: str, metadata: Any, group: int, columns: Sequence[str]) -> pa.BufferReader:
+def _fetch_columns(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.BufferReader:
     """Fetch columns of a row group, and what is between them, in one request.
 
     Opening the file would take three, and read ahead what is not wanted. The bytes come back at their place in memory
     as long as the file, of which the other pages are never touched.
     """
-    chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
+    chunks = _list_columns(footer.metadata, group)
     wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
     begin = min(_find_column_start(chunk) for chunk in wanted)
     end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in wanted)
-    whole = mmap.mmap(-1, _compute_size_by_footer(metadata))
+    whole = mmap.mmap(-1, footer.size_bytes)
     whole[begin:end] = read_range(store.path(path), store.address(path), begin, end)
     return pa.BufferReader(pa.py_buffer(whole))
 
@@ -145,19 +156,16 @@ def _require_equal(where: str, what: str, found: object, expected: object) -> No
         raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
 
 
-def _read_file_size(store: Store, path: str) -> int:
-    if store.is_local:
-        return os.path.getsize(store.path(path))
-    with store.open(path) as handle:
-        return handle.seek(0, 2)
-
-
 def _compute_size_by_footer(metadata: Any) -> int:
-    end = 4
-    for group in range(metadata.num_row_groups):
-        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
-        end = max(end, *(_find_column_start(column) + column.total_compressed_size for column in columns))
-    return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
+    # Row groups are written one after the other: the last one ends where the footer begins.
+    last = _list_columns(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
+    end = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
+    return int(end) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
+
+
+def _list_columns(metadata: Any, group: int) -> list[Any]:
+    row_group = metadata.row_group(group)
+    return [row_group.column(i) for i in range(metadata.num_columns)]
 
 
 def _find_column_start(column: Any) -> int:

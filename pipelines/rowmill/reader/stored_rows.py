@@ -7,7 +7,7 @@ a place of the order is (`places.py`), the check of a file (`shard_checks.py`).
     rows    5 900 12     on remote storage several at once, since each waits for its requests
 
 A shard is checked when it is first opened, and by `require` before that. Decoded row groups stay in memory up to
-`KEPT_BYTES`, so that data of a few million tokens is decoded once, and ranks that are read in turn are decoded once
+`KEPT_BYTES`, so that data of a million tokens is decoded once, and ranks that are read in turn are decoded once
 whatever their size.
 """
 
@@ -34,11 +34,11 @@ CHECKED_AT_ONCE = 16
 READ_AT_ONCE = 8
 """Shards of remote storage that are read at the same time: at 20 ms a request some 300 row groups a second."""
 
-KEPT_BYTES = 32 << 20
+KEPT_BYTES = 16 << 20
 """Memory for decoded row groups, unless the row groups that are read in turn need more."""
 
-KEPT_FOOTERS = 256
-"""Footers that stay in memory; one takes some 50 KB, and a build may have tens of thousands of shards."""
+KEPT_FOOTER_BYTES = 16 << 20
+"""Memory for footers, unless the shards that are read in turn need more: a build may have tens of thousands."""
 
 
 _SPARSE_SHARE = 4
@@ -59,7 +59,7 @@ class StoredRows:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._footers: OrderedDict[int, ShardFooter] = OrderedDict()
         self._groups: OrderedDict[tuple[int, int], DecodedRowGroup] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes = self._kept_footer_bytes = 0
         self._threads: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -153,9 +153,11 @@ class StoredRows:
 
     def _keep_footer(self, shard: int, footer: ShardFooter) -> None:
         with self._lock:
+            before = self._footers.get(shard)
+            self._kept_footer_bytes += footer.memory_bytes - (before.memory_bytes if before else 0)
             self._footers[shard] = footer
-            while len(self._footers) > max(KEPT_FOOTERS, self._in_turn):
-                self._footers.popitem(last=False)
+            while self._kept_footer_bytes > KEPT_FOOTER_BYTES and len(self._footers) > self._in_turn:
+                self._kept_footer_bytes -= self._footers.popitem(last=False)[1].memory_bytes
 
     def _load_group(self, shard: int, number: int) -> DecodedRowGroup:
         key = (shard, number)

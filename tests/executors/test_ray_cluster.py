@@ -197,6 +197,31 @@ def test_an_address_where_no_cluster_is_is_refused_within_ten_seconds() -> None:
     assert time.monotonic() - began < 10
 
 
+def test_a_second_address_is_refused_while_the_process_is_connected(cluster: Any, tasks: RayTasks) -> None:
+    assert tasks.workers == 2
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        executor = RayExecutor(kind="ray", address=address).open(workers=1)
+
+        with pytest.raises(
+            ConfigError, match=rf"{address}.*connected to the Ray cluster at .* set the address to auto"
+        ):
+            list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
+
+    assert tasks.workers == 2
+
+
+@pytest.mark.parametrize("spelled", ["auto", "127.0.0.1:{port}", "localhost:{port}"])
+def test_other_spellings_of_the_same_cluster_share_the_connection(cluster: Any, tasks: RayTasks, spelled: str) -> None:
+    port = cluster.address.rpartition(":")[2]
+    assert tasks.workers == 2
+
+    executor = RayExecutor(kind="ray", address=spelled.format(port=port)).open(workers=1)
+
+    assert executor.workers == 2
+
+
 # ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
 
 

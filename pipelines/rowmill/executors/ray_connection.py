@@ -15,6 +15,9 @@ from rowmill.core.time_limit import call_with_time_limit
 _CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 40.0
 _LOOKS, _LOOK_PAUSE_S = 10, 1.0
 
+_HEADS: dict[str, str] = {}
+"""The head's own address of each cluster that this process has joined, by the address that a recipe gave."""
+
 
 class RayConnection:
     """A process's connection to the cluster at an address."""
@@ -26,9 +29,18 @@ class RayConnection:
         self._is_lost = False
 
     def open(self) -> Any:
-        """Return Ray, connected; a connection that the process has already is used as it is."""
+        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster.
+
+        Raises
+        ------
+        ConfigError
+            If no cluster answers, or the process is connected to another one: Ray connects a process to one at a time.
+
+        """
         ray = import_ray()
-        if not ray.is_initialized():
+        if ray.is_initialized():
+            _require_same_cluster(self._address, str(ray.get_runtime_context().gcs_address))
+        else:
             try:
                 _require_listener(self._address)
                 ray.init(self._address, log_to_driver=False, configure_logging=False)
@@ -39,6 +51,7 @@ class RayConnection:
                     "a machine of the cluster; start the cluster (`ray start --head`), or correct the address"
                 ) from error
             self._is_own = True
+            _HEADS[self._address] = str(ray.get_runtime_context().gcs_address)
             atexit.register(self.close)
         return ray
 
@@ -93,6 +106,33 @@ def _require_listener(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+
+
+def _require_same_cluster(address: str, head: str) -> None:
+    """Refuse an address of another cluster than the one whose head is at `head`; `auto` takes the one that is there."""
+    if address == "auto" or _HEADS.get(address) == head or _locate_head(address) == _locate_head(head):
+        return
+    raise ConfigError(
+        f"execution.executor.address: {address!r}, but this process is connected to the Ray cluster at {head} already; "
+        "a process uses one cluster at a time; set the address to auto to use that one, or build in another process, "
+        "or after ray.shutdown()"
+    )
+
+
+def _locate_head(address: str) -> tuple[str, str]:
+    """Return host and port, the host as a number, and as nothing for each address of this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        number = socket.gethostbyname(host.strip("[]"))
+    except OSError:
+        return host, port
+    try:
+        with socket.socket() as local:
+            local.bind((number, 0))
+    except OSError:
+        # Only addresses of this machine can be bound.
+        return number, port
+    return "", port
 
 
 def import_ray() -> Any:

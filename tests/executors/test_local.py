@@ -1,16 +1,13 @@
-"""A pool of processes: ordered results, what the fork server opened is shared, and a dead worker is an error.
+"""A pool of processes: ordered results, shared values, and a dead worker is an error.
 
-What belongs here: the pool alone, with functions of this module as tasks. What does not: builds over workers
-(`end_to_end/test_robustness.py`, `end_to_end/test_interrupt.py`).
+What belongs here: the pool alone, with functions of this module as tasks. What does not: where its processes come from
+(`test_worker_processes.py`), builds over workers (`end_to_end/test_robustness.py`, `end_to_end/test_interrupt.py`).
 """
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.executors import local
 from rowmill.executors.local import INLINE_BELOW_BYTES, LocalPool
-
-SHARED = """
-from rowmill.executors import LocalPool, open_in_workers
-from rowmill.executors.local import INLINE_BELOW_BYTES
-from tests.executors import test_local
-
-if __name__ == "__main__":
-    open_in_workers(test_local.opened_by)
-    pool = LocalPool(2)
-    list(pool.map(test_local.take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
-    found = set(pool.map(test_local.find_opener, range(8), size_bytes=INLINE_BELOW_BYTES))
-    import os
-    print(sorted((pid != os.getpid(), opener == pid) for pid, opener in found))
-"""
-
-
-@cache
-def opened_by() -> int:
-    return os.getpid()
-
-
-def find_opener(number: int) -> tuple[int, int]:
-    del number
-    time.sleep(0.05)
-    return os.getpid(), opened_by()
+from rowmill.executors.worker_processes import HAS_FORK_SERVER
 
 
 def take_time(number: int) -> tuple[int, int]:
@@ -123,7 +95,7 @@ def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:
     assert {pid for _, pid in made} == {os.getpid()}
 
 
-@pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPool) -> None:
     made = list(pool.map(take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
 
@@ -133,7 +105,7 @@ def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPoo
     assert set(pids[:own]) == {os.getpid()}
 
 
-@pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -> None:
     started = pool.start(INLINE_BELOW_BYTES)
     assert started is not None
@@ -147,14 +119,6 @@ def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -
 def test_no_worker_is_started_for_little_work(pool: LocalPool) -> None:
     assert pool.start(INLINE_BELOW_BYTES - 1) is None
     assert LocalPool(1).start(INLINE_BELOW_BYTES) is None
-
-
-@pytest.mark.skipif(not local.HAS_FORK_SERVER, reason="workers are spawned on this platform")
-def test_what_the_fork_server_opened_is_opened_by_no_worker() -> None:
-    """A process of its own, since a fork server that runs already opens nothing more."""
-    shown = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True, cwd=os.getcwd())
-
-    assert shown.stdout.strip() == "[(True, False), (True, False)]"
 
 
 def test_a_dead_worker_is_an_error_and_the_next_map_has_new_workers(pool: LocalPool) -> None:

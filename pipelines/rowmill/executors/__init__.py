@@ -14,8 +14,9 @@ from pydantic import Field
 
 from rowmill.executors.array import OtherSharesMissingError, Share, parse_share
 from rowmill.executors.base import Executor
-from rowmill.executors.local import LocalExecutor, LocalPool, open_in_workers
+from rowmill.executors.local import LocalExecutor, LocalPool
 from rowmill.executors.ray_cluster import RayExecutor
+from rowmill.executors.worker_processes import open_in_workers
 
 __all__ = [
     "AnyExecutor",

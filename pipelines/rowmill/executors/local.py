@@ -1,48 +1,26 @@
 """A pool of processes on this machine.
 
-What belongs here: starting workers, feeding them with a bounded number of tasks, ordered results, dying
-together. What does not: what a task does. A task is one part and one set of files, so results do not
-depend on how many workers there are.
+What belongs here: feeding processes with a bounded number of tasks, ordered results, a worker that died. What does
+not: what a task does; where processes come from (`worker_processes.py`); values that tasks share
+(`shared_values.py`). A task is one part and one set of files, so results do not depend on how many workers there are.
 
-    calling process ──starts──► fork server: imports the engine, opens what `open_in_workers` named
-         │                           │ forks
-         │ tasks, results            ├──► worker 1
-         └───────────────────────────┴──► worker 2 …
-
-Workers are never forked from the calling process: it may hold threads of Arrow, Polars and Dagster, and a fork
-copies their locks in whatever state they are in. They are forked from a server that has run no task, so it holds
-none; what it has imported and opened, every worker has at once and shares in memory. Measured with the Qwen3
-tokenizer: a spawned worker spends 1.0 s importing and 1.7 s opening, a forked one 0.02 s. Where there is no fork
-server (macOS, Windows) workers are spawned and open everything themselves; the bytes are the same.
-
-Until the server is ready the calling process works through the first tasks itself, so that nobody waits for it.
+Until the fork server is ready the calling process works through the first tasks itself, so that nobody waits for it.
 """
 
 import atexit
-import json
-import mmap
-import multiprocessing
-import os
-import pickle
-import signal
-import sys
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rowmill.core import arrow_import, garbage_collection, remote_index
+from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
-from rowmill.executors import worker_setup
+from rowmill.executors.shared_values import call_with, call_with_file, write_shared
+from rowmill.executors.worker_processes import HAS_FORK_SERVER, hold_interrupts, start_processes
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -50,18 +28,6 @@ ResultT = TypeVar("ResultT")
 INLINE_BELOW_BYTES = 8 << 20
 """Less work than this is nearly done when the fork server is ready: measured 2.5 s, and 3 to 8 MB/s per
 process. With 0 every task waits for a worker."""
-
-_OPENED_IN_WORKERS: list[tuple[str, str, list[str]]] = []
-
-
-def open_in_workers(function: Callable[..., object], *arguments: str) -> None:
-    """Have the fork server call a cached module-level function before it forks, so that workers find its result.
-
-    It counts for servers that start later; a server that runs already is left as it is.
-    """
-    wanted = (function.__module__, function.__qualname__, list(arguments))
-    if wanted not in _OPENED_IN_WORKERS:
-        _OPENED_IN_WORKERS.append(wanted)
 
 
 class LocalExecutor(Config):
@@ -95,7 +61,7 @@ class LocalPool:
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:
         """Yield the results in task order, as `Executor.map` says."""
-        inline = function if shared is None else partial(_call_with, function, shared)
+        inline = function if shared is None else partial(call_with, function, shared)
         if self.workers == 1 or size_bytes < INLINE_BELOW_BYTES:
             yield from map(inline, tasks)
             return
@@ -112,8 +78,8 @@ class LocalPool:
         if shared is None:
             yield from self._map_in_pool(function, waiting)
             return
-        with _write_shared(shared) as folder:
-            yield from self._map_in_pool(partial(_call_with_file, function, folder), waiting)
+        with write_shared(shared) as folder:
+            yield from self._map_in_pool(partial(call_with_file, function, folder), waiting)
 
     @property
     def spans_hosts(self) -> bool:
@@ -131,7 +97,7 @@ class LocalPool:
         pending: deque[Future[ResultT]] = deque()
         try:
             for task in tasks:
-                with _hold_interrupts():
+                with hold_interrupts():
                     pending.append(pool.submit(function, task))
                 # Two tasks per worker in flight keep all busy; more would only hold memory.
                 if len(pending) > 2 * self.workers:
@@ -161,7 +127,7 @@ class LocalPool:
 
             def start() -> None:
                 try:
-                    with _hold_interrupts():
+                    with hold_interrupts():
                         self._open_pool().submit(_do_nothing).result()
                 except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
                     starting.set_exception(error)
@@ -179,15 +145,7 @@ class LocalPool:
 
     def _open_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            context = multiprocessing.get_context("forkserver" if HAS_FORK_SERVER else "spawn")
-            # Started now, because it lets interrupts through when it starts.
-            resource_tracker.ensure_running()
-            if HAS_FORK_SERVER:
-                _start_fork_server()
-            watched, self._leash = context.Pipe(duplex=False)
-            self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=context, initializer=_start_worker, initargs=(watched,)
-            )
+            self._pool, self._leash = start_processes(self.workers)
             atexit.register(self.close)
         return self._pool
 
@@ -208,84 +166,5 @@ class LocalPool:
         atexit.unregister(self.close)
 
 
-HAS_FORK_SERVER = sys.platform == "linux"
-
-
-def _start_fork_server() -> None:
-    """Start the process that workers are forked from, if none runs; it reads once what it is to open."""
-    forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-    os.environ[worker_setup.VARIABLE] = json.dumps(
-        {"path": sys.path, "calls": _OPENED_IN_WORKERS, "keeps_pandas_out": arrow_import.is_pandas_kept_out()}
-    )
-    try:
-        with _hold_interrupts():
-            forkserver.ensure_running()
-    finally:
-        del os.environ[worker_setup.VARIABLE]
-
-
-# ── Values that all tasks of a map need ────────────────────────────────────────────────────────────
-
-
-def _call_with(function: Callable[..., ResultT], shared: object, task: object) -> ResultT:
-    return function(task, shared)
-
-
-def _call_with_file(function: Callable[..., ResultT], folder: str, task: object) -> ResultT:
-    return function(task, _read_shared(folder))
-
-
-@contextmanager
-def _write_shared(value: object) -> Generator[str]:
-    """Write a value to a folder, arrays apart, so that workers map them and share their pages."""
-    with tempfile.TemporaryDirectory(prefix="rowmill-shared-") as folder:
-        buffers: list[pickle.PickleBuffer] = []
-        content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        Path(folder, "value").write_bytes(content)
-        for number, buffer in enumerate(buffers):
-            Path(folder, str(number)).write_bytes(buffer.raw())
-        yield folder
-
-
-@lru_cache(maxsize=1)
-def _read_shared(folder: str) -> object:
-    count = len(os.listdir(folder)) - 1
-    buffers = [_map_file(Path(folder, str(number))) for number in range(count)]
-    return pickle.loads(Path(folder, "value").read_bytes(), buffers=buffers)  # noqa: S301  (written by our own parent)
-
-
-def _map_file(path: Path) -> "mmap.mmap | bytes":
-    with path.open("rb") as file:
-        # An empty file cannot be mapped.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-
-
 def _do_nothing() -> None:
     """Be the first task: who gets its result knows that there is a worker."""
-
-
-@contextmanager
-def _hold_interrupts() -> Generator[None]:
-    """Hold interrupts back while a worker may start: it inherits that, so Ctrl-C in a terminal reaches us alone.
-
-    A worker that it reached would print a traceback, even before it has run a line of ours.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker(leash: Any) -> None:
-    worker_setup.limit_to_one_thread()
-    garbage_collection.collect_rarely()
-    threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
-
-
-def _exit_with_parent(leash: Any) -> None:
-    """Leave when the parent is gone, however it went, or lets go: a killed build must not leave writers behind."""
-    parent: Any = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel, leash])
-        os._exit(1)

@@ -1,0 +1,58 @@
+"""Workers find what the fork server opened, and no worker outlives the process that started it.
+
+What belongs here: where processes come from, and what they have at once. What does not: tasks (`test_local.py`),
+Ctrl-C during a build (`end_to_end/test_interrupt.py`).
+"""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+
+import pytest
+
+from rowmill.executors.worker_processes import HAS_FORK_SERVER, start_processes
+
+SHARED = """
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_local, test_worker_processes
+
+if __name__ == "__main__":
+    open_in_workers(test_worker_processes.opened_by)
+    pool = LocalPool(2)
+    list(pool.map(test_local.take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+    found = set(pool.map(test_worker_processes.find_opener, range(8), size_bytes=INLINE_BELOW_BYTES))
+    import os
+    print(sorted((pid != os.getpid(), opener == pid) for pid, opener in found))
+"""
+
+
+@cache
+def opened_by() -> int:
+    return os.getpid()
+
+
+def find_opener(number: int) -> tuple[int, int]:
+    del number
+    time.sleep(0.05)
+    return os.getpid(), opened_by()
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_what_the_fork_server_opened_is_opened_by_no_worker() -> None:
+    """A process of its own, since a fork server that runs already opens nothing more."""
+    shown = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True, cwd=os.getcwd())
+
+    assert shown.stdout.strip() == "[(True, False), (True, False)]"
+
+
+def test_worker_ends_when_the_leash_is_closed_whatever_it_does() -> None:
+    pool, leash = start_processes(1)
+    busy = pool.submit(time.sleep, 600)
+
+    leash.close()
+
+    assert isinstance(busy.exception(timeout=60), BrokenProcessPool)

@@ -137,7 +137,7 @@ def _fetch_columns(store: Store, path: str, footer: ShardFooter, group: int, col
     Opening the file would take three, and read ahead what is not wanted. The bytes come back at their place in memory
     as long as the file, of which the other pages are never touched.
     """
-    chunks = _list_columns(footer.metadata, group)
+    chunks = _list_chunks(footer.metadata, group)
     wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
     begin = min(_find_column_start(chunk) for chunk in wanted)
     end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in wanted)
@@ -158,12 +158,12 @@ def _require_equal(where: str, what: str, found: object, expected: object) -> No
 
 def _compute_size_by_footer(metadata: Any) -> int:
     # Row groups are written one after the other: the last one ends where the footer begins.
-    last = _list_columns(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
+    last = _list_chunks(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
     end = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
     return int(end) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
 
 
-def _list_columns(metadata: Any, group: int) -> list[Any]:
+def _list_chunks(metadata: Any, group: int) -> list[Any]:
     row_group = metadata.row_group(group)
     return [row_group.column(i) for i in range(metadata.num_columns)]
 

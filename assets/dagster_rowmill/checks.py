@@ -15,7 +15,7 @@ import dagster as dg
 from dagster_rowmill import metadata, reporting
 from dagster_rowmill.factory import only_infrastructure_errors
 from dagster_rowmill.names import make_asset_key
-from dagster_rowmill.resources import StorageResource
+from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project, Step
 from rowmill.checks.gates import Threshold
@@ -38,13 +38,16 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
         specs=[_make_check_spec(one, asset) for one in step.shown_thresholds],
         can_subset=True,
     )
-    def body(context: dg.AssetCheckExecutionContext, storage: StorageResource) -> Iterator[dg.AssetCheckResult]:
+    def body(
+        context: dg.AssetCheckExecutionContext, storage: StorageResource, gates: RunGatesResource
+    ) -> Iterator[dg.AssetCheckResult]:
         chosen = {check.name for check in context.selected_asset_check_keys}
         served = storage.served(project.recipe.execution.reports_url)
         with only_infrastructure_errors():
-            placed = replace(project, store=storage.store())
+            placed = gates.apply(replace(project, store=storage.store()))
+            judged = steps.find_step(placed, step.key)
             built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
-            results = runner.check_step(placed, step, built, only=chosen | step.off_checks)
+            results = runner.check_step(placed, judged, built, only=chosen | step.off_checks)
         for result in (one for one in results if one.check in chosen):
             if result.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)

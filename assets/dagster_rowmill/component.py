@@ -20,7 +20,7 @@ from pydantic import Field
 from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.definitions import define_recipe
 from dagster_rowmill.names import dagster_name
-from dagster_rowmill.resources import StorageResource
+from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project
 from rowmill.core import config
 from rowmill.core.errors import ConfigError, PipelineError
@@ -83,7 +83,8 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
         """
         try:
             project = self.open_project(context.path, context.project_root)
-            return define_recipe(project, {"storage": _share_storage(project.store.root, self.reports_url)})
+            storage = _share_storage(project.store.root, self.reports_url)
+            return define_recipe(project, {"storage": storage, GATES_RESOURCE: NO_RUN_WAIVERS})
         except PipelineError as error:
             if self.on_error == "raise":
                 raise

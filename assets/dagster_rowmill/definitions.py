@@ -20,7 +20,7 @@ from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
 from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
-from dagster_rowmill.resources import StorageResource
+from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.recipe import recipe
@@ -74,7 +74,7 @@ def build_definitions(
 
     """
     projects, broken = _try_open_projects(recipes, store)
-    shared = {"storage": StorageResource(root=store), **(resources or {})}
+    shared = {"storage": StorageResource(root=store), GATES_RESOURCE: NO_RUN_WAIVERS, **(resources or {})}
     defined: list[dg.Definitions] = []
     for project in projects:
         try:

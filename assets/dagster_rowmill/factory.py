@@ -14,7 +14,7 @@ bypassed.
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,11 +26,11 @@ import dagster as dg
 from dagster_rowmill import history, metadata, partitions, reporting, stage_summary
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
-from dagster_rowmill.resources import StorageResource
+from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import gate, runner
 from rowmill.build.held_versions import find_held_version, follow_held_versions
 from rowmill.build.runner import StepReport
-from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
 from rowmill.core import number_text
@@ -46,6 +46,9 @@ RETRY_POLICY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff
 
 CORES_POOL: Final = "cores"
 """Pool of the stages that use every core of the machine."""
+
+CODE_VERSION_TAG: Final = "dagster/code_version"
+"""Dagster's tag of a materialization by which it tells that the code changed since."""
 
 LOG_INTERVAL_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so there is not one per part."""
@@ -66,14 +69,12 @@ def make_assets(
     `condition` is the automation condition of the steps.
     """
     steps = plan_steps(project)
-    thresholds = {step.key: step.shown_thresholds for step in steps}
     before = find_asset_deps(steps)
     stages = [
         make_stage_asset(
             project,
             step,
             deps=[*map(make_asset_key, before[step.key]), *find_upstream_assets(project, step)],
-            needs={key: thresholds[key] for key in step.gates},
             condition=None if step.on_demand else condition,
         )
         for step in steps
@@ -112,10 +113,9 @@ def make_stage_asset(
     step: Step,
     *,
     deps: Sequence[dg.AssetKey],
-    needs: Mapping[StageKey, Sequence[Threshold]],
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
-    """Return a step's asset; `needs` are the thresholds of every stage that gates it."""
+    """Return a step's asset."""
 
     @dg.asset(
         key=make_asset_key(step.key),
@@ -132,12 +132,14 @@ def make_stage_asset(
         description=step.description,
     )
     def body(
-        context: dg.AssetExecutionContext, config: StageRunConfig, storage: StorageResource
+        context: dg.AssetExecutionContext, config: StageRunConfig, storage: StorageResource, gates: RunGatesResource
     ) -> dg.MaterializeResult[Any]:
         with (
             only_infrastructure_errors(),
-            reporting.write_report_after_stage(context, project, step, storage) as placed,
+            reporting.write_report_after_stage(context, gates.apply(project), step, storage) as placed,
         ):
+            # The waivers of this run are part of what it builds, as the recipe's are.
+            chosen = find_step(placed, step.key)
             runner.publish_statistics(placed)
             held = None if config.version else find_held_version(placed.store, step.key)
             # A kept version is gated by its own inputs, whatever is current now.
@@ -147,10 +149,10 @@ def make_stage_asset(
                 context.log.warning("%s is %s", "/".join(step.key[1:]), held.sentence)
                 inputs = gate.open_held_inputs(placed, held)
             else:
-                inputs = open_asset_inputs(context.instance, placed, needs, step.inputs)
+                inputs = open_asset_inputs(context.instance, placed, chosen)
             report = runner.run_step(
                 placed,
-                step,
+                chosen,
                 inputs,
                 version=config.version,
                 progress=LogProgress(context.log.info),
@@ -165,8 +167,10 @@ def make_stage_asset(
                     report,
                     placed.store,
                     storage.served(project.recipe.execution.reports_url),
-                    stage_summary.make_summary(placed, step, report),
+                    stage_summary.make_summary(placed, chosen, report),
                 ),
+                # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
+                tags={CODE_VERSION_TAG: chosen.code_version},
             )
 
     return body
@@ -222,10 +226,9 @@ class LogProgress:
 def open_asset_inputs(
     instance: dg.DagsterInstance,
     project: Project,
-    needs: Mapping[StageKey, Sequence[Threshold]],
-    inputs: Sequence[StageKey],
+    step: Step,
 ) -> dict[StageKey, Manifest]:
-    """Return the manifest of every input whose gates are open, or fail with every closed check.
+    """Return the manifest of every input of a step whose gates are open, or fail with every closed check.
 
     Raises
     ------
@@ -236,6 +239,7 @@ def open_asset_inputs(
     manifests: dict[StageKey, Manifest] = {}
     closed: list[str] = []
     store = project.store
+    needs = {one.key: one.shown_thresholds for one in plan_steps(project) if one.key in step.gates}
     versions = history.find_current_versions(instance, needs)
     results = history.CheckHistory(
         instance, [(key, one.check) for key, thresholds in needs.items() for one in thresholds]
@@ -250,12 +254,12 @@ def open_asset_inputs(
     if not closed:
         manifests = follow_held_versions(store, manifests)
         try:
-            gate.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
+            gate.require_open_ancestry(project, [manifests[key] for key in step.inputs], gated=manifests.values())
         except PipelineError as refusal:
             closed.append(str(refusal))
     if closed:
         raise make_gate_failure(closed)
-    return {key: manifests[key] for key in inputs}
+    return {key: manifests[key] for key in step.inputs}
 
 
 def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, threshold: Threshold) -> str | None:

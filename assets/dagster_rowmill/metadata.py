@@ -11,14 +11,17 @@ the columns have a key of ours and their place below (docs/how-to/dagster-pages.
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import dagster as dg
 
 from dagster_rowmill import stage_summary
+from dagster_rowmill.resources import write_waiver_config
 from dagster_rowmill.stage_summary import DETAILS, StageSummary
 from rowmill import stats
+from rowmill.build.run_waivers import propose_run_waiver
 from rowmill.build.runner import StepReport
 from rowmill.checks import expectations_page
 from rowmill.checks.judge import CheckResult
@@ -119,6 +122,7 @@ def make_check_page(result: CheckResult, store: Store, reports_url: str = "") ->
         "threshold": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
+        **_show_waiver_config(result),
         "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
@@ -126,6 +130,15 @@ def make_check_page(result: CheckResult, store: Store, reports_url: str = "") ->
             store, f"{expectations_page.expectations_page_path(result.key)}#{result.check}", reports_url
         ),
     }
+
+
+def _show_waiver_config(result: CheckResult) -> MetadataPage:
+    """Return what a person pastes into the launchpad to accept a blocking failure for one run."""
+    waiver = propose_run_waiver(result)
+    if waiver is None:
+        return {}
+    # A code block by indentation: Dagster's button copies the Markdown, and this one is YAML as well.
+    return {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waiver), "    "))}
 
 
 def _show_numbers(manifest: Manifest) -> MetadataPage:

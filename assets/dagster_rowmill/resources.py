@@ -1,13 +1,18 @@
-"""Dagster resources of the assets: the storage root, and the executors of a run.
+"""Dagster resources of the assets: the storage root, the waivers of a run, and the executors of a run.
 
-What belongs here: the storage root as a Dagster resource, the executors that a recipe can name. What does not: logic,
-or the engine's own executors (`pipelines/rowmill/executors/`), which work inside one step.
+What belongs here: the storage root and the waivers as Dagster resources, the executors that a recipe can name. What
+does not: logic, or the engine's own executors (`pipelines/rowmill/executors/`), which work inside one step.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import dagster as dg
+import yaml
+from pydantic import Field
 
+from rowmill.build.run_waivers import add_run_waivers
+from rowmill.build.steps import Project
 from rowmill.core.storage import Store
 
 
@@ -25,6 +30,46 @@ class StorageResource(dg.ConfigurableResource[Any]):
     def served(self, own: str | None) -> str:
         """Return the base URL of reports: the recipe's, else this server's."""
         return own or self.reports_url
+
+
+class RunWaiver(dg.Config):
+    """A failure that is accepted for one run, as in a recipe's `gates.waivers`."""
+
+    check: str
+    dataset: str | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    reason: str
+
+
+class RunGatesResource(dg.ConfigurableResource[Any]):
+    """What a person accepts for one run, once for all its steps: written in the launchpad, empty otherwise."""
+
+    waivers: list[RunWaiver] = Field(default=[])
+
+    def apply(self, project: Project) -> Project:
+        """Return the project as this run builds it.
+
+        Raises
+        ------
+        ConfigError
+            If a waiver is invalid.
+
+        """
+        given = [one.model_dump(exclude_none=True) for one in self.waivers]
+        return add_run_waivers(project, given, f"resources.{GATES_RESOURCE}.config.waivers")
+
+
+GATES_RESOURCE: Final = "gates"
+"""The key of `RunGatesResource` in the definitions, and so in the launchpad."""
+
+NO_RUN_WAIVERS: Final = RunGatesResource()
+"""One object for all recipes: Dagster merges only identical resources."""
+
+
+def write_waiver_config(waiver: Mapping[str, Any]) -> str:
+    """Return the run configuration of a waiver as YAML, to be pasted into the launchpad."""
+    return yaml.safe_dump({"resources": {GATES_RESOURCE: {"config": {"waivers": [dict(waiver)]}}}}, sort_keys=False)
 
 
 RUN_EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}

@@ -77,7 +77,9 @@ def describe_results(results: Sequence[CheckResult]) -> list[str]:
         return ["**Passed**" if judged else "**Built**", *([count] if judged else [])]
     verdict = "**Blocked**" if failed[0].blocking else "**Passed with warnings**"
     named = [
-        f"`{one.check}` {one.shown}" for one in failed[:NAMED_FAILURES] if CHECK_NAME.fullmatch(one.check) is not None
+        f"`{one.check}` {one.shown}{' (waived)' if one.waiver else ''}"
+        for one in failed[:NAMED_FAILURES]
+        if CHECK_NAME.fullmatch(one.check) is not None
     ]
     return [verdict, f"{len(failed)} of {count} failed: {', '.join(named)}"]
 

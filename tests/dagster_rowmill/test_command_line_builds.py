@@ -62,8 +62,7 @@ def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
     assert ranks == set(list_rank_names(project.project))
     # The gate before the ranks reads the same events as after a run of Dagster.
     last = next(step for step in steps if step.name == "gpu_partitions")
-    thresholds = {step.key: step.shown_thresholds for step in project.project.graph.steps}
-    opened = open_asset_inputs(instance, project.project, {key: thresholds[key] for key in last.gates}, last.inputs)
+    opened = open_asset_inputs(instance, project.project, last)
     assert set(opened) == set(last.inputs)
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from dagster_rowmill import factory, history, metadata
-from dagster_rowmill.resources import StorageResource
+from dagster_rowmill.resources import NO_RUN_WAIVERS, StorageResource
 from rowmill.build import runner, steps
 from rowmill.checks import catalog, gates
 from rowmill.core.errors import GateError
@@ -121,7 +121,7 @@ def _crashed_check(tiny: Tiny) -> None:
 def _launched_by_a_condition(tiny: Tiny) -> None:
     """`eager()` knows no gate; what it launches is a run like any other."""
     assets = factory.make_assets(tiny.project, dg.AutomationCondition.eager())
-    eager = dg.Definitions(assets, resources={"storage": StorageResource(root=tiny.store)})
+    eager = dg.Definitions(assets, resources={"storage": StorageResource(root=tiny.store), "gates": NO_RUN_WAIVERS})
     dg.evaluate_automation_conditions(eager, instance=tiny.instance)
     assert not tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))).success
 
@@ -339,10 +339,10 @@ def test_result_of_another_version_does_not_count(tiny: Tiny) -> None:
 
 def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tiny) -> None:
     tiny.write().run()
-    needs = {("tiny", *ROWS): _thresholds(tiny)}
+    reading = steps.find_step(tiny.project, ("tiny", "chats", "tokenized_examples"))
     store = Store(tiny.store)
 
-    opened = factory.open_asset_inputs(tiny.instance, tiny.project, needs, [("tiny", *ROWS)])
+    opened = factory.open_asset_inputs(tiny.instance, tiny.project, reading)
 
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
     assert opened["tiny", *ROWS] == manifest.load_version(store, ("tiny", *ROWS), tiny.version(*ROWS))

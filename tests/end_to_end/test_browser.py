@@ -113,6 +113,7 @@ def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visi
 
     _break(chats)
     _see_it_refused(visit)
+    _accept_it_for_one_run(visit)
     chats.write_bytes(good)
     _see_it_green_again(visit)
     _see_a_tick(visit)
@@ -199,6 +200,38 @@ def _see_it_refused(visit: Visit) -> None:
     run = next(one["runId"] for one in visit.server.runs() if one["status"] == "FAILURE")
     visit.go(f"/runs/{run}", "Gate closed")
     assert visit.server.materialized("demo", "gpu_partitions") == ranks
+
+
+def _accept_it_for_one_run(visit: Visit) -> None:
+    """Copy what the red check's page offers into the launchpad, add a reason, and see what is published say so."""
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.go("/assets/demo/chats.canonical_rows?view=checks", "unknown_roles")
+    visit.page.get_by_text("unknown_roles", exact=True).first.click()
+    visit.page.locator("tr").filter(has_text="waive_for_one_run").get_by_text("Show Markdown").click()
+    visit.page.get_by_role("button", name="Copy", exact=True).click()
+
+    visit.go(GRAPH)
+    materialize = visit.page.get_by_role("button", name="Materialize").first
+    materialize.locator("xpath=following::button[1]").click()
+    visit.page.get_by_text("Open launchpad").click()
+    visit.page.locator(".CodeMirror-lines").filter(has_text="waivers: []").click()
+    # Pasted over everything; then back over the end of the line and a quote, to between the two quotes.
+    for key in ("Control+a", "Control+v", "ArrowLeft", "ArrowLeft"):
+        visit.page.keyboard.press(key)
+    visit.page.keyboard.type("narrators are wanted in this batch")
+    launch = visit.page.get_by_role("dialog").get_by_role("button", name="Materialize")
+    eventually(launch.is_enabled, "Dagster has checked the configuration")
+    visit.picture("launchpad")
+    before = {run["runId"] for run in visit.server.runs()}
+    launch.click()
+    new = eventually(lambda: {run["runId"] for run in visit.server.runs()} - before, "the run is known")
+    assert visit.server.ended_run(new.pop()) == "SUCCESS"
+
+    visit.go("/assets/demo/chats.canonical_rows?view=checks", "unknown_roles")
+    visit.page.get_by_text("unknown_roles", exact=True).first.click()
+    visit.page.get_by_text("waived: for one run: narrators are wanted in this batch").first.wait_for()
+    # The recipe alone would not have built it.
+    visit.go("/assets/demo/gpu_partitions", "Unsynced")
 
 
 def _see_it_green_again(visit: Visit) -> None:

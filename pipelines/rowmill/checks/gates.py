@@ -64,6 +64,16 @@ class Waiver(Config):
         return self
 
 
+def find_unknown_dataset(waiver: Waiver, datasets: Iterable[str]) -> str | None:
+    """Return what is wrong with the dataset that a waiver names; None if nothing is."""
+    if waiver.dataset is None or waiver.dataset in datasets:
+        return None
+    return (
+        f"{waiver.dataset!r} is not a dataset; choose {join_choices(datasets)}; a waiver for an unknown dataset would "
+        "silently waive nothing"
+    )
+
+
 ExpectationType = Literal[
     "expect_column_max_to_be_between",
     "expect_column_mean_to_be_between",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, model_validator
 
-from rowmill.checks.gates import Gates
+from rowmill.checks.gates import Gates, find_unknown_dataset
 from rowmill.core import config
 from rowmill.core.config import Config, describe_type
 from rowmill.core.errors import ConfigError, join_choices
@@ -112,11 +112,8 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _waivers_name_datasets(self) -> "Recipe":
         for waiver in self.gates.waivers:
-            if waiver.dataset is not None and waiver.dataset not in self.datasets:
-                raise ValueError(
-                    f"gates.waivers: {waiver.dataset!r} is not a dataset; choose {join_choices(self.datasets)}; a "
-                    "waiver for an unknown dataset would silently waive nothing"
-                )
+            if problem := find_unknown_dataset(waiver, self.datasets):
+                raise ValueError(f"gates.waivers: {problem}")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,104 @@
+"""A failure accepted in the launchpad: for one run, with a reason, and visible in all that the run published."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import orjson
+import pytest
+import yaml
+
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
+
+pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+REASON = "narrators are wanted in this batch"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """Yield a project whose chats have an unknown role in 12 of 60 rows, after one run."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        tiny = Tiny(tmp_path_factory.mktemp("broken"), instance).write(unknown_roles=12)
+        assert not tiny.run().success
+        yield tiny
+
+
+def _run(tiny: Tiny, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
+    everything = dg.AssetSelection.assets(*tiny.step_keys())
+    return tiny.run_only(everything | dg.AssetSelection.checks_for_assets(*tiny.step_keys()), config=config)
+
+
+@pytest.fixture(scope="module")
+def proposal(broken: Tiny) -> dict[str, Any]:
+    """Return the run configuration that the red check's page offers after the first run."""
+    check = dg.AssetCheckKey(broken.key("chats", "canonical_rows"), "unknown_roles")
+    found = broken.instance.event_log_storage.get_latest_asset_check_execution_by_key([check])[check].evaluation
+    assert found is not None
+    return yaml.safe_load(str(found.metadata["waive_for_one_run"].value))
+
+
+def _accept(proposal: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    accepted = copy.deepcopy(proposal)
+    accepted["resources"]["gates"]["config"]["waivers"][0] |= {"reason": REASON} | changes
+    return accepted
+
+
+def test_accepted_failure_publishes_this_run_and_the_next_one_is_red_again(
+    broken: Tiny, proposal: dict[str, Any]
+) -> None:
+    accepted = _run(broken, _accept(proposal))
+
+    assert refusals(accepted) == {}
+    published = orjson.loads(Path(broken.store, "tiny", "gpu_partitions", "current.json").read_bytes())
+    assert published["waivers"] == [f"unknown_roles on chats: for one run: {REASON}"]
+    [page] = [
+        one.metadata
+        for one in accepted.get_asset_check_evaluations()
+        if one.check_name == "unknown_roles" and one.asset_key == broken.key("chats", "canonical_rows")
+    ]
+    assert page["waiver"].value == f"for one run: {REASON}"
+    [rows] = [
+        one.step_materialization_data.materialization.metadata["summary"].value
+        for one in accepted.get_asset_materialization_events()
+        if one.asset_key == broken.key("chats", "canonical_rows")
+    ]
+    assert "`unknown_roles` 20 % (waived)" in str(rows)
+    # Dagster shows that the recipe as it is would not have built this.
+    shown = broken.instance.get_latest_materialization_event(broken.key("gpu_partitions"))
+    assert shown is not None and shown.asset_materialization is not None
+    declared = broken.definitions().resolve_asset_graph().get(broken.key("gpu_partitions")).code_version
+    assert (shown.asset_materialization.tags or {})["dagster/code_version"] != declared
+
+    night = _run(broken)
+
+    assert not night.success
+    assert (
+        "unknown_roles: 20 %"
+        in refusals(broken.run_only(dg.AssetSelection.assets(broken.key("gpu_partitions"))))["tiny__gpu_partitions"]
+    )
+    kept = orjson.loads(Path(broken.store, "tiny", "gpu_partitions", "current.json").read_bytes())
+    assert kept["version"] == published["version"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reason": ""}, "resources.gates.config.waivers.0: reason"),
+        ({"check": "unknown_role"}, "did you mean unknown_roles?"),
+        ({"at_most": 0.1}, "unknown_roles: 20 %"),
+    ],
+    ids=["no_reason", "unknown_check", "bound_too_low"],
+)
+def test_waiver_that_does_not_cover_the_failure_builds_nothing(
+    broken: Tiny, proposal: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    before = broken.instance.get_latest_materialization_event(broken.key("gpu_partitions"))
+
+    result = _run(broken, _accept(proposal, **change))
+
+    failed = [one.description or "" for one in result.get_asset_check_evaluations() if not one.passed]
+    assert not result.success
+    assert said in "\n".join([*refusals(result).values(), *failed])
+    assert broken.instance.get_latest_materialization_event(broken.key("gpu_partitions")) == before

@@ -59,9 +59,12 @@ class Visit:
         for words in shows:
             self.page.get_by_text(words).first.wait_for()
 
-    def picture(self, name: str) -> None:
+    def picture(self, name: str, *, height: int | None = None) -> None:
+        """Keep a picture of the window, or of its top."""
         if self._pictures is not None:
-            self.page.screenshot(path=self._pictures / f"{name}.png")
+            window = self.page.viewport_size
+            clip = {"x": 0, "y": 0, "width": window["width"], "height": height or window["height"]}
+            self.page.screenshot(path=self._pictures / f"{name}.png", clip=clip)
 
     def materialize(self, path: str) -> str:
         """Click on the page's one button, and on nothing else; return how the run ended."""
@@ -87,13 +90,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Serve a copy of the demo with a schedule that ticks every minute."""
+    """Serve a copy of the demo."""
     configs = tmp_path / "configs"
     shutil.copytree(ROOT / "configs" / "demo", configs / "demo")
-    path = configs / "demo" / "demo.yaml"
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    values["execution"] |= {"cron": "* * * * *"}
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     with serving(configs, tmp_path / ".rowmill", tmp_path / "home") as started:
         yield started
 
@@ -242,14 +241,25 @@ def _see_it_green_again(visit: Visit) -> None:
 
 
 def _see_a_tick(visit: Visit) -> None:
+    """Switch the nightly schedule on by its switch; then make it tick every minute, as an edit of the recipe does."""
     visit.go("/locations/rowmill/schedules/nightly_demo", "Schedule has never run")
-    # The switch is drawn over its checkbox, which takes no click of a mouse itself.
-    visit.page.locator("input[type=checkbox]").first.evaluate("one => one.click()")
+    visit.page.locator("label").filter(has=visit.page.locator("input[type=checkbox]")).first.click()
     eventually(lambda: _schedule_is_on(visit), "the switch is on")
+    visit.page.get_by_text("Next tick").wait_for()
+    visit.picture("schedule", height=430)
+
+    _write_cron(visit.server.home.parent / "configs" / "demo" / "demo.yaml", "* * * * *")
+    visit.go(GRAPH)
+    visit.page.get_by_role("button", name="Reload definitions").click()
     night = eventually(lambda: _scheduled_run(visit.server), "a night was started")
     assert visit.server.ended_run(night) == "SUCCESS"
-    visit.go("/locations/rowmill/schedules/nightly_demo", "1 run requested")
-    visit.picture("schedule")
+    visit.go("/locations/rowmill/schedules/nightly_demo", "Every minute", "1 run requested")
+
+
+def _write_cron(recipe: Path, cron: str) -> None:
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values["execution"] |= {"cron": cron}
+    recipe.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def _schedule_is_on(visit: Visit) -> bool:

@@ -1,21 +1,27 @@
 """The first entry of an asset's page: one Markdown text that answers what was built and whether it is good.
 
-    **Passed** · 14 checks · [report](http://127.0.0.1:3001/demo/report.html#chats/canonical_rows)
+    **Blocked** · 1 of 14 checks failed
+    `unknown_roles` 14.96 %
+    [report](http://127.0.0.1:3001/demo/report.html#chats/canonical_rows)
 
-    (a picture of 640 pixels)
+    (a picture of 340 pixels)
 
     **1,304 rows** · **39 rejected** · **369.9 kB**
 
-    Since 2026-03-01 02:00: rows +12, rejected records −1
+    Since 2026-03-01 02:00 UTC: rows +12,
+    rejected records -1
 
 What belongs here: that text. What does not: drawing (`rowmill.reports.inline_plots`), comparing versions
 (`rowmill.inspection.diff`), the entries below it (`metadata.py`).
 
 Dagster shows Markdown of less than 1,000 characters, and a button in place of longer texts, so the picture is drawn
-with less detail until it fits. Names and numbers are the engine's; text from data is only inside the picture, encoded.
+with less detail until it fits. Other entries make the column of values wider than a window of 1440 pixels shows, so
+lines are broken here, at the width of the picture. Names and numbers are the engine's; text from data is only inside
+the picture, encoded.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +41,12 @@ MAX_INLINE_CHARS: Final = 1000
 
 DETAILS: Final = ((48, 5), (40, 5), (32, 4), (24, 3), (16, 2))
 """Bars of a histogram and lines of a bar chart, from the most detailed picture to the coarsest."""
+
+MAX_LINE_CHARS: Final = 40
+"""What fits beside the longest key in a window of 1440 pixels, as the picture does."""
+
+LINE_BREAK: Final = "\\\n"
+"""Markdown's line break within a paragraph."""
 
 NAMED_FAILURES: Final = 3
 CHECK_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -56,9 +68,12 @@ def make_summary(project: Project, step: Step, report: StepReport) -> StageSumma
 
 def write_summary(made: Manifest, summary: StageSummary, link: str) -> str:
     """Return the summary as Markdown; `link` is the address of the report, empty if it is not served."""
-    verdict = " · ".join([*describe_results(summary.results), *([f"[report]({link})"] if link else [])])
-    numbers = " · ".join(f"**{one}**" for one in list_numbers(made))
-    texts = [one for one in (verdict, numbers, summary.changes) if one]
+    first = [*describe_results(summary.results), *([f"[report]({link})"] if link else [])]
+    counts = list_numbers(made)
+    between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
+    numbers = between.join(f"**{one}**" for one in counts)
+    changes = textwrap.wrap(summary.changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
+    texts = [one for one in (LINE_BREAK.join(first), numbers, LINE_BREAK.join(changes)) if one]
     for bars, lines in DETAILS:
         picture = draw_picture(made, bars, lines)
         shown = [texts[0], *([f"![]({picture})"] if picture else []), *texts[1:]]
@@ -69,19 +84,26 @@ def write_summary(made: Manifest, summary: StageSummary, link: str) -> str:
 
 
 def describe_results(results: Sequence[CheckResult]) -> list[str]:
-    """Return the verdict, the number of checks, and the first that failed with their values."""
+    """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
     judged = [one for one in results if one.outcome != "not_applicable"]
     failed = sorted((one for one in judged if one.failed), key=lambda one: not one.blocking)
     count = number_text.format_count(len(judged), "check")
     if not failed:
-        return ["**Passed**" if judged else "**Built**", *([count] if judged else [])]
-    verdict = "**Blocked**" if failed[0].blocking else "**Passed with warnings**"
-    named = [
-        f"`{one.check}` {one.shown}{' (waived)' if one.waiver else ''}"
-        for one in failed[:NAMED_FAILURES]
-        if CHECK_NAME.fullmatch(one.check) is not None
+        return [f"**Passed** · {count}" if judged else "**Built**"]
+    is_blocked = failed[0].blocking
+    verdict = (
+        f"**Blocked** · {len(failed)} of {count} failed"
+        if is_blocked
+        else f"**Passed** · {len(failed)} of {count} warn"
+    )
+    return [
+        verdict,
+        *(
+            f"`{one.check}` {one.shown}{' (waived)' if one.waiver else ''}"
+            for one in failed[:NAMED_FAILURES]
+            if CHECK_NAME.fullmatch(one.check) is not None
+        ),
     ]
-    return [verdict, f"{len(failed)} of {count} failed: {', '.join(named)}"]
 
 
 def list_numbers(made: Manifest) -> list[str]:

@@ -21,9 +21,9 @@ def test_histogram_is_an_outline_on_each_side_of_its_limit() -> None:
 
     below, above = ET.fromstring(svg).iter(f"{SVG}path")
     assert (below.get("fill"), above.get("fill")) == (inline_plots.BAR, inline_plots.OVER)
-    # 106 pixels for the highest of four bars of 160 pixels.
-    assert below.get("d") == "M0 130V77h160V104h160V130z"
-    assert above.get("d") == "M320 130V130h160V24h160V130z"
+    # 106 pixels for the highest of four bars of 85 pixels.
+    assert below.get("d") == "M0 130V77h85V104h85V130z"
+    assert above.get("d") == "M170 130V130h85V24h85V130z"
     assert [one.text for one in ET.fromstring(svg).iter(f"{SVG}text")] == ["lengths, tokens, limit 2", "0", "4"]
 
 
@@ -34,7 +34,7 @@ def test_bars_beyond_the_last_line_are_one_bar_with_their_sum() -> None:
 
     assert [one.text for one in drawn.iter(f"{SVG}text")] == ["a", "b", "others", "10", "5", "4"]
     [path] = drawn.iter(f"{SVG}path")
-    assert path.get("d") == "M220 2h420v17h-420zM220 26h210v17h-210zM220 50h168v17h-168z"
+    assert path.get("d") == "M190 2h150v17h-150zM190 26h75v17h-75zM190 50h60v17h-60z"
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tests.docs.test_docs import ROOT
 
@@ -22,11 +24,44 @@ DEPLOY = ROOT / "docs/deploy"
 PAGE = ROOT / "docs/how-to/deploy.md"
 SUBCOMMANDS = ("code-server", "start", "run")
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-SERVICE_KEYS = {
-    *("build", "command", "depends_on", "environment", "healthcheck", "image", "ports", "restart"),
-    *("stop_grace_period", "volumes"),
-}
-"""The keys of the compose specification that the file uses; another one is added here on purpose."""
+DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
+
+
+class Section(BaseModel):
+    """A part of a compose file: the keys and types of the compose specification that ours uses, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Healthcheck(Section):
+    test: list[str] = Field(min_length=2)
+    interval: Annotated[str, Field(pattern=DURATION)]
+    retries: int
+
+
+class Dependency(Section):
+    condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
+
+
+class Service(Section):
+    image: Annotated[str, Field(pattern=r"^[a-z0-9./-]+(:[\w.-]+)?$")]
+    build: str | None = None
+    command: str | None = None
+    restart: Literal["no", "always", "on-failure", "unless-stopped"]
+    # Texts only: Compose takes a bare true or 5 for other types.
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}
+    volumes: list[Annotated[str, Field(pattern=r"^(\$\{PROJECT:\?\}|[\w./-]+):/[\w./-]*(:ro)?$")]] = []
+    ports: list[Annotated[str, Field(pattern=r"^\d+:\d+$")]] = []
+    depends_on: list[str] | dict[str, Dependency] = []
+    healthcheck: Healthcheck | None = None
+    stop_grace_period: Annotated[str, Field(pattern=DURATION)] | None = None
+
+
+class Compose(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    services: dict[str, Service]
+    volumes: dict[str, None]
+    common: Service = Field(alias="x-rowmill")
 
 
 def load_yaml(name: str) -> dict[str, Any]:
@@ -92,21 +127,53 @@ def test_units_share_one_environment_with_all_folders() -> None:
     assert {read_unit(path)["Service"]["EnvironmentFile"] for path in UNITS} == {"/srv/rowmill/rowmill.env"}
 
 
-def test_compose_file_is_complete_and_only_the_proxy_has_ports() -> None:
-    compose = load_yaml("compose.yaml")
-    services = compose["services"]
+def test_compose_file_has_the_keys_and_types_of_the_specification_and_only_the_proxy_has_ports() -> None:
+    compose = Compose.model_validate(load_yaml("compose.yaml"))
+    services = compose.services
 
-    assert {name for name, service in services.items() if "ports" in service} == {"proxy"}
+    assert {name for name, service in services.items() if service.ports} == {"proxy"}
+    used: set[str] = set()
     for name, service in services.items():
-        assert service.keys() <= SERVICE_KEYS, name
-        assert "image" in service, name
-        assert set(service.get("depends_on", [])) <= services.keys(), name
-        for volume in service.get("volumes", []):
+        assert set(service.depends_on) <= services.keys(), name
+        waited = service.depends_on.items() if isinstance(service.depends_on, dict) else ()
+        for other, dependency in waited:
+            assert dependency.condition != "service_healthy" or services[other].healthcheck is not None, name
+        assert service.build is None or (DEPLOY / service.build / "Dockerfile").is_file(), name
+        for volume in service.volumes:
             source = volume.split(":")[0]
-            named, mounted = source in compose["volumes"], source.startswith("./")
-            assert named or source.startswith("${PROJECT") or (mounted and (DEPLOY / source).is_file()), volume
+            used |= {source} & compose.volumes.keys()
+            mounted = source.startswith("./") and (DEPLOY / source).is_file()
+            assert source in compose.volumes or source.startswith("${PROJECT") or mounted, volume
+    assert used == compose.volumes.keys()
     [server] = load_yaml("workspace.yaml")["load_from"]
     assert server["grpc_server"]["host"] in services
+
+
+@pytest.mark.parametrize(
+    ("service", "change"),
+    [
+        ("code", {"comand": "dagster code-server start"}),
+        ("code", {"restart": "sometimes"}),
+        ("code", {"environment": {"DAGSTER_DISABLE_TELEMETRY": 1}}),
+        ("code", {"depends_on": {"postgres": {"condition": "healthy"}}}),
+        ("postgres", {"healthcheck": {"test": ["CMD-SHELL", "true"], "interval": "5 seconds", "retries": 12}}),
+        ("proxy", {"ports": ["https"]}),
+        ("proxy", {"volumes": ["Caddyfile"]}),
+    ],
+)
+def test_mistakes_in_a_compose_file_are_found(service: str, change: dict[str, Any]) -> None:
+    values = load_yaml("compose.yaml")
+    values["services"][service] |= change
+
+    with pytest.raises(ValidationError):
+        Compose.model_validate(values)
+
+
+def test_modules_that_the_page_runs_exist() -> None:
+    named = re.findall(r"python -m ([\w.]+)", PAGE.read_text(encoding="utf-8"))
+
+    assert "dagster_rowmill.moved_keys" in named
+    assert all(find_spec(name) is not None for name in named if name != "venv")
 
 
 def test_variables_of_the_compose_file_are_on_the_page() -> None:

@@ -23,7 +23,7 @@ ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
     *("built_examples", "canonicalization", "columns", "conversation_rows", "custom", "custom_rows", "detection"),
     *("filters", "kind", "media_placeholders", "messages", "preference_columns", "preference_shapes", "reasoning"),
-    *("record_values", "removal_filters", "splits", "tool_calls", "unread_columns"),
+    *("record_values", "removal_filters", "splits", "token_fields", "tool_calls", "unread_columns"),
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 

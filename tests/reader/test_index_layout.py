@@ -6,7 +6,7 @@ What belongs here: both layouts side by side. What does not: what each stage wri
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -148,6 +148,10 @@ def test_sequences_with_all_their_fields_are_equal_in_any_order(both: dict[str, 
         one, other = copied[number], index[number]
         for name in one.__dataclass_fields__:
             expected, found = getattr(one, name), getattr(other, name)
+            if isinstance(expected, Mapping):
+                # Fields of token rows, which this recipe has not.
+                assert expected == found == {}
+                continue
             assert (expected is None) == (found is None)
             assert expected is None or (expected.dtype == found.dtype and expected.tobytes() == found.tobytes())
         fillers += bool((one.labels == -100).all())

@@ -4,6 +4,7 @@ import pyarrow as pa
 
 from rowmill.schema.column_docs import COLUMN_DOCS
 from rowmill.schema.examples import EXAMPLE_SCHEMA, WEIGHT_COLUMN
+from rowmill.schema.rollout_fields import ROW_FIELDS
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS
 from rowmill.shards.native import SEQUENCE_SCHEMA
 from rowmill.stages.generated_texts import PARSED
@@ -20,5 +21,7 @@ def test_columns_and_sentences_are_the_same_names() -> None:
         for field in f
     ]
 
-    assert {*own, WEIGHT_COLUMN, *(name for schema in schemas for name in schema.names)} == set(COLUMN_DOCS)
+    assert {*own, *ROW_FIELDS, WEIGHT_COLUMN, *(name for schema in schemas for name in schema.names)} == set(
+        COLUMN_DOCS
+    )
     assert all(text.endswith(".") and len(text) <= 90 for text in COLUMN_DOCS.values())

@@ -52,6 +52,8 @@ class DatasetSummary:
     """Whether attention crosses from one of its segments to the next."""
     has_weights: bool
     objective: Objective = "next_token"
+    fields: tuple[str, ...] = ()
+    """The names of the fields that its token rows carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,8 @@ class Export(Config):
     """The objectives whose examples the format can hold."""
     HOLDS_WEIGHTS: ClassVar[bool] = False
     """Whether the format can store a float per target."""
+    HOLDS_FIELDS: ClassVar[bool] = False
+    """Whether the format can store the fields that token rows carry."""
     NEEDS: ClassVar[tuple[str, str] | None] = None
     """A module that writing needs, and the extra of rowmill that installs it."""
 
@@ -229,6 +233,13 @@ class Export(Config):
             raise ConfigError(
                 f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
                 "tinker can; choose one of them, or set loss.weights: false"
+            )
+        carrying = [(name, one.fields) for name, one in prospect.datasets.items() if one.fields]
+        if carrying and not self.HOLDS_FIELDS:
+            name, fields = carrying[0]
+            raise ConfigError(
+                f"kind {self.kind_name} cannot store {fields[0]}, a field of the rows of datasets.{name}; native and "
+                "hf can; choose one of them, or take it off format.token_fields and format.row_fields"
             )
         opened = [f"datasets.{name}" for name, one in prospect.datasets.items() if one.is_open]
         if opened and self.form == "unpacked" and not self.allows_open_attention():

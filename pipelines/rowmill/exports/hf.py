@@ -6,9 +6,13 @@ packed columns (`native.py`).
     input_ids       10   11 2        a row is a segment; the trainer packs or pads
     attention_mask   1    1 1
     labels        -100   11 2
+    logprobs         0 -0.5 0        if token rows carry fields: the number of the token at the same place
+
+A field of a row, such as its reward, is one value beside the lists.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -31,6 +35,7 @@ from rowmill.exports.base import (
     write_parquet,
 )
 from rowmill.schema.examples import IGNORED_LABEL
+from rowmill.schema.rollout_fields import ROW_FIELDS, make_token_columns
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
@@ -50,6 +55,7 @@ class HuggingFaceExport(Sharded):
     """Rows for `datasets`, TRL and `Trainer`: single segments, or packed; Parquet or `save_to_disk`."""
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
+    HOLDS_FIELDS: ClassVar[bool] = True
 
     kind: Literal["hf"] = "hf"
     """Hugging Face `datasets`."""
@@ -126,15 +132,22 @@ def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
     """Return segments as rows."""
     ones = np.ones(len(sequences.ids), np.int8)
     labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
-    columns = [make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels)]
-    return pa.Table.from_arrays(columns, schema=UNPACKED_SCHEMA)
+    of_tokens = (sequences.ids, ones, labels, *sequences.token_fields.values())
+    columns = [*(make_list_array(sequences.offsets, values) for values in of_tokens), *sequences.columns.values()]
+    return pa.Table.from_arrays(columns, schema=_make_unpacked_schema(sequences))
+
+
+def _make_unpacked_schema(sequences: SequenceBatch) -> pa.Schema:
+    """Return the columns of segments as rows; the fields that token rows carry are after the others."""
+    of_rows = (ROW_FIELDS[name] for name in sequences.columns)
+    return pa.schema([*UNPACKED_SCHEMA, *make_token_columns(sequences.token_fields), *of_rows])
 
 
 def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, card: str | None) -> WrittenFile:
     """Write segments as one Parquet file, with the card in its schema if there is one."""
     tally = FileCounts()
-
-    schema = UNPACKED_SCHEMA.with_metadata({"rowmill": card}) if card else UNPACKED_SCHEMA
     tables = (_count_table(make_unpacked_table(chunk), chunk, tally) for chunk in chunks)
-    write_parquet(folder / path, tables, schema, rows=ROW_GROUP)
+    first = next(tables)
+    schema = first.schema.with_metadata({"rowmill": card}) if card else first.schema
+    write_parquet(folder / path, chain([first], tables), schema, rows=ROW_GROUP)
     return tally.written(path)

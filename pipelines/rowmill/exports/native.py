@@ -40,6 +40,7 @@ class Native(Sharded):
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
     HOLDS_WEIGHTS: ClassVar[bool] = True
+    HOLDS_FIELDS: ClassVar[bool] = True
 
     kind: Literal["native"] = "native"
     """Packed sequences in the columns of the native shards."""
@@ -121,11 +122,13 @@ def make_segments(sequences: SequenceBatch) -> Segments:
         example_ids=sequences.example_ids,
         starts=sequences.starts,
         weights=sequences.weights,
+        token_fields=sequences.token_fields,
+        columns=sequences.columns,
     )
 
 
 def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: int = 0) -> pa.Table:
-    """Return sequences in the columns of a shard, with their weights if they have some."""
+    """Return sequences in the columns of a shard, with their weights and fields if they have some."""
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
     padding = None

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.removal_filters import Decontaminate, NearDuplicates
-from rowmill.schema.rows import CONTENT_COLUMNS, Message, Rejected, Row
+from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, Rejected, Row
 
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
@@ -95,11 +95,20 @@ def hash_row_content(row: Row) -> bytes:
         row.record,
         # Rows of other kinds keep their hashes.
         *(_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
+        *_list_added_fields(row),
     ]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
 
 
-def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_]) -> Json:
+def _list_added_fields(row: Row) -> list[Json]:
+    """Return the fields that a row has beside the columns of its kind: rows that differ in one are not duplicates."""
+    if row.kind not in ROW_KIND_COLUMNS:
+        return []
+    added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
+    return [[name, _digest_array(row.columns[name])] for name in added]
+
+
+def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:
     """Return the digest of an array, and any other value as it is."""
     if not isinstance(value, np.ndarray):
         return value

@@ -27,6 +27,7 @@ from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective
+from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import Rejected, Row, RowKind
 
 if TYPE_CHECKING:
@@ -190,6 +191,10 @@ class DatasetKind(Config):
     def has_groups(self, options: DatasetOptions) -> bool:
         """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
+
+    def get_rollout_fields(self) -> RolloutFields:
+        """Return the fields that its rows carry to a trainer beside their ids."""
+        return RolloutFields()
 
     def get_objective(self) -> Objective:
         """Return what a trainer does with the examples."""

@@ -1,7 +1,8 @@
 """The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
 
-What belongs here: the kind's fields, and reading ids and mask in each known shape. What does not: limits of length, and
-the vocabulary, which only the tokenizer knows (`stages/tokenized_examples/token_examples.py`).
+What belongs here: the kind's fields, and reading ids and mask in each known shape. What does not: numbers that tokens
+carry (`token_fields.py`), limits of length, and the vocabulary, which only the tokenizer knows
+(`stages/tokenized_examples/token_examples.py`).
 
     prompt_response   {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
     masked            {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 1, 0, 1]}
@@ -13,15 +14,16 @@ the vocabulary, which only the tokenizer knows (`stages/tokenized_examples/token
 The first shape that matches wins.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from rowmill.core.arrays import Bools
+from rowmill.core.arrays import Bools, Weights
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
@@ -29,8 +31,10 @@ from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
+from rowmill.formats.token_fields import TokenPlaces, read_row_field, read_token_values
 from rowmill.schema.examples import IGNORED_LABEL
-from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rollout_fields import TAKEN_NAMES, RolloutFields
+from rowmill.schema.rows import ParseReport, Rejected, Row, RowKind, make_plain_report
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_token_ids")
 RESPONSE_FIELDS = ("response_ids", "completion_ids", "generation_token_ids")
@@ -38,16 +42,28 @@ COUNT_FIELDS = ("response_length", "num_actions")
 TURN_FIELDS = ("turns", "messages", "output", "response.output", "message_log")
 """Columns that may hold a list of turns, some of which have ids."""
 
+WITHOUT_FIELD = "without_"
+"""Begins the note on a row that lacks a declared field, which ends with the field's name."""
+
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 _MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _MaskedIds:
-    """Ids with their loss mask, and the shape in which they were found."""
+    """Ids with their loss mask, and the shape in which they were found.
+
+    `response` marks the tokens of the answer, if the shape says which they are; `turns` are the record's own, if it has
+    some. `fields` have a number for each id.
+    """
 
     schema: str
     ids: TokenIds
     mask: Bools
+    response: Bools | None = None
+    turns: Sequence[Mapping[str, Json]] = ()
+    fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
 
 
 class Tokens(DatasetKind):
@@ -67,8 +83,48 @@ class Tokens(DatasetKind):
     )
     """Columns that may hold 1 for a trained token and 0 for another, as long as the ids, or as `response_length` says
     for the last tokens; for a prompt and a response, as long as the response."""
+    token_fields: list[str] = Field(default=[])
+    """Columns with a number per token, such as `logprobs` or `advantages`, which go to the reader and to the exports
+    `native` and `hf`; as long as the ids, the response or the trained ids. 0.0 for a token without one."""
+    row_fields: list[Literal["reward", "group_id"]] = Field(default=[])
+    """Columns with a value per row that go the same way: `reward`, a number; `group_id`, text or an integer."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
+
+    @field_validator("token_fields", "row_fields")
+    @classmethod
+    def _check_field_names(cls, names: list[str]) -> list[str]:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]!r} is listed twice; each field is one column of the shards; list it once")
+        return names
+
+    @field_validator("token_fields")
+    @classmethod
+    def _check_token_fields(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not _FIELD_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot name a column of the shards; expected letters, digits and _, such as logprobs; "
+                    "rename the column in the source"
+                )
+            if name in TAKEN_NAMES:
+                raise ValueError(
+                    f"{name!r} is a name of rowmill's own columns and batches; a field per token needs another, such "
+                    "as logprobs; rename the column in the source"
+                )
+        return names
+
+    @model_serializer(mode="wrap")
+    def _omit_undeclared_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Recipes without such fields keep their identity.
+        return {
+            name: value for name, value in dump(self).items() if value or name not in ("token_fields", "row_fields")
+        }
+
+    def get_rollout_fields(self) -> RolloutFields:
+        """Return the declared fields."""
+        return RolloutFields(tuple(self.token_fields), tuple(self.row_fields))
 
     @classmethod
     def select_group_defaults(
@@ -100,14 +156,29 @@ class Tokens(DatasetKind):
         found = _find_ids(record, self)
         if isinstance(found, Rejected):
             return found
+        # Fields are as long as what the record holds, its padding included, and of what it trains.
+        found = _add_token_fields(found, record, self.token_fields)
+        if isinstance(found, Rejected):
+            return found
         found = _remove_padding(found, record.get("attention_mask"))
         if isinstance(found, Rejected):
             return found
         found.mask[:1] = False
         if not found.mask.any():
             return Rejected("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
-        columns = {"input_ids": found.ids, "loss_mask": found.mask}
-        return Row("tokens", columns=columns, report=make_plain_report(found.schema))
+        columns: dict[str, Any] = {"input_ids": found.ids, "loss_mask": found.mask}
+        for name in self.row_fields:
+            value = read_row_field(record, name)
+            if isinstance(value, Rejected):
+                return value
+            columns[name] = value
+        missing = [name for name in self.token_fields if name not in found.fields]
+        columns |= dict.fromkeys(missing, np.zeros(len(found.ids), np.float32)) | dict(found.fields)
+        missing += [name for name in self.row_fields if columns[name] is None]
+        report = make_plain_report(found.schema)
+        if missing:
+            report = ParseReport(schema=found.schema, notes=tuple(f"{WITHOUT_FIELD}{name}" for name in missing))
+        return Row("tokens", columns=columns, report=report)
 
 
 # ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
@@ -139,8 +210,8 @@ def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _Maske
         return mask
     if len(mask) != len(answered):
         return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
-    whole = np.concatenate((np.zeros(len(asked), np.bool_), mask))
-    return _MaskedIds("prompt_response", np.concatenate((asked, answered)), whole)
+    ids, whole = np.concatenate((asked, answered)), np.concatenate((np.zeros(len(asked), np.bool_), mask))
+    return _MaskedIds("prompt_response", ids, whole, response=np.arange(len(ids)) >= len(asked))
 
 
 def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
@@ -211,7 +282,7 @@ def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rej
             return Rejected("not_append_only", f"the prompt of turn {number} does not begin with all ids before it")
         mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
         ids = np.concatenate((prompt, generated))
-    return _MaskedIds("turns", ids, mask)
+    return _MaskedIds("turns", ids, mask, turns=turns)
 
 
 _SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected | None]] = (
@@ -239,6 +310,58 @@ def _find_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str,
 def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | Rejected | None:
     _, value = _find_column(record, options.ids_fields)
     return None if value is None else _read_ids(value)
+
+
+# ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
+
+
+def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], names: Iterable[str]) -> _MaskedIds | Rejected:
+    """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
+    places: TokenPlaces | None = None
+    fields: dict[str, Weights] = {}
+    for name in names:
+        values = _read_field(record, found.turns, name)
+        if values is None:
+            continue
+        places = places or TokenPlaces(_find_response(record, found), found.mask)
+        placed = values if isinstance(values, Rejected) else places.place(values, name)
+        if isinstance(placed, Rejected):
+            return placed
+        fields[name] = placed
+    return replace(found, fields=fields) if fields else found
+
+
+def _read_field(
+    record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str
+) -> Weights | Rejected | None:
+    """Return a record's values, those of its turns end to end, or None; a turn without any has zeros."""
+    if all(turn.get(name) is None for turn in turns):
+        value = record.get(name)
+        return None if value is None else read_token_values(value, name)
+    joined: list[Weights] = []
+    for number, turn in enumerate(turns):
+        generated = len(turn["generation_token_ids"])
+        value = turn.get(name)
+        values = np.zeros(generated, np.float32) if value is None else read_token_values(value, name)
+        if isinstance(values, Rejected):
+            return values
+        if len(values) != generated:
+            return Rejected(
+                "length_mismatch", f"{name} of turn {number} has {len(values)} values, the turn {generated} ids"
+            )
+        joined.append(values)
+    return np.concatenate(joined)
+
+
+def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | None:
+    """Return which tokens are the answer: as the shape says, or the last ones if all trained ones are among them."""
+    if found.response is not None:
+        return found.response
+    _, count = _find_column(record, COUNT_FIELDS)
+    if type(count) is not int or not 0 <= count <= len(found.ids):
+        return None
+    last = np.arange(len(found.ids)) >= len(found.ids) - count
+    return None if (found.mask & ~last).any() else last
 
 
 # ── Values ─────────────────────────────────────────────────────────────────────────────────────────
@@ -292,4 +415,5 @@ def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds | Rejected
     own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
     if not attends[own].all():
         return Rejected("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
-    return _MaskedIds(found.schema, found.ids[own], found.mask[own])
+    fields = {name: values[own] for name, values in found.fields.items()}
+    return replace(found, ids=found.ids[own], mask=found.mask[own], fields=fields)

@@ -25,6 +25,11 @@ they had no padding, and `cu_seqlens_padded`, where they are: what context paral
 Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
 is a label, 0 elsewhere and on padding.
 
+Where token rows carry fields (`format.token_fields`, `format.row_fields`), both have a float32 array by the name of
+each field per token, in the shape of `labels` and not shifted: the number at a place is that of the token at this
+place, 0 on padding. Fields per row have one value per span, in the order of the spans: `reward` float32 [K], NaN where
+there is none, and `group_id` a list of K texts, None where there is none.
+
 `flat` has the names, shapes and dtypes of transformers' `DataCollatorWithFlattening`, so a model takes it unchanged.
 All arrays are int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
 """
@@ -33,12 +38,14 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Tokens, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.rollout_fields import ROW_FIELDS
 
 Batch: TypeAlias = dict[str, Any]
 """NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""
@@ -69,6 +76,8 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         "max_length_q": longest,
         "max_length_k": longest,
         **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
+        **{name: np.concatenate(values)[None] for name, values in _collect_token_fields(rows).items()},
+        **_join_row_fields(rows),
         **_make_real_bounds(rows, bounds, is_filled=gap > 0),
     }
 
@@ -128,12 +137,35 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
             batch["attention_mask"][i, added] = 0
             batch["segment_ids"][i, added] = -1
     weights = _collect_weights(rows)
-    if weights is None:
-        return dict(batch)
-    laid = np.zeros((len(rows), wide), np.float32)
-    for i, own in enumerate(weights):
-        laid[i, : len(own)] = own
-    return {**batch, WEIGHT_COLUMN: laid}
+    numbers = _collect_token_fields(rows) | ({} if weights is None else {WEIGHT_COLUMN: weights})
+    return {**batch, **{name: _stack_numbers(own, wide) for name, own in numbers.items()}, **_join_row_fields(rows)}
+
+
+def _stack_numbers(rows: Sequence[Weights], wide: int) -> Weights:
+    """Return the numbers of each row's tokens as float32[B, wide], 0 on padding."""
+    stacked = np.zeros((len(rows), wide), np.float32)
+    for i, own in enumerate(rows):
+        stacked[i, : len(own)] = own
+    return stacked
+
+
+def _collect_token_fields(rows: Sequence[PackedSequence]) -> dict[str, list[Weights]]:
+    """Return each field of every sequence; one that a sequence lacks is 0 there."""
+    names = dict.fromkeys(name for row in rows for name in row.token_fields)
+    return {
+        name: [row.token_fields.get(name, np.zeros(len(row.input_ids), np.float32)) for row in rows] for name in names
+    }
+
+
+def _join_row_fields(rows: Sequence[PackedSequence]) -> Batch:
+    """Return the value of each span by field: numbers as one array, names as a list."""
+    joined: Batch = {}
+    for name in dict.fromkeys(name for row in rows for name in row.row_fields):
+        is_text = pa.types.is_string(ROW_FIELDS[name].type)
+        none = None if is_text else np.nan
+        values = [row.row_fields.get(name, np.full(len(row.seq_lengths), none)) for row in rows]
+        joined[name] = np.concatenate(values).tolist() if is_text else np.concatenate(values, dtype=np.float32)
+    return joined
 
 
 def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:

@@ -7,7 +7,7 @@ Position ids are computed from span lengths, which is faster than decoding the c
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights, sum_by_span
 from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
@@ -25,7 +26,8 @@ _OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDIN
 
 def list_columns(stored: Collection[str]) -> list[str]:
     """Return the columns to decode of a shard that has these."""
-    return [*_COLUMNS, *(name for name in _OPTIONAL_COLUMNS if name in stored)]
+    fields = (name for name in ROW_FIELDS if name in stored)
+    return [*_COLUMNS, *(name for name in _OPTIONAL_COLUMNS if name in stored), *find_token_fields(stored), *fields]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,10 @@ class PackedSequence:
 
     If the recipe has `packing.segment_multiple_of`, the last `padding` int32[K] tokens of each span are padding,
     without a target; else there is none, and `padding` is None.
+
+    If token rows carry fields, `token_fields` have a float32[T] by name, each number at the token that it is of, and
+    `row_fields` an array of K values, one per span: a reward is float32 and NaN where there is none, a group's name is
+    text or None.
     """
 
     input_ids: Tokens
@@ -51,6 +57,8 @@ class PackedSequence:
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
     padding: Tokens | None = None
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
 
     @property
     def position_ids(self) -> Ints:
@@ -65,7 +73,11 @@ class PackedSequence:
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.copy() for name, value in own.items() if value is not None})
+        return replace(self, **{name: _copy_values(value) for name, value in own.items() if value is not None})
+
+
+def _copy_values(value: Any) -> Any:
+    return {name: one.copy() for name, one in value.items()} if isinstance(value, Mapping) else value.copy()
 
 
 def make_position_ids(lengths: Tokens) -> Ints:
@@ -88,6 +100,8 @@ class DecodedRowGroup:
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
     padding: Tokens | None = None
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
 
     @classmethod
     def of(cls, columns: Mapping[str, pa.ListArray]) -> "DecodedRowGroup":
@@ -104,12 +118,15 @@ class DecodedRowGroup:
             prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
             margins=_fill_nulls(columns.get("margins"), float("nan")),
             padding=_sum_padding(columns),
+            token_fields={name: columns[name].values.to_numpy() for name in find_token_fields(columns)},
+            row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
         )
 
     @property
     def size_bytes(self) -> int:
         """Return the memory that its tokens take, some bytes less than all of it takes."""
-        return self.ids.nbytes + self.labels.nbytes + (0 if self.weights is None else self.weights.nbytes)
+        numbers = [*self.token_fields.values(), *([] if self.weights is None else [self.weights])]
+        return self.ids.nbytes + self.labels.nbytes + sum(one.nbytes for one in numbers)
 
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""
@@ -117,7 +134,15 @@ class DecodedRowGroup:
         weights = None if self.weights is None else self.weights[here]
         padding = None if self.padding is None else self.padding[spans]
         if self.sides is None:
-            return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights, padding=padding)
+            return PackedSequence(
+                self.ids[here],
+                self.labels[here],
+                self.lengths[spans],
+                weights,
+                padding=padding,
+                token_fields={name: values[here] for name, values in self.token_fields.items()},
+                row_fields={name: values[spans] for name, values in self.row_fields.items()},
+            )
         return PackedSequence(
             self.ids[here],
             self.labels[here],
@@ -137,6 +162,11 @@ def _sum_padding(columns: Mapping[str, pa.ListArray]) -> Tokens | None:
     segments, spans = columns[PADDING_COLUMN], columns["seq_lengths"]
     offsets = (np.asarray(one.offsets, np.int64) for one in (segments, spans))
     return sum_by_span(segments.values.to_numpy(), *offsets)
+
+
+def _decode_row_field(column: pa.ListArray) -> NDArray[Any]:
+    """Return a field's value for each span, which is a segment: NaN for a missing number, None for a missing text."""
+    return column.values.to_numpy(zero_copy_only=False)
 
 
 def _fill_nulls(column: pa.ListArray | None, null: float) -> Any:

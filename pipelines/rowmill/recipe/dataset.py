@@ -96,4 +96,5 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
         is_open=not dataset.packing.block_cross_document_attention,
         has_weights=bool(dataset.loss.weights),
         objective=dataset.format.get_objective(),
+        fields=dataset.format.get_rollout_fields().names,
     )

@@ -31,6 +31,7 @@ from rowmill.recipe.defaults import check_defaults, drop_validation_shares, pars
 from rowmill.recipe.execution import Execution
 from rowmill.recipe.overrides import apply_overrides, is_records
 from rowmill.schema.examples import Objective
+from rowmill.schema.rollout_fields import RolloutFields, join_fields
 from rowmill.sources import GeneratedSource
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tokenization.tokenizer_source import (
@@ -185,6 +186,18 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _row_fields_have_a_span(self) -> "Recipe":
+        for name in self.rollout_fields.per_row:
+            for dataset, options in self.datasets.items():
+                if not options.packing.block_cross_document_attention:
+                    raise ValueError(
+                        f"datasets.{dataset}.packing.block_cross_document_attention: false, and {name} is a field of "
+                        "rows; such a field is the value of an attention span, so each row must be one; set it to "
+                        "true, or drop format.row_fields"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _exports_are_possible(self) -> "Recipe":
         prospect = RecipeSummary(
             self.seq_len, {name: summarize_dataset(dataset) for name, dataset in self.datasets.items()}
@@ -213,6 +226,11 @@ class Recipe(Config):
     def has_loss_weights(self) -> bool:
         """Whether shards have a weight per token: all shards do if any dataset has weights."""
         return any(dataset.loss.weights for dataset in self.datasets.values())
+
+    @property
+    def rollout_fields(self) -> RolloutFields:
+        """The fields that token rows carry: all shards have those of every dataset."""
+        return join_fields(dataset.format.get_rollout_fields() for dataset in self.datasets.values())
 
     @property
     def segment_multiple_of(self) -> int:

@@ -33,6 +33,7 @@ from rowmill.inspection.lineage import RowOrigin, SegmentLocation, SequenceOccur
 from rowmill.inspection.sequence_trace import SequenceTrace, TokenTrace
 from rowmill.inspection.template_reports import TemplateReport
 from rowmill.inspection.trace import RowTrace
+from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import ROW_KIND_COLUMNS
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
@@ -122,11 +123,12 @@ def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _render_kind_columns(row: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Show what a row of its kind has beside messages and texts."""
-    for field in ROW_KIND_COLUMNS.get(row["kind"], ()):
-        value = row.get(field.name)
+    """Show what a row of its kind has beside messages and texts, and the fields that its dataset declares."""
+    declared = (*find_token_fields(row), *ROW_FIELDS)
+    for name in (*(field.name for field in ROW_KIND_COLUMNS.get(row["kind"], ())), *declared):
+        value = row.get(name)
         if value is not None:
-            yield label_value(field.name, _flatten_text(value if type(value) is str else to_json(value)))
+            yield label_value(name, _flatten_text(value if type(value) is str else to_json(value)))
 
 
 def _format_message(message: Mapping[str, Json]) -> str:

@@ -76,6 +76,8 @@ COLUMN_DOCS: Final[Mapping[str, str]] = {
     "rejected": "The other answer, as JSON text of its messages.",
     "label": "Whether the one answer is good.",
     "margin": "By how much the chosen answer is better.",
+    "reward": "The reward of the row, or of each segment's row.",
+    "group_id": "The row's group, such as the samples of one prompt, or that of each segment's row.",
     "sides": "1 for a chosen or good answer, 0 for a rejected or bad one.",
     "side_lengths": "Tokens of each side.",
     "prompt_length": "Tokens of the prompt, with which each side begins.",

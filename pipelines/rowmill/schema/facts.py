@@ -125,6 +125,9 @@ class CanonicalRowsFacts:
     # Prompts only.
     ground_truth_conflicts: int | Uncounted = UNCOUNTED
     """Prompts of which equal copies have different ground truths."""
+    # Token rows with declared fields only.
+    fields_absent: float | str | Uncounted = UNCOUNTED
+    """Share of rows without a value of the declared field that most rows lack."""
     # Preferences only.
     swapped_pairs: int | Uncounted = UNCOUNTED
     """Pairs of which another one prefers the other side."""

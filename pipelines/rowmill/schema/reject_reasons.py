@@ -165,9 +165,15 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "a mask holds other values than 0 and 1, labels are no integers, or a length is no count",
         "correct the column, or name another in `format.mask_fields`",
     ),
+    "bad_field": ReasonDescription(
+        "rows",
+        "a column of `format.token_fields` is no flat list of finite numbers, a reward no finite number, or a group's "
+        "id neither text nor an integer",
+        "correct the column, or take it off the list",
+    ),
     "length_mismatch": ReasonDescription(
         "rows",
-        "ids and their mask, labels or attention mask have different lengths",
+        "ids and their mask, labels, attention mask or a field of their tokens have different lengths",
         "correct the record; a mask of the last tokens needs `response_length`",
     ),
     "labels_disagree": ReasonDescription(

@@ -155,7 +155,7 @@ class Row:
     domain: str | None = None
     report: ParseReport = ParseReport()
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values of the kind's own columns (`ROW_KIND_COLUMNS`)."""
+    """Values of the kind's own columns (`ROW_KIND_COLUMNS`), and of the fields that its options add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,9 @@ ROW_SCHEMA = pa.schema(
 """A part of `canonical_rows`; row order is source order. `dedupe_key` is set if it differs from `content_hash`."""
 
 
-def make_row_schema(kind: RowKind) -> pa.Schema:
-    """Return the schema of a part of a dataset whose rows are of one kind."""
-    return pa.schema([*ROW_SCHEMA, *ROW_KIND_COLUMNS.get(kind, ())])
+def make_row_schema(kind: RowKind, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the schema of a part of a dataset whose rows are of one kind; it ends with what its options add."""
+    return pa.schema([*ROW_SCHEMA, *ROW_KIND_COLUMNS.get(kind, ()), *columns])
 
 
 NORMALIZATION_COLUMNS = (

@@ -8,11 +8,12 @@ content hash that proves that no token was lost or copied. What does not: the pl
     position_ids    0    1  2 |  0    1
     seq_lengths     3           2
 
-If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target.
+If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target. Fields of its token
+rows (`schema/rollout_fields.py`) have a column each, not shifted, 0 on padding.
 
 The content hash is a sum over segments, so it does not depend on their order: BLAKE2b-128 of (example id, start,
-token bytes, target mask, weights if any) modulo 2^128. It is computed from examples and plan, and again from the
-written shards; counts alone would not detect a packer that replaces tokens by copies of others.
+token bytes, target mask, weights and fields if any) modulo 2^128. It is computed from examples and plan, and again from
+the written shards; counts alone would not detect a packer that replaces tokens by copies of others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
+from rowmill.schema.rollout_fields import find_token_fields, make_token_columns
 from rowmill.schema.rows import PADDING_COLUMN
 from rowmill.shards import gather
 from rowmill.shards.segment_padding import PaddedSegments, drop_padding
@@ -73,22 +75,29 @@ SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_
 do."""
 
 
-def make_sequence_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+def make_sequence_schema(
+    *, weighted: bool, token_fields: Iterable[str] = (), columns: Iterable[pa.Field] = ()
+) -> pa.Schema:
     """Return the columns of sequences in training order; `weighted` adds the loss weights.
 
-    `columns` are those of a segment that only one kind of rows has (`rows.SEGMENT_COLUMNS`).
+    `token_fields` are further numbers of each token. `columns` are those of a segment that not all recipes have: of one
+    kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
     """
-    return _extend_schema(SEQUENCE_SCHEMA, columns, weighted=weighted)
+    return _extend_schema(SEQUENCE_SCHEMA, token_fields, columns, weighted=weighted)
 
 
-def make_shard_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
+def make_shard_schema(
+    *, weighted: bool, token_fields: Iterable[str] = (), columns: Iterable[pa.Field] = ()
+) -> pa.Schema:
     """Return the columns of a packed shard, as `make_sequence_schema` does those of sequences."""
-    return _extend_schema(SHARD_SCHEMA, columns, weighted=weighted)
+    return _extend_schema(SHARD_SCHEMA, token_fields, columns, weighted=weighted)
 
 
-def _extend_schema(schema: pa.Schema, columns: Iterable[pa.Field], *, weighted: bool) -> pa.Schema:
+def _extend_schema(
+    schema: pa.Schema, token_fields: Iterable[str], columns: Iterable[pa.Field], *, weighted: bool
+) -> pa.Schema:
     lists = (pa.field(one.name, pa.list_(one.type), nullable=False) for one in columns)
-    return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *lists])
+    return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *make_token_columns(token_fields), *lists])
 
 
 def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
@@ -105,8 +114,8 @@ class Segments:
 
     `ids` and `mask` have one entry per token; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
-    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights. `columns` have one
-    entry per segment, for one kind of rows.
+    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights. `token_fields` have
+    one entry per token, too, and `columns` one entry per segment; most recipes have none.
     """
 
     ids: Tokens
@@ -116,6 +125,7 @@ class Segments:
     example_ids: pa.Array
     starts: Tokens
     weights: Weights | None = None
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
 
@@ -153,7 +163,7 @@ def make_shard_table(
     token_offsets = segments.offsets[segments.sequence_offsets]
     counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORED_LABEL)))
     count = len(segments.sequence_offsets) - 1
-    stored = _StoredTokens(segments.ids, spans.labels, segments.weights, token_offsets)
+    stored = _StoredTokens(segments.ids, spans.labels, segments.weights, segments.token_fields, token_offsets)
     if padding is not None:
         stored = _pad_tokens(stored, segments, padding)
     columns = [
@@ -171,13 +181,14 @@ def make_shard_table(
     ]
     if stored.weights is not None:
         columns.append(make_list_array(stored.offsets, stored.weights))
+    columns += [make_list_array(stored.offsets, values) for values in stored.fields.values()]
     values = dict(segments.columns)
     if padding is not None:
         values[PADDING_COLUMN] = pa.array(padding.lengths)
     own = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
     offsets = pa.array(segments.sequence_offsets, pa.int32())
     columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
-    schema = make_shard_schema(weighted=segments.weights is not None, columns=own)
+    schema = make_shard_schema(weighted=segments.weights is not None, token_fields=stored.fields, columns=own)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -188,6 +199,7 @@ class _StoredTokens:
     ids: Tokens
     labels: Tokens
     weights: Weights | None
+    fields: Mapping[str, Weights]
     offsets: Ints
 
 
@@ -197,6 +209,7 @@ def _pad_tokens(tokens: _StoredTokens, segments: Segments, padding: Padding) -> 
         ids=padded.insert(tokens.ids, padding.pad_id),
         labels=padded.insert(tokens.labels, IGNORED_LABEL),
         weights=None if tokens.weights is None else padded.insert(tokens.weights, 0),
+        fields={name: padded.insert(values, 0) for name, values in tokens.fields.items()},
         offsets=padded.offsets[segments.sequence_offsets],
     )
 
@@ -207,7 +220,14 @@ def choose_pad_id(card: Mapping[str, Any]) -> int:
 
 
 def make_fillers(
-    count: int, *, pad_id: int, dataset: str, weighted: bool, columns: Iterable[pa.Field] = (), multiple: int = 1
+    count: int,
+    *,
+    pad_id: int,
+    dataset: str,
+    weighted: bool,
+    token_fields: Iterable[str] = (),
+    columns: Iterable[pa.Field] = (),
+    multiple: int = 1,
 ) -> pa.Table:
     """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences.
 
@@ -222,6 +242,7 @@ def make_fillers(
         example_ids=pa.array([""] * count, pa.string()),
         starts=np.zeros(count, np.int32),
         weights=np.zeros(2 * count, np.float32) if weighted else None,
+        token_fields={name: np.zeros(2 * count, np.float32) for name in token_fields},
         columns={one.name: pa.nulls(count, one.type) for one in columns},
     )
     spans = Spans(
@@ -274,6 +295,7 @@ def recover_segments(table: pa.Table) -> Segments:
         example_ids=names.flatten(),
         starts=_flatten_shard_column(table, "starts"),
         weights=_flatten_shard_column(table, WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
+        token_fields={name: _flatten_shard_column(table, name) for name in find_token_fields(table.column_names)},
     )
 
 
@@ -284,7 +306,8 @@ def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
-    # Without weights nothing is added, so that hashes of recipes without weights are those of older builds.
+    # Without weights and fields nothing is added, so that hashes of other recipes are those of older builds.
+    fields = [segments.token_fields[name].astype("<f4").tobytes() for name in sorted(segments.token_fields)]
     weights = b"" if segments.weights is None else segments.weights.astype("<f4").tobytes()
     starts = segments.starts.astype("<i8").tobytes()
     bounds: list[int] = segments.offsets.tolist()
@@ -297,7 +320,7 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
             tokens[4 * left : 4 * right],
             flags[left:right],
             weights[4 * left : 4 * right],
-        )
+        ) + b"".join([values[4 * left : 4 * right] for values in fields])
         yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
 
 

@@ -22,6 +22,7 @@ from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File
+from rowmill.schema.rollout_fields import find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN
 
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
@@ -73,7 +74,7 @@ def drop_padding(table: pa.Table) -> pa.Table:
     padded = PaddedSegments.of(lengths, padding)
     kept = compute_offsets(lengths)[segments]
     columns = {name: table.column(name) for name in table.column_names if name != PADDING_COLUMN}
-    for name in _TOKEN_COLUMNS:
+    for name in (*_TOKEN_COLUMNS, *find_token_fields(table.column_names)):
         if name in columns:
             columns[name] = make_list_array(kept, _flatten(table, name)[padded.places])
     if "seq_lengths" in columns:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather
 
@@ -30,8 +31,9 @@ class SequenceBatch:
 
     ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
     int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
-    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens. `columns` have the values per
-    segment that only one kind of rows has (`rows.SEGMENT_COLUMNS`).
+    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens. `token_fields` are further
+    float32[T] by name. `columns` have the values per segment that not all recipes have: of one kind of rows
+    (`rows.SEGMENT_COLUMNS`), and fields of a row.
     """
 
     ids: Tokens
@@ -44,6 +46,7 @@ class SequenceBatch:
     starts: Tokens
     datasets: pa.Array
     numbers: Ints
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
     def __len__(self) -> int:
@@ -124,6 +127,9 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
         starts=np.concatenate([one.starts for one in pieces])[back],
         datasets=pa.concat_arrays([one.datasets for one in pieces]).take(pa.array(heads)),
         numbers=np.concatenate([one.numbers for one in pieces])[heads],
+        token_fields={
+            name: np.concatenate([one.token_fields[name] for one in pieces])[tokens] for name in pieces[0].token_fields
+        },
         columns={
             name: pa.concat_arrays([one.columns[name] for one in pieces]).take(pa.array(back)) for name in sorted(own)
         },
@@ -143,6 +149,7 @@ class _FileSegments:
     is_open: Bools
     datasets: pa.Array
     numbers: Ints
+    token_fields: Mapping[str, Weights]
     columns: Mapping[str, pa.Array]
 
 
@@ -163,6 +170,9 @@ def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
         is_open=is_open[rows],
         datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
         numbers=table.column("sequence_id").to_numpy()[rows],
+        token_fields={
+            name: _flatten_list_values(table, name)[tokens] for name in find_token_fields(table.column_names)
+        },
         columns={
             name: table.column(name).chunk(0).values.take(pa.array(wanted))
             for name in _SEGMENT_COLUMN_NAMES
@@ -171,7 +181,9 @@ def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
     )
 
 
-_SEGMENT_COLUMN_NAMES = sorted({one.name for columns in SEGMENT_COLUMNS.values() for one in columns})
+_SEGMENT_COLUMN_NAMES = sorted(
+    {one.name for columns in SEGMENT_COLUMNS.values() for one in columns} | ROW_FIELDS.keys()
+)
 
 
 def _flatten_list_values(table: pa.Table, name: str) -> Any:
@@ -216,6 +228,7 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
             _REBUILD_ADVICE,
         )
     of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
+    of_tokens = [*of_tokens, *sequences.token_fields.values()]
     for one in of_tokens:
         if len(one) != len(ids):
             _raise_integrity_error(

@@ -54,8 +54,9 @@ def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
 
 
 def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
-    """Return what shards have of each segment: the columns of its kind of rows, and padding if the recipe pads."""
-    return [*SEGMENT_COLUMNS.get(kind, ()), *([PADDING_FIELD] if recipe.segment_multiple_of > 1 else [])]
+    """Return what shards have of each segment: columns of its kind, declared fields, and padding if the recipe pads."""
+    padding = [PADDING_FIELD] if recipe.segment_multiple_of > 1 else []
+    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *padding]
 
 
 def get_packed_shards(work: StageContext) -> dict[str, Manifest]:

@@ -249,6 +249,8 @@ class Example:
     domain: str | None = None
     """The example's domain, if a custom class sets it; else its row's domain applies."""
     weights: Weights | None = None
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    """Further numbers of each token by name, float32[T]: what the row's options declare."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of the columns that only examples of its kind of rows have (`rows.EXAMPLE_COLUMNS`)."""
 
@@ -261,6 +263,7 @@ class Example:
             ids=self.ids[start:stop],
             mask=mask,
             weights=weights,
+            token_fields={name: values[start:stop] for name, values in self.token_fields.items()},
             span_starts=np.maximum(self.span_starts[inside] - start, 0),
             span_messages=self.span_messages[inside],
             span_kinds=self.span_kinds[inside],
@@ -280,6 +283,7 @@ class Example:
             ids=self.ids[kept],
             mask=mask,
             weights=weights,
+            token_fields={name: values[kept] for name, values in self.token_fields.items()},
             span_starts=starts[nonempty],
             span_messages=self.span_messages[nonempty],
             span_kinds=self.span_kinds[nonempty],

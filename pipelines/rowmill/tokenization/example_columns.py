@@ -5,7 +5,7 @@ does not: encoding (`example_encoding.py`), the schema (`rowmill.schema.examples
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class ExampleColumns:
     """The examples' domains, if a custom class sets them; empty: the rows' domains apply."""
     weights: Weights | None = None
     """The loss weight of every token; None: every target has weight 1."""
+    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    """Further numbers of every token by name; an absent field is 0.0."""
     own: "tuple[Mapping[str, Any], ...]" = ()
     """Values of the columns that only examples of one kind of rows have; empty: their builder makes none."""
 
@@ -92,6 +94,12 @@ class ExampleColumns:
             schema=make_example_schema(weighted=weighted),
         )
 
+    def list_token_field(self, name: str) -> pa.ListArray:
+        """Return a field per token as a column of the examples."""
+        values = self.token_fields.get(name)
+        zeros = np.zeros(len(self.ids), np.float32)
+        return make_list_array(compute_offsets(self.lengths), zeros if values is None else values)
+
     def verified(self) -> int:
         """Count examples whose token mask agrees with the kinds of their tokens.
 
@@ -134,6 +142,7 @@ def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
         removed={name: np.array([getattr(one, name) for one in examples], np.int64) for name in _REMOVED_COLUMNS},
         domains=tuple(one.domain for one in examples) if any(one.domain for one in examples) else (),
         weights=_concat_weights([(one.mask, one.weights) for one in examples]),
+        token_fields=_concat_fields([(len(one.ids), one.token_fields) for one in examples]),
         own=tuple(one.columns for one in examples) if any(one.columns for one in examples) else (),
     )
 
@@ -165,14 +174,19 @@ def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
         return several[0]
     removed = {name for one in several for name in one.removed}
     none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
-    names = [name for name in ExampleColumns.__slots__ if name not in ("removed", "domains", "weights", "own")]
+    names = [name for name in ExampleColumns.__slots__ if name not in _OPTIONAL_COLUMNS]
     parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in names}
     taken = {name: np.concatenate([one.removed.get(name, none[id(one)]) for one in several]) for name in removed}
     own = any(one.domains for one in several)
     domains = tuple(name for one in several for name in one.domains or [None] * len(one.rows)) if own else ()
     weights = _concat_weights([(one.mask, one.weights) for one in several])
+    fields = _concat_fields([(len(one.ids), one.token_fields) for one in several])
     of_kind = tuple(values for one in several for values in one.own)
-    return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights, own=of_kind)
+    return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights, token_fields=fields, own=of_kind)
+
+
+_OPTIONAL_COLUMNS = ("removed", "domains", "weights", "token_fields", "own")
+"""Columns that some examples lack."""
 
 
 def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:
@@ -186,6 +200,15 @@ def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weight
     if all(weights is None for _, weights in several):
         return None
     return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
+
+
+def _concat_fields(several: "Sequence[tuple[int, Mapping[str, Weights]]]") -> dict[str, Weights]:
+    """Concatenate fields of so many tokens each; a field that some lack is 0.0 there."""
+    names = dict.fromkeys(name for _, fields in several for name in fields)
+    return {
+        name: np.concatenate([fields.get(name, np.zeros(tokens, np.float32)) for tokens, fields in several])
+        for name in names
+    }
 
 
 def _concat_arrays(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any]":

@@ -1,4 +1,4 @@
-"""Cut the tokens of one example, or prepend a BOS: ids, mask, weights and spans together, counting removed tokens.
+"""Cut the tokens of one example, or prepend a BOS: ids and all that belongs to them together, counting removed tokens.
 
 What belongs here: cuts of one example. What does not: truncating a conversation by its structure
 (`conversation/truncation.py`), when to cut (`example_length.py`).
@@ -54,6 +54,9 @@ def prepend_bos(example: Example, bos_id: int) -> Example:
         ids=np.concatenate((np.array([bos_id], np.int32), example.ids)),
         mask=np.concatenate((np.zeros(1, bool), example.mask)),
         weights=None if example.weights is None else np.concatenate((np.zeros(1, np.float32), example.weights)),
+        token_fields={
+            name: np.concatenate((np.zeros(1, np.float32), values)) for name, values in example.token_fields.items()
+        },
         span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
         span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),
         span_kinds=np.concatenate((np.full(1, TEMPLATE_KIND, np.int8), example.span_kinds[kept])),

@@ -1,4 +1,4 @@
-"""Facts that only rows of one kind have: of preferences their margins and labels, of prompts their ground truths.
+"""Facts that only rows of one kind have: margins and labels of preferences, ground truths of prompts, tokens' fields.
 
 What belongs here: counting them over all parts of a dataset. What does not: the facts of all rows (`stage.py`), the
 checks (`checks/catalog.py`).
@@ -9,6 +9,8 @@ from typing import Any
 
 import polars as pl
 
+from rowmill.formats.tokens import WITHOUT_FIELD
+from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, Part
 from rowmill.schema.rows import make_row_schema
 from rowmill.stages.base import StageContext, compute_share, scan_rows
@@ -42,6 +44,17 @@ def measure_preferences(work: StageContext, final: Sequence[Part]) -> dict[str, 
         if work.recipe.objective == "unpaired"
         else NOT_APPLICABLE,
     }
+
+
+def measure_fields(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+    """Return the share of rows that lack the declared field that most rows lack; nothing where none is declared."""
+    names = work.dataset.format.get_rollout_fields().names
+    if not names:
+        return {}
+    notes = sum_counts(part.facts["notes"] for part in made)
+    rows = sum(sum(part.facts["schemas"].values()) for part in made)
+    lacking = max(notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names)
+    return {"fields_absent": compute_share(lacking, rows) if rows else NOT_APPLICABLE}
 
 
 def find_truth_conflicts(work: StageContext, made: Sequence[Part]) -> list[str] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
@@ -113,7 +114,7 @@ def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, 
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(work, final)
     facts = _count_rows(work, scanned, final, groups, boundaries, filtered)
-    facts = replace(facts, **kind_facts.measure_preferences(work, final))
+    facts = replace(facts, **kind_facts.measure_preferences(work, final), **kind_facts.measure_fields(work, made))
     conflicts = kind_facts.find_truth_conflicts(work, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
@@ -254,8 +255,12 @@ def _build_rows_output(
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
         | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
-        schema=tuple((f.name, str(f.type)) for f in make_row_schema(work.dataset.row_kind)),
+        schema=tuple((f.name, str(f.type)) for f in _make_dataset_schema(work)),
     )
+
+
+def _make_dataset_schema(work: StageContext) -> pa.Schema:
+    return make_row_schema(work.dataset.row_kind, work.dataset.format.get_rollout_fields().columns)
 
 
 def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:

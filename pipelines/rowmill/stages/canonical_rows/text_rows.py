@@ -30,7 +30,6 @@ from rowmill.schema.rows import (
     ParseReport,
     Rejected,
     Row,
-    RowKind,
     count_messages,
     make_row_schema,
 )
@@ -61,8 +60,8 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     splitter = Splitter(task.dataset.splits, by_group=task.dataset.format.has_groups(task.dataset))
     log = RejectLog(CANONICAL_ROWS)
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    kind = task.dataset.row_kind
-    columns = _RowColumns(task.dataset_name, kind, task.taken[0][0], splitter, by_prefix=by_prefix)
+    schema = make_row_schema(task.dataset.row_kind, task.dataset.format.get_rollout_fields().columns)
+    columns = _RowColumns(task.dataset_name, schema, task.taken[0][0], splitter, by_prefix=by_prefix)
     left_out: list[str] = []
     further = 0
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
@@ -84,10 +83,10 @@ class _RowColumns:
     """Canonical rows of a part, column by column."""
 
     def __init__(
-        self, dataset: str, kind: RowKind, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool
+        self, dataset: str, schema: pa.Schema, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool
     ) -> None:
         self.dataset = dataset
-        self.kind: RowKind = kind
+        self.schema = schema
         self.by_prefix = by_prefix
         self.hint: SplitHint | None = part.split_hint
         self.splitter = splitter
@@ -135,7 +134,7 @@ class _RowColumns:
         return None
 
     def table(self) -> pa.Table:
-        """Return the rows in the schema of the dataset's kind."""
+        """Return the rows in the dataset's schema."""
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         columns: list[Any] = [
@@ -145,7 +144,7 @@ class _RowColumns:
             [_hash_prompt(r) for r in rows],
             *_report_columns([row.report for row in rows]),
         ]  # fmt: skip
-        schema = make_row_schema(self.kind)
+        schema = self.schema
         own = schema.names[len(columns) :]
         columns += [pa.array([row.columns.get(name) for row in rows], schema.field(name).type) for name in own]
         return pa.table(columns, schema=schema)

@@ -105,7 +105,9 @@ def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Par
 def make_rank_schema(work: StageContext) -> pa.Schema:
     """Return the columns of a rank's shards."""
     columns = inputs.list_segment_columns(work.recipe, get_row_kind(work.recipe))
-    return native.make_sequence_schema(weighted=work.recipe.has_loss_weights, columns=columns)
+    return native.make_sequence_schema(
+        weighted=work.recipe.has_loss_weights, token_fields=work.recipe.rollout_fields.per_token, columns=columns
+    )
 
 
 def _parse_rank(name: str) -> int:

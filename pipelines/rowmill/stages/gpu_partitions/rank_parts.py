@@ -44,6 +44,7 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
             "weighted": recipe.has_loss_weights,
             # Recipes with the defaults keep their identity.
             **({} if recipe.partitions.layout == "copied" else {"layout": recipe.partitions.layout}),
+            **recipe.rollout_fields.describe(),
             **({} if recipe.segment_multiple_of == 1 else {"segment_multiple_of": recipe.segment_multiple_of}),
         },
         "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},

@@ -63,7 +63,8 @@ class RankSources:
             pad_id=native.choose_pad_id(card),
             dataset="",
             weighted=recipe.has_loss_weights,
-            columns=SEGMENT_COLUMNS.get(get_row_kind(recipe), ()),
+            token_fields=recipe.rollout_fields.per_token,
+            columns=(*SEGMENT_COLUMNS.get(get_row_kind(recipe), ()), *recipe.rollout_fields.row_columns),
             multiple=recipe.segment_multiple_of,
         )
 

@@ -52,6 +52,7 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.weights, recipe.has_loss_weights],
         **describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
+        **recipe.rollout_fields.describe(),
         # Shards of other rows keep their identity.
         **({"shards": "by mean length"} if dataset.row_kind == "prompt" else {}),
     }
@@ -119,6 +120,7 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
         card=_format_card(work),
         stores_weights=work.recipe.has_loss_weights,
         weighted=work.recipe.has_loss_weights,
+        fields=work.recipe.rollout_fields,
         pad_id=_choose_pad_id(work),
         splits=np.full(sum(file.rows for file in files), SPLITS.index("validation"), np.int8),
         planned=held.plan,
@@ -205,6 +207,7 @@ def _make_task(
         card=_format_card(work),
         stores_weights=work.dataset.loss.weights,
         weighted=work.recipe.has_loss_weights,
+        fields=work.recipe.rollout_fields,
         pad_id=_choose_pad_id(work),
         stretches=stretches,
         splits=joined,

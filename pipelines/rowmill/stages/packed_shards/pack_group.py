@@ -30,6 +30,7 @@ from rowmill.packing.plan import count_best_fit
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
+from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.segment_padding import drop_padding
@@ -100,6 +101,7 @@ class PackGroupTask:
     card: Mapping[str, str]
     stores_weights: bool
     weighted: bool
+    fields: RolloutFields
     stretches: Mapping[str, StreamStretch] | None = None
     splits: "NDArray[np.int8] | None" = None
     planned: SplitPlan | None = None
@@ -124,6 +126,7 @@ def pack_group(task: PackGroupTask) -> Part:
             card=task.card,
             packing=task.rules.packing,
             row_kind=task.rules.row_kind,
+            fields=task.fields,
             group_rows=native.count_group_rows(task.rules.seq_len),
             pad_id=task.pad_id,
         )
@@ -211,14 +214,15 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
     ids = _make_array(scratch, "ids", np.int32, task.tokens)
     mask = _make_array(scratch, "mask", np.bool_, task.tokens)
     weights = _make_array(scratch, "weights", np.float32, task.tokens) if task.weighted else None
+    fields = {name: _make_array(scratch, name, np.float32, task.tokens) for name in task.fields.per_token}
     own = [field.name for field in EXAMPLE_COLUMNS.get(task.rules.row_kind, ())]
     small: list[pa.Table] = []
     at = 0
     for file in task.files:
-        table = store.table(
-            file, [*_SMALL_COLUMNS, *_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ()), *own]
-        )
-        small.append(table.select([*_SMALL_COLUMNS, *own]))
+        stored = [*_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ()), *task.fields.names]
+        # A field that a dataset does not declare is not in its examples, and not read.
+        table = _fill_row_fields(store.table(file, [*_SMALL_COLUMNS, *stored, *own]), task.fields)
+        small.append(table.select([*_SMALL_COLUMNS, *own, *task.fields.per_row]))
         flat = _flatten(table, "input_ids")
         end = at + len(flat)
         ids[at:end] = flat
@@ -226,13 +230,24 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
         if weights is not None:
             # Examples of a dataset without loss weights weigh 1 where the mask is true.
             weights[at:end] = _flatten(table, WEIGHT_COLUMN if task.stores_weights else "loss_mask")
+        for name, values in fields.items():
+            values[at:end] = _flatten(table, name) if name in table.column_names else 0
         at = end
     assert at == task.tokens, (at, task.tokens)
     columns = pa.concat_tables(small)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
     example_ids = columns.column("example_id").combine_chunks()
-    tokens = GroupTokens(ids, mask, weights, offsets, example_ids, columns.select(own).combine_chunks())
+    of_kind = columns.select([*own, *task.fields.per_row]).combine_chunks()
+    tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind)
     return tokens, _make_group_lengths(task, columns, [table.num_rows for table in small], tokens)
+
+
+def _fill_row_fields(examples: pa.Table, fields: RolloutFields) -> pa.Table:
+    """Add the fields of rows that these examples lack, as nulls."""
+    for field in fields.row_columns:
+        if field.name not in examples.column_names:
+            examples = examples.append_column(field, pa.nulls(examples.num_rows, field.type))
+    return examples
 
 
 _SMALL_COLUMNS = ("example_id", "tokens", "trained_tokens", "split")

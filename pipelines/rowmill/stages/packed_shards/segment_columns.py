@@ -1,4 +1,4 @@
-"""What only shards of one kind of rows have: values per segment, and the two sides of a pair as segments.
+"""What only some shards have: values per segment, and the two sides of a pair as segments.
 
 What belongs here: the columns of a plan's segments, from those of its examples. What does not: the columns that all
 shards have (`shards/native.py`), which columns there are (`schema/rows.py`).
@@ -7,12 +7,13 @@ shards have (`shards/native.py`), which columns there are (`schema/rows.py`).
     segments  0 1 2 │ 0 1 2 3                            an attention span each, always in one sequence
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.packing.layout import SequencePlan
-from rowmill.schema.rows import SEGMENT_COLUMNS, RowKind
 
 SIDE_LENGTHS = "side_lengths"
 
@@ -30,9 +31,9 @@ def part_sides(plan: SequencePlan, examples: pa.Table) -> SequencePlan:
     return SequencePlan(before[plan.sequence_offsets], np.repeat(plan.examples, counts), ranges)
 
 
-def make_segment_columns(kind: RowKind, examples: pa.Table, plan: SequencePlan) -> dict[str, pa.Array]:
+def make_segment_columns(columns: Iterable[pa.Field], examples: pa.Table, plan: SequencePlan) -> dict[str, pa.Array]:
     """Return the values of each segment of a plan whose sides are parted, by column."""
-    return {field.name: _take(examples, field.name, plan).cast(field.type) for field in SEGMENT_COLUMNS.get(kind, ())}
+    return {field.name: _take(examples, field.name, plan).cast(field.type) for field in columns}
 
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "margins": "margin"}

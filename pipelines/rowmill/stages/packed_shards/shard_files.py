@@ -23,7 +23,8 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import RowKind
+from rowmill.schema.rollout_fields import RolloutFields
+from rowmill.schema.rows import SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
@@ -55,20 +56,26 @@ SEGMENTS = pa.schema(
 class GroupTokens:
     """The examples of a group end to end: `offsets` int64[N + 1] cut their tokens.
 
-    `weights` are None if the recipe has none. The arrays may be mapped from a file.
+    `weights` are None if the recipe has none; `fields` are its further numbers of each token, by name. The arrays may
+    be mapped from a file.
     """
 
     ids: Tokens
     mask: Bools
     weights: Weights | None
+    fields: Mapping[str, Weights]
     offsets: Ints
     example_ids: pa.Array
     own: pa.Table
-    """The columns that only examples of one kind of rows have; a table without columns for other kinds."""
+    """The columns that only examples of one kind of rows have, and the fields of rows; mostly without columns."""
 
     def weights_at(self, index: Ints, targets: Bools) -> Weights | None:
         """Return the weights of some tokens, 0 on those that are no `targets`."""
         return None if self.weights is None else np.where(targets, self.weights[index], np.float32(0))
+
+    def fields_at(self, index: Ints) -> dict[str, Weights]:
+        """Return the further numbers of some tokens."""
+        return {name: values[index] for name, values in self.fields.items()}
 
     def take(self, numbers: Ints, trained: Ints) -> pa.Table:
         """Return some examples as a table that can be packed like a part; `trained` int64[N] are their targets."""
@@ -85,6 +92,7 @@ class GroupTokens:
         }
         if self.weights is not None:
             columns[WEIGHT_COLUMN] = make_list_array(cut, self.weights[index])
+        columns |= {name: make_list_array(cut, values[index]) for name, values in self.fields.items()}
         own = self.own.take(pa.array(numbers))
         return pa.table(columns | {name: own.column(name) for name in own.column_names})
 
@@ -125,6 +133,7 @@ def _hash_segments(
         tokens.example_ids.take(pa.array(plan.examples[some])),
         starts.astype(np.int32),
         tokens.weights_at(index, targets),
+        tokens.fields_at(index),
     )
     return sum(native.hash_segments(segments, targets))
 
@@ -153,6 +162,7 @@ class ShardWriter:
     card: Mapping[str, str]
     packing: Packing
     row_kind: RowKind
+    fields: RolloutFields
     group_rows: int
     pad_id: int | None
     """None: the recipe does not pad segments."""
@@ -206,7 +216,10 @@ class ShardWriter:
             example_ids=tokens.example_ids.take(pa.array(plan.examples)),
             starts=plan.ranges[:, 0],
             weights=tokens.weights_at(index, labels != IGNORED_LABEL),
-            columns=make_segment_columns(self.row_kind, tokens.own, plan),
+            token_fields=tokens.fields_at(index),
+            columns=make_segment_columns(
+                [*SEGMENT_COLUMNS.get(self.row_kind, ()), *self.fields.row_columns], tokens.own, plan
+            ),
         )
         padding = None
         if self.pad_id is not None:

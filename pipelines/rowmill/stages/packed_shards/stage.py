@@ -146,7 +146,9 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 
 def _make_packed_schema(work: StageContext) -> pa.Schema:
     own = inputs.list_segment_columns(work.recipe, work.dataset.row_kind)
-    return native.make_shard_schema(weighted=work.recipe.has_loss_weights, columns=own)
+    return native.make_shard_schema(
+        weighted=work.recipe.has_loss_weights, token_fields=work.recipe.rollout_fields.per_token, columns=own
+    )
 
 
 def _measure_padding(work: StageContext, shards: Sequence[Part], tokens: int) -> dict[str, Any]:

@@ -324,7 +324,8 @@ def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) 
 
 
 def _make_part_schema(dataset: Dataset) -> pa.Schema:
-    return make_example_schema(weighted=dataset.loss.weights, columns=EXAMPLE_COLUMNS.get(dataset.row_kind, ()))
+    columns = (*EXAMPLE_COLUMNS.get(dataset.row_kind, ()), *dataset.format.get_rollout_fields().columns)
+    return make_example_schema(weighted=dataset.loss.weights, columns=columns)
 
 
 def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

@@ -30,6 +30,7 @@ from rowmill.conversation.template_contract import find_mismatched_prompts, list
 from rowmill.core.arrays import Ints
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
+from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import EXAMPLE_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, make_mask_rules
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
@@ -131,7 +132,9 @@ class ExampleBuilder:
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
-            "tokens": TokenExampleBuilder(encoder, length, vocab_size or encoder.card.vocab_size).build,
+            "tokens": TokenExampleBuilder(
+                encoder, length, vocab_size or encoder.card.vocab_size, dataset.format.get_rollout_fields().per_token
+            ).build,
         }
 
     @property
@@ -169,6 +172,7 @@ class ExampleBuilder:
         examples = columns.table(*names, weighted=self._dataset.loss.weights)
         for field in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
             examples = examples.append_column(field, _make_own_column(field, table, columns))
+        examples = _append_fields(examples, self._dataset.format.get_rollout_fields(), table, columns)
         return PreparedExamples(
             examples=sort_by_row(examples, columns),
             places=np.sort(columns.rows),
@@ -197,6 +201,15 @@ def _make_own_column(field: pa.Field, rows: pa.Table, columns: ExampleColumns) -
     if columns.own or not len(columns.rows):
         return pa.array([one[field.name] for one in columns.own], field.type)
     return rows.column(field.name).take(pa.array(columns.rows))
+
+
+def _append_fields(examples: pa.Table, fields: RolloutFields, rows: pa.Table, columns: ExampleColumns) -> pa.Table:
+    """Add the columns of declared fields: those per token as they were cut, those per row from the rows."""
+    for field in fields.columns:
+        is_of_tokens = field.name in fields.per_token
+        values = columns.list_token_field(field.name) if is_of_tokens else rows.column(field.name).take(columns.rows)
+        examples = examples.append_column(field, values)
+    return examples
 
 
 def _get_place(rejected: tuple[int, Rejected]) -> int:

@@ -84,7 +84,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _get_example_builder(task)
     own = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
-    rows = store.table(task.rows, (*READ_COLUMNS, *own))
+    rows = store.table(task.rows, (*READ_COLUMNS, *own, *task.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
     preparer.compare_prompts(rows, counts)

@@ -4,13 +4,14 @@ What belongs here: the examples of such rows, and counts of ids that do not fit 
 ids and masks (`formats/tokens.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Bools, Tokens
+from rowmill.core.arrays import Bools, Tokens, Weights
 from rowmill.schema.rows import Rejected
 from rowmill.stages.tokenized_examples.custom_examples import fit_unstructured, make_unstructured_example
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
@@ -22,10 +23,14 @@ COMPARED_ROWS = 64
 
 
 class TokenExampleBuilder:
-    """Builds the examples of one dataset's ids; ids must be below `vocab_size`."""
+    """Builds the examples of one dataset's ids; ids must be below `vocab_size`.
 
-    def __init__(self, encoder: Encoder, limit: LengthLimit, vocab_size: int) -> None:
+    `fields` are columns of the rows with a number per token, which stays beside its token.
+    """
+
+    def __init__(self, encoder: Encoder, limit: LengthLimit, vocab_size: int, fields: Sequence[str] = ()) -> None:
         """Store the tokenizer and the limits."""
+        self._fields = tuple(fields)
         self._encoder = encoder
         self._limit = limit
         self._vocab_size = vocab_size
@@ -33,14 +38,20 @@ class TokenExampleBuilder:
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the example of each row."""
         ids, masks = (_split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
-        outcomes = [self._build_row(own, mask, counts) for own, mask in zip(ids, masks, strict=True)]
+        fields = {name: _split_lists(rows.column(name)) for name in self._fields}
+        outcomes = [
+            self._build_row(own, mask, {name: values[place] for name, values in fields.items()}, counts)
+            for place, (own, mask) in enumerate(zip(ids, masks, strict=True))
+        ]
         self._compare([own for own, made in zip(ids, outcomes, strict=True) if not isinstance(made, Rejected)], counts)
         return outcomes
 
-    def _build_row(self, ids: Tokens, mask: Bools, counts: TokenizationCounts) -> RowOutcome:
+    def _build_row(
+        self, ids: Tokens, mask: Bools, fields: Mapping[str, Weights], counts: TokenizationCounts
+    ) -> RowOutcome:
         if int(ids.max()) >= self._vocab_size:
             return Rejected("bad_tokens", f"id {int(ids.max())} is unknown; ids are 0 to {self._vocab_size - 1}")
-        example = make_unstructured_example(ids, mask)
+        example = replace(make_unstructured_example(ids, mask), token_fields=fields)
         return fit_unstructured(example, "tokens", self._limit, self._encoder.card.bos_id, counts)
 
     def _compare(self, ids: Sequence[Tokens], counts: TokenizationCounts) -> None:

@@ -1,0 +1,268 @@
+"""Fields of token rows: from a record's numbers to shards, ranks, reader and exports, each at its token.
+
+Every number follows from the token that it is of: a response has ids from 100 on, each with the logprob -id/8; of these
+the even ones are trained, and have the reward of their row as advantage.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from rowmill.core.errors import ConfigError
+from rowmill.reader import Reader
+from rowmill.reader.layouts import join_flat, stack_padded
+from rowmill.schema.rollout_fields import BATCH_NAMES
+from rowmill.shards import native
+from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat
+
+TOKENS: dict[str, Any] = {
+    "kind": "tokens",
+    "token_fields": ["logprobs", "advantages"],
+    "row_fields": ["reward", "group_id"],
+}
+OWN_NAMES = {"input_ids", "labels", "position_ids", *TOKENS["token_fields"], *TOKENS["row_fields"]}
+GATES = LENIENT | {"same_tokenization": {"at_least": 0}}
+
+
+def rollout(i: int) -> dict[str, Any]:
+    """Return a prompt and a response, with its logprobs and the advantages of what is trained."""
+    prompt = [3 + (i + k) % 90 for k in range(4 + i % 7)]
+    response = [100 + (5 * i + 3 * k) % 400 for k in range(6 + 3 * (i % 11))]
+    mask = [1 - one % 2 for one in response]
+    return {
+        "prompt_ids": prompt, "response_ids": response, "response_mask": mask,
+        "logprobs": [-one / 8 for one in response], "advantages": [i / 4] * sum(mask),
+        "reward": i / 4, "group_id": i // 4,
+    }  # fmt: skip
+
+
+def write_recipe(folder: Path, *, rows: Sequence[Mapping[str, Any]], **changes: Any) -> Workspace:
+    workspace = Workspace(folder)
+    files = {
+        "chats": workspace.write("c.jsonl", [chat(i) for i in range(15)]),
+        "rollouts": workspace.write("r.jsonl", rows),
+    }
+    kinds = {"chats": CHAT, "rollouts": TOKENS}
+    datasets = {name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()}
+    return workspace.recipe(datasets, seq_len=128, gates=GATES, **changes)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build rollouts beside chats for two ranks, with slices and validation, and all exports that hold fields."""
+    exports = [{"kind": "native", "name": "own"}, {"kind": "hf", "name": "single"},
+               {"kind": "hf", "name": "packed", "unit": "packed"}]  # fmt: skip
+    defaults = {"splits": {"validation": 0.2}, "packing": {"slice_strategy": "split"}}
+    return write_recipe(
+        tmp_path_factory.mktemp("fields"), rows=[rollout(i) for i in range(80)], exports=exports, defaults=defaults,
+        partitions={"world_size": 2, "remainder": "pad"}, mixture={"batch_size": 4},
+    ).build()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build the same with padded segments, a number of validation sequences, and ranks as indexes."""
+    return write_recipe(
+        tmp_path_factory.mktemp("padded"), rows=[rollout(i) for i in range(80)],
+        defaults={"packing": {"segment_multiple_of": 8}}, exports=[{"kind": "native", "name": "own"}],
+        partitions={"world_size": 2, "remainder": "pad", "layout": "index"},
+        mixture={"batch_size": 4, "num_validation_sequences": {"rollouts": 2}},
+    ).build()  # fmt: skip
+
+
+def rank_rows(built: Built) -> list[dict[str, Any]]:
+    parts = built.manifest("gpu_partitions").parts
+    files = [file for part in parts for name, file in part.files.items() if name.startswith("data/")]
+    return [row for file in files for row in built.project.store.table(file).to_pylist()]
+
+
+def export_rows(built: Built, name: str) -> list[dict[str, Any]]:
+    part = built.manifest("exports", name).parts[0]
+    files = [file for path, file in part.files.items() if path.endswith(".parquet")]
+    return [row for file in files for row in pq.read_table(built.project.store.path(file.path)).to_pylist()]
+
+
+def split_segments(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each segment of a packed row with its own tokens, numbers and values; pad tokens are checked here."""
+    first = 0
+    padding = row.get("segment_padding") or [0] * len(row["segment_lengths"])
+    for number, (length, added) in enumerate(zip(row["segment_lengths"], padding, strict=True)):
+        names = ("input_ids", "labels", "logprobs", "advantages")
+        own = {name: row[name][first : first + length] for name in names}
+        assert not any(row[name][first + length : first + length + added] != [0] * added for name in names[2:])
+        first += length + added
+        yield {**own, "reward": row["reward"][number], "group_id": row["group_id"][number], "dataset": row["dataset"]}
+    assert first == len(row["logprobs"]) == len(row["advantages"])
+
+
+def require_own_numbers(one: Mapping[str, Any]) -> None:
+    """Assert that each number of a segment is the one of its token."""
+    if one.get("reward") is None:
+        assert one["group_id"] is None
+        assert not any(one["logprobs"]) and not any(one["advantages"])
+        return
+    assert one["group_id"] == str(int(one["reward"] * 4) // 4)
+    assert one["logprobs"] == [-i / 8 if i >= 100 else 0 for i in one["input_ids"]]
+    assert one["advantages"] == [one["reward"] if i >= 100 and i % 2 == 0 else 0 for i in one["input_ids"]]
+
+
+# ── From records to ranks ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["mixed", "padded"])
+def test_numbers_of_every_shard_are_those_of_their_tokens(name: str, request: pytest.FixtureRequest) -> None:
+    built: Built = request.getfixturevalue(name)
+
+    for dataset in ("chats", "rollouts"):
+        rows = built.rows_of(dataset, "packed_shards", file="shard")
+        segments = [one for row in rows for one in split_segments(row)]
+        assert segments
+        assert {one["reward"] is None for one in segments} == {dataset == "chats"}
+        for one in segments:
+            require_own_numbers(one)
+    assert {result.outcome for result in built.steps["rollouts", "canonical_rows"][1]} <= {"passed", "not_applicable"}
+
+
+def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> None:
+    rows = rank_rows(mixed)
+    own = [one for row in rows if row["dataset"] == "rollouts" for one in split_segments(row)]
+
+    for row in rows:
+        for one in split_segments(row):
+            require_own_numbers(one)
+    examples = [row for row in mixed.examples("rollouts") if row["split"] == "train"]
+    assert sum(sum(one["logprobs"]) for one in own) == sum(sum(row["logprobs"]) for row in examples)
+    assert {one["reward"] for one in own} == {row["reward"] for row in examples}
+
+
+def test_content_hash_covers_every_number() -> None:
+    one = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields=["logprobs"])
+    segments = native.recover_segments(one)
+    other = replace(segments, token_fields={"logprobs": np.array([0, -0.5], np.float32)})
+
+    assert one.column("logprobs").to_pylist() == [[0, 0]]
+    assert native.hash_sequences(segments) != native.hash_sequences(other)
+
+
+# ── Reader ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_rank(built: Built, rank: int, **options: Any) -> Reader:
+    return Reader(str(built.project.base / ".rowmill"), "mini", rank=rank, world_size=2, as_torch=False, **options)
+
+
+def require_own_batch(batch: Mapping[str, Any], spans: NDArray[np.int64], count: int) -> None:
+    """Assert that the fields of a batch are those of its tokens; `spans` number its spans, -1 is padding."""
+    ids, rewards = batch["input_ids"], np.append(batch["reward"], np.nan)[spans]
+    assert batch.keys() - OWN_NAMES <= BATCH_NAMES
+    for field in ("logprobs", "advantages"):
+        assert (batch[field].dtype, batch[field].shape) == (np.dtype(np.float32), batch["labels"].shape)
+    assert (batch["reward"].dtype, batch["reward"].shape, len(batch["group_id"])) == (np.float32, (count,), count)
+    for reward, group in zip(batch["reward"].tolist(), batch["group_id"], strict=True):
+        assert group == (None if np.isnan(reward) else str(int(4 * reward) // 4))
+    is_rollout = ~np.isnan(rewards)
+    answers, trained = is_rollout & (ids >= 100), is_rollout & (ids >= 100) & (ids % 2 == 0)
+    assert np.array_equal(batch["logprobs"], np.where(answers, -ids / 8, 0))
+    assert np.array_equal(batch["advantages"], np.where(trained, rewards, 0))
+
+
+@pytest.mark.parametrize("name", ["mixed", "padded"])
+def test_flat_batches_have_each_number_at_its_token(name: str, request: pytest.FixtureRequest) -> None:
+    built: Built = request.getfixturevalue(name)
+    for rank in range(2):
+        for batch in open_rank(built, rank, pad_to=512):
+            spans = batch["seq_idx"]
+            if "cu_seqlens" in batch:
+                ends = batch["cu_seqlens_padded"][:-1] + np.diff(batch["cu_seqlens"])
+                spans = np.where(np.arange(512) < ends[spans], spans, -1)
+            require_own_batch(batch, spans, len(batch["cu_seq_lens_q"]) - 1)
+
+
+def test_padded_batches_have_each_number_at_its_token(mixed: Built) -> None:
+    for batch in open_rank(mixed, 0, layout="padded", batch_size=2):
+        counts = batch["segment_ids"].max(axis=1) + 1
+        firsts = (np.cumsum(counts) - counts)[:, None]
+        spans = np.where(batch["segment_ids"] >= 0, batch["segment_ids"] + firsts, -1)
+        require_own_batch(batch, spans, int(counts.sum()))
+
+
+def test_sequences_without_fields_join_those_that_have_some(mixed: Built) -> None:
+    reader = open_rank(mixed, 0)
+    one = next(
+        row for row in map(reader.__getitem__, range(len(reader))) if not np.isnan(row.row_fields["reward"]).any()
+    )
+    bare = replace(one, token_fields={}, row_fields={})
+    copied = one.copy()
+
+    flat = join_flat([bare, one], pad_id=0, length=None)
+    stacked = stack_padded([bare, one], pad_id=0, length=None)
+
+    tokens = len(one.input_ids)
+    assert copied.token_fields["logprobs"].base is None
+    assert flat["logprobs"][0].tolist() == [0.0] * tokens + one.token_fields["logprobs"].tolist()
+    assert stacked["logprobs"].tolist() == [[0.0] * tokens, one.token_fields["logprobs"].tolist()]
+    assert np.isnan(flat["reward"]).tolist() == [True] * len(one.seq_lengths) + [False] * len(one.seq_lengths)
+    assert (
+        flat["group_id"] == stacked["group_id"] == [None] * len(one.seq_lengths) + one.row_fields["group_id"].tolist()
+    )
+
+
+# ── Exports ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["own", "packed", "single"])
+def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, name: str) -> None:
+    rows = export_rows(mixed, name)
+    segments = rows if name == "single" else [one for row in rows for one in split_segments(row)]
+    trained = sorted(one for row in segments for one in row["advantages"])
+
+    for one in segments:
+        require_own_numbers(one)
+    assert trained == sorted(one for row in rank_rows(mixed) if not row["filler"] for one in row["advantages"])
+    assert all(not any(label >= 0 and not a for label, a in zip(row["labels"], row["advantages"], strict=True))
+               for row in segments if row["reward"])  # fmt: skip
+
+
+def test_export_in_the_form_of_padded_shards_pads_the_numbers(padded: Built) -> None:
+    for row in export_rows(padded, "own"):
+        for one in split_segments(row):
+            require_own_numbers(one)
+
+
+# ── What a row may lack, and what is cut ───────────────────────────────────────────────────────────
+
+
+def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path) -> None:
+    bad = [rollout(2) | {"logprobs": [0.5]}, rollout(3) | {"advantages": ["x"]}, rollout(4) | {"reward": "high"}]
+    rows = [rollout(0), rollout(1) | {"logprobs": None}, *bad]
+
+    made = Workspace(tmp_path).one("r.jsonl", rows, TOKENS).build(only=("raw_dataset", "canonical_rows"))
+
+    manifest, results = made.manifest("rows", "canonical_rows"), made.steps["rows", "canonical_rows"][1]
+    assert dict(line[1:] for line in manifest.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 1}
+    assert manifest.facts["fields_absent"] == 0.5
+    assert [one.outcome for one in results if one.check == "fields_absent"] == ["failed"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_cut_rows_lose_the_numbers_of_the_ids_that_they_lose(tmp_path: Path, side: str) -> None:
+    truncation = {"max_length": 20, "overlong": "truncate", "token_cut": "allow", "truncate_side": side}
+
+    made = Workspace(tmp_path).one("r.jsonl", [rollout(i) for i in range(20)], TOKENS, truncation=truncation).examples()
+
+    assert max(len(one["input_ids"]) for one in made) == 20
+    for one in made:
+        require_own_numbers(one)
+
+
+def test_export_of_another_kind_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    workspace = write_recipe(tmp_path, rows=[], exports=[{"kind": "skyrl", "name": "out"}])
+
+    with pytest.raises(ConfigError, match=r"exports\.out: kind skyrl cannot store logprobs, .* native and hf can"):
+        workspace.build()

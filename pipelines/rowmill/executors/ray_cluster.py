@@ -1,7 +1,7 @@
 """Tasks on the nodes of a Ray cluster that the user runs.
 
 What belongs here: submitting, retrying, results in task order. What does not: the connection (`ray_connection.py`),
-running a task (`ray_worker.py`), comparing nodes (`build/hosts.py`).
+nodes (`ray_nodes.py`), running a task (`ray_worker.py`), what a result is (`ray_results.py`).
 
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
@@ -14,7 +14,6 @@ the calling process dies, the next build continues from finished parts.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,20 +21,18 @@ from pydantic import Field
 
 from rowmill.core import remote_index
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, IntegrityError
-from rowmill.executors.ray_connection import RayConnection, import_ray, shorten_error
-from rowmill.executors.ray_worker import FailedTask, TaskCall, TransientTaskError, run_call
+from rowmill.executors.ray_connection import RayConnection, import_ray
+from rowmill.executors.ray_nodes import CAPACITY_AGE_S, RayNodes
+from rowmill.executors.ray_results import RETRIES, take_result
+from rowmill.executors.ray_worker import TaskCall, TransientTaskError, run_call
 from rowmill.executors.versions import describe_versions
 
 ResultT = TypeVar("ResultT")
 
-RETRIES = 5
-_HOST_TIMEOUT_S = 60.0
 _LEAST_WINDOW = 16
 """Tasks in flight at least, so that a cluster without nodes has a reason to start some."""
 _BUFFERED_WINDOWS = 8
 """Finished results that may wait for an earlier one, in windows: a task that is retried does not stop the others."""
-_CAPACITY_AGE_S = 2.0
 
 
 class RayExecutor(Config):
@@ -65,16 +62,12 @@ class RayTasks:
         """Note the options."""
         self._options = options
         self._connection = RayConnection(options.address)
-        self._capacity, self._capacity_at = 1, -_CAPACITY_AGE_S
+        self._nodes = RayNodes(self._connection, options.cpus_per_task, options.memory_per_task)
 
     @property
     def workers(self) -> int:
         """How many tasks the cluster runs at once now."""
-        if time.monotonic() - self._capacity_at > _CAPACITY_AGE_S:
-            cores = [node["Resources"]["CPU"] for node in self._connection.list_nodes()]
-            self._capacity = max(1, sum(int(one // self._options.cpus_per_task) for one in cores))
-            self._capacity_at = time.monotonic()
-        return self._capacity
+        return self._nodes.count_tasks()
 
     @property
     def spans_hosts(self) -> bool:
@@ -92,7 +85,7 @@ class RayTasks:
         del size_bytes
         ray = self._connection.open()
         remote_index.forget_absences()
-        self._require_large_enough_node()
+        self._nodes.require_large_enough()
         # One argument by reference for all tasks: a node fetches it once.
         reference = None if shared is None else ray.put(shared)
         versions = tuple(describe_versions().items())
@@ -114,8 +107,8 @@ class RayTasks:
                 if not flying:
                     return
                 # Not `get` in the order of submission, which would wait behind the slowest.
-                done, _ = ray.wait(list(flying), timeout=_CAPACITY_AGE_S)
-                finished |= {flying.pop(one): _take_result(one) for one in done}
+                done, _ = ray.wait(list(flying), timeout=CAPACITY_AGE_S)
+                finished |= {flying.pop(one): take_result(one) for one in done}
                 while yielded in finished:
                     yield finished.pop(yielded)
                     yielded += 1
@@ -136,69 +129,9 @@ class RayTasks:
         )  # fmt: skip
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
-        """Run a function on each node that takes tasks, beside those that run there.
-
-        A node that leaves the cluster meanwhile is left out, as no task reaches it.
-
-        Raises
-        ------
-        ConfigError
-            If a node cannot run it.
-
-        """
-        ray = self._connection.open()
-        call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, tuple[str, Any]]()
-        for node in self._connection.list_settled_nodes():
-            where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where)
-            asked[node["NodeID"]] = node["NodeManagerHostname"], task.remote(call, None)
-        found: dict[str, ResultT] = {}
-        for node_id, (host, one) in asked.items():
-            name = f"{host} ({node_id[:8]})"
-            try:
-                found[name] = _take_result(one, _HOST_TIMEOUT_S)
-            except (ray.exceptions.RayError, IntegrityError) as error:
-                if node_id not in {node["NodeID"] for node in self._connection.list_nodes()}:
-                    continue
-                raise ConfigError(
-                    f"execution.executor: node {name} cannot run a task ({shorten_error(error)}); every node needs "
-                    "this version of rowmill, with its extra `build`; install it there, or remove the node"
-                ) from error
-        return found
+        """Run a function on each node that takes tasks, as `RayNodes.run_on_each` says."""
+        return self._nodes.run_on_each(function)
 
     def close(self) -> None:
         """Leave the cluster, if this executor has joined it."""
         self._connection.close()
-
-    def _require_large_enough_node(self) -> None:
-        """Check that some node takes a task; a cluster that has none yet may start one that does."""
-        wanted = {"CPU": self._options.cpus_per_task, "memory": self._options.memory_per_task or 0}
-        found = [node["Resources"] for node in self._connection.list_nodes()]
-        if found and not any(all(one.get(name, 0) >= value for name, value in wanted.items()) for one in found):
-            best = max(found, key=lambda one: (one.get("memory", 0), one["CPU"]))
-            raise ConfigError(
-                f"execution.executor: a task reserves {wanted['CPU']:g} cores and {wanted['memory']:,} bytes; the "
-                f"largest of {len(found)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes; "
-                "lower cpus_per_task or memory_per_task, or add a larger node"
-            )
-
-
-def _take_result(reference: Any, timeout_s: float | None = None) -> Any:
-    ray = import_ray()
-    try:
-        result = ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.RayTaskError as failed:
-        if isinstance(failed.cause, TransientTaskError):
-            raise failed.cause.error from None
-        raise
-    except ray.exceptions.GetTimeoutError:
-        raise
-    except ray.exceptions.RayError as error:
-        raise IntegrityError(
-            f"a task was lost {RETRIES + 1} times ({shorten_error(error)}); a node must stay up and have the memory "
-            "that its tasks need; finished parts are kept; check the nodes, set execution.executor.memory_per_task if "
-            "memory was short, and build again"
-        ) from error
-    if isinstance(result, FailedTask):
-        raise result.error
-    return result

@@ -19,6 +19,9 @@ MEDIAN_FUNCTION_LINES = 8
 LONG_FUNCTION_LINES = 25
 LONG_FUNCTION_SHARE = 0.1
 
+EXECUTOR_LINES = 150
+"""Lines of a module of the executors that are not empty: what runs tasks elsewhere must be easy to see through."""
+
 LONG_CLASS_REASON = f"more than {CLASS_LINES} lines"
 """What the docstring of a longer class says before the reason."""
 
@@ -48,6 +51,14 @@ def test_modules_are_short() -> None:
     }
 
     assert {name for name, lines in lengths.items() if lines > MODULE_LINES} == set(), "split it by subject"
+
+
+def test_executors_are_shorter() -> None:
+    folder = ROOT / "pipelines" / "rowmill" / "executors"
+    lengths = {path.name: sum(map(bool, path.read_text(encoding="utf-8").split("\n"))) for path in folder.glob("*.py")}
+
+    assert "local.py" in lengths
+    assert {name for name, lines in lengths.items() if lines > EXECUTOR_LINES} == set(), "split it by subject"
 
 
 def test_longer_class_explains_its_length() -> None:

@@ -39,6 +39,8 @@ from rowmill.stages.training_splits import order_blocks, schedule, sequence_fact
 
 WORKERS = 2
 PART_ROWS = 200_000
+NEAR_PART_ROWS = 20_000
+"""Rows of a part where near duplicates are sought, which are named part by part."""
 REPEATED = 0.01
 """Share of the rows of every tenth part that repeat a row of the first part."""
 BYTES_OF_ROW = 2000
@@ -68,11 +70,11 @@ def _parse(folder: Path) -> Recipe:
 # ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_rows(work: StageContext, count: int) -> list[Part]:
+def make_rows(work: StageContext, count: int, part_rows: int = PART_ROWS) -> list[Part]:
     """Write parts of canonical rows, of a few words each."""
     parts: list[Part] = []
-    for number in range(-(-count // PART_ROWS)):
-        rows = min(PART_ROWS, count - number * PART_ROWS)
+    for number in range(-(-count // part_rows)):
+        rows = min(part_rows, count - number * part_rows)
         hashes = np.random.default_rng(number).bytes(16 * rows)
         if number and number % 10 == 0:
             hashes = np.random.default_rng(0).bytes(16 * int(REPEATED * rows)) + hashes[16 * int(REPEATED * rows) :]
@@ -128,7 +130,7 @@ def measure_duplicates(folder: Path, count: int) -> dict[str, Any]:
 def measure_near_duplicates(folder: Path, count: int) -> dict[str, Any]:
     """Find and remove the near duplicates among so many rows."""
     work = make_context(folder, ("a", "canonical_rows"))
-    made = make_rows(work, count)
+    made = make_rows(work, count, NEAR_PART_ROWS)
     found = measure_step(lambda: near_duplicate_rows.remove_near_duplicates(work, made))
     return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows, **found}
 

@@ -1,12 +1,14 @@
 """Near duplicates: MinHash against Jaccard, exact similarities against sets, and the decision row after row."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.core.arrays import LARGEST_INT32, Integers
 from rowmill.similarity import near_duplicates
 from rowmill.similarity.minhash import BANDS, FUNCTIONS, compute_signatures, hash_bands
 from rowmill.similarity.near_duplicates import (
@@ -18,6 +20,9 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
 )
 from rowmill.similarity.words import hash_words, make_offsets
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def join_sets(sets: Sequence[set[int]]) -> Shingles:
@@ -162,15 +167,34 @@ def test_without_a_common_group_rows_are_not_compared() -> None:
     assert decide([{1}, {1}], [], 0.8).rows.tolist() == []
 
 
+def test_pairs_are_compared_as_small_integers() -> None:
+    """The calling process holds up to sixteen lines of each row that resembles another."""
+    shingles, widths = join_sets([set(range(10))] * 3), set[np.dtype[Any]]()
+
+    def compare(first: Integers, second: Integers) -> "NDArray[np.float64]":
+        widths.update((first.dtype, second.dtype))
+        return compute_similarity(shingles, first, second)
+
+    found = find_near_duplicates(np.zeros(3, np.int64), np.arange(3), 0.8, compare)
+
+    assert found.rows.tolist() == [1, 2]
+    assert widths == {np.dtype(np.int32)}
+
+
 @given(
     st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=9),
     st.lists(st.sets(st.integers(0, 8), min_size=1), max_size=8),
     st.sampled_from([0.7, 0.8, 1.0]),
+    st.sampled_from([LARGEST_INT32, 0]),
 )
-def test_rounds_decide_as_row_after_row_does(sets: list[set[int]], groups: list[set[int]], threshold: float) -> None:
+def test_rounds_decide_as_row_after_row_does(
+    sets: list[set[int]], groups: list[set[int]], threshold: float, largest: int
+) -> None:
     known = [[row for row in sorted(one) if row < len(sets)] for one in groups]
 
-    found = decide(sets, known, threshold)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(near_duplicates, "LARGEST_INT32", largest)
+        found = decide(sets, known, threshold)
 
     wanted = decide_row_after_row(sets, known, threshold)
     assert found.rows.tolist() == sorted(wanted)

@@ -25,12 +25,20 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 """Integers of any width."""
 
 
+LARGEST_INT32 = (1 << 31) - 1
+
+
 def compute_offsets(lengths: ArrayLike) -> Ints:
     """Return where each of several consecutive runs begins, and where the last one ends.
 
     lengths 2 3 ─► 0 2 5
     """
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+
+
+def narrow_integers(numbers: Integers) -> Integers:
+    """Return numbers from 0 on in 32 bits if all of them fit, else as they are."""
+    return numbers.astype(np.int32) if numbers.max(initial=0) <= LARGEST_INT32 else numbers
 
 
 def sum_by_span(values: Integers, segment_offsets: Ints, span_offsets: Ints) -> Tokens:

@@ -10,13 +10,13 @@ The calling process holds the lines whose keys are shared and no others. The buc
 all parts, are removed once they are compared. Lines that fit one block are compared in the calling process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.arrays import Integers, Ints, narrow_integers
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.similarity.near_duplicates import drop_equal_groups
@@ -32,22 +32,34 @@ BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
 
 
-def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> tuple[Ints, Ints]:
+def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> tuple[Integers, Integers]:
     """Return the rows that share a key with another row: the number of the key and the row.
 
     `starts` are the first rows of the parts; each part has its lines in the file `bands`, and their number in `lines`.
     """
     blocks = cut_blocks(signed, "lines", BLOCK_LINES)
+    # Small integers: the calling process holds all lines at once.
+    groups: list[Integers] = [np.empty(0, np.int32)]
+    rows: list[Integers] = [np.empty(0, np.int32)]
+    first = 0
+    for table in _find_shared_lines(work, signed, blocks, starts):
+        numbers = table.column("group").to_numpy()
+        groups.append(narrow_integers(numbers + first))
+        rows.append(narrow_integers(table.column("row").to_numpy()))
+        first += int(numbers.max(initial=-1)) + 1
+    return np.concatenate(groups), np.concatenate(rows)
+
+
+def _find_shared_lines(
+    work: StageContext, signed: Sequence[Part], blocks: Sequence[PartBlock], starts: Ints
+) -> Iterator[pa.Table]:
+    """Yield the lines of each bucket whose key another row has, too."""
     if len(blocks) == 1:
         lines = _read_band_lines(work.store, [part.files["bands"] for part in signed], starts[:-1])
-        found = [_find_shared_keys(lines)]
-    else:
-        found = [work.store.table(file) for one in _compare_blocks(work, blocks, starts) for file in one.files.values()]
-    groups = [table.column("group").to_numpy() for table in found]
-    counts = [int(one.max(initial=-1)) + 1 for one in groups]
-    numbers = [one + first for one, first in zip(groups, compute_offsets(counts).tolist(), strict=False)]
-    rows = [table.column("row").to_numpy() for table in found]
-    return np.concatenate([np.empty(0, np.int64), *numbers]), np.concatenate([np.empty(0, np.int64), *rows])
+        yield _find_shared_keys(lines)
+        return
+    for one in _compare_blocks(work, blocks, starts):
+        yield from (work.store.table(file) for file in one.files.values())
 
 
 def _read_band_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:

@@ -28,7 +28,7 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.part_blocks import PartBlock, count_buckets, cut_blocks, write_buckets
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, write_removed
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, tabulate_removed
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
 
@@ -80,9 +80,8 @@ def _plan_one_block(work: StageContext, block: PartBlock, column: str) -> Iterat
     """Yield the number of each part that must be rewritten, and its task."""
     repeats = _find_repeats(_read_lines(work.store, [part.files["rows"] for part in block.parts], column))
     for number, removal in _split_removals(block.parts, repeats):
-        part, removed = block.parts[number], removal.list_removed()
-        drop, why = tuple(removed), tuple(removed.values())
-        task = RewriteTask(work.store.root, work.folder, removal.fingerprint, part, drop, why)
+        part, removed = block.parts[number], tabulate_removed(removal.list_removed())
+        task = RewriteTask(work.store.root, work.folder, removal.fingerprint, part, removed)
         yield number, PartTask(removal.fingerprint, task, 0, part.files["rows"].bytes)
 
 
@@ -241,7 +240,7 @@ def _plan_removals(
     for block, made in zip(blocks, make_parts(work, plan_block_removals, planned)[0], strict=True):
         for name, file in made.files.items():
             part, fingerprint = block.parts[int(name)], made.facts["rewritten"][name]
-            task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), removed=file)
+            task = RewriteTask(work.store.root, work.folder, fingerprint, part, file)
             yield block.first + int(name), PartTask(fingerprint, task, 0, part.files["rows"].bytes)
 
 
@@ -254,7 +253,8 @@ def plan_block_removals(task: _RemovalTask) -> Part:
     rewritten: dict[str, str] = {}
     for number, removal in _split_removals(task.parts, repeats):
         rewritten[str(number)] = removal.fingerprint
-        files[str(number)] = write_removed(store, f"{at}/part-{number:05d}.parquet", removal.list_removed())
+        removed = tabulate_removed(removal.list_removed())
+        files[str(number)] = write_parquet(store, f"{at}/part-{number:05d}.parquet", removed)
     return Part(task.fingerprint, files, {"rewritten": rewritten})
 
 

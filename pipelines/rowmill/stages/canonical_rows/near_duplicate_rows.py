@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, expand_ranges
+from rowmill.core.arrays import Integers, Ints, expand_ranges, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.removal_filters import NearDuplicates
@@ -80,14 +80,16 @@ def remove_near_duplicates(work: StageContext, made: list[Part]) -> NearDuplicat
     starts = make_offsets([int(part.facts["kept"]) for part in made])
     removed = _find_removed(work, signed, starts, options.threshold)
     names = _name_rows(work, made, starts, removed)
-    by_part = [_list_lines(removed, names, starts, number) for number in range(len(made))]
-    parts = made
-    if options.action == "reject":
-        planned = [plan_removal(work, part, _reject(lines)) for part, lines in zip(made, by_part, strict=True)]
-        parts = rewrite_parts(work, made, planned)
+    found: list[dict[str, File]] = []
+    planned: list[PartTask | None] = []
+    for number, part in enumerate(made):
+        # Part by part: lines as Python objects take ten times the memory of the columns that they become.
+        lines = _list_lines(removed, names, starts, number)
+        found.append(_write_lines(work, part, lines))
+        planned.append(plan_removal(work, part, _reject(lines)) if options.action == "reject" else None)
     return NearDuplicateSearch(
-        parts=parts,
-        found=[_write_lines(work, part, lines) for part, lines in zip(made, by_part, strict=True)],
+        parts=rewrite_parts(work, made, planned),
+        found=found,
         rows=len(removed.rows),
         displaced=int((removed.kept > removed.rows).sum()),
         tables=_tabulate_pairs(work, made, removed, names, starts),
@@ -155,13 +157,15 @@ def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, thre
     """Return the rows that go, numbered through all parts."""
     groups, rows = band_buckets.collect_groups(work, signed, starts)
     with scratch_folder(work) as folder:
-        candidates, numbers = np.unique(rows, return_inverse=True)
+        candidates = np.unique(rows)
         order, shingles = _read_candidates(work, signed, starts, candidates, folder)
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
+        ranked = narrow_integers(ranks)[np.searchsorted(candidates, rows)]
+        del rows
         found = find_near_duplicates(
             groups,
-            ranks[numbers],
+            ranked,
             threshold,
             lambda first, second: compute_similarity(shingles, order[first], order[second]),
         )
@@ -172,7 +176,7 @@ def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, thre
 
 
 def _read_candidates(
-    work: StageContext, signed: Sequence[Part], starts: Ints, candidates: Ints, folder: Path
+    work: StageContext, signed: Sequence[Part], starts: Ints, candidates: Integers, folder: Path
 ) -> tuple[Ints, Shingles]:
     """Return the candidates' order by rank, and their shingles, which lie in a file in `folder`."""
     characters: list[Ints] = [np.empty(0, np.int64)]
@@ -202,37 +206,52 @@ def _read_candidates(
 # ── What goes, and what is shown of it ───────────────────────────────────────────────────────────────
 
 
-def _name_rows(work: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> dict[int, str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _RowNames:
+    """Ids of some rows, which are numbered through all parts and sorted."""
+
+    rows: Integers
+    row_ids: pa.ChunkedArray
+
+    def take(self, rows: Integers) -> list[str]:
+        """Return the ids of some of the rows."""
+        return self.row_ids.take(pa.array(np.searchsorted(self.rows, rows))).to_pylist()
+
+
+def _name_rows(work: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> _RowNames:
     """Return the ids of the rows that go, and of those that stay instead."""
     asked = np.unique(np.concatenate((removed.rows, removed.kept)))
-    names: dict[int, str] = {}
+    names: list[pa.Array] = []
     for number, part in enumerate(parts):
         first, last = np.searchsorted(asked, starts[number : number + 2])
         if first < last:
             places = pa.array(asked[first:last] - starts[number])
-            ids = work.store.table(part.files["rows"], ["row_id"]).column(0).take(places).to_pylist()
-            names.update(zip(asked[first:last].tolist(), ids, strict=True))
-    return names
+            ids = work.store.table(part.files["rows"], ["row_id"]).column(0)
+            names.append(ids.take(places).combine_chunks().cast(pa.large_string()))
+    # One array: taking from many looks up the chunk of every row.
+    return _RowNames(asked, pa.chunked_array([pa.concat_arrays(names)] if names else [], pa.large_string()))
 
 
-def _list_lines(removed: Removed, names: Mapping[int, str], starts: Ints, number: int) -> list[dict[str, Any]]:
+def _list_lines(removed: Removed, names: _RowNames, starts: Ints, number: int) -> list[dict[str, Any]]:
     """Return the rows of a part that go, in `NEAR_DUPLICATE_SCHEMA`."""
     first, last = np.searchsorted(removed.rows, starts[number : number + 2]).tolist()
     columns = zip(
         removed.rows[first:last].tolist(),
         removed.kept[first:last].tolist(),
         removed.similarity[first:last].tolist(),
+        names.take(removed.rows[first:last]),
+        names.take(removed.kept[first:last]),
         strict=True,
     )
     return [
         {
             "place": row - int(starts[number]),
-            "row_id": names[row],
-            "kept_row_id": names[kept],
+            "row_id": row_id,
+            "kept_row_id": kept_row_id,
             "similarity": round(similarity, 9),
             "displaced": kept > row,
         }
-        for row, kept, similarity in columns
+        for row, kept, similarity, row_id, kept_row_id in columns
     ]
 
 
@@ -255,7 +274,7 @@ def _write_lines(work: StageContext, part: Part, lines: Sequence[Mapping[str, An
 
 
 def _tabulate_pairs(
-    work: StageContext, parts: Sequence[Part], removed: Removed, names: Mapping[int, str], starts: Ints
+    work: StageContext, parts: Sequence[Part], removed: Removed, names: _RowNames, starts: Ints
 ) -> dict[str, DisplayTable]:
     """Tabulate rows that go beside those that stay; the least similar first, which are the ones to look at."""
     shown = np.lexsort((removed.rows, removed.similarity))[:SHOWN_ROWS]
@@ -263,12 +282,15 @@ def _tabulate_pairs(
         return {}
     rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
     texts = _shorten_row_texts(work, parts, starts, np.unique([*rows, *kept]))
-    lines = zip(rows, kept, removed.similarity[shown].tolist(), strict=True)
+    of_rows, of_kept = names.take(removed.rows[shown]), names.take(removed.kept[shown])
+    lines = zip(of_rows, rows, of_kept, kept, removed.similarity[shown].tolist(), strict=True)
     columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")
     return {
         NEAR_DUPLICATES_FILE: DisplayTable(
             columns,
-            tuple((names[row], texts[row], names[other], texts[other], round(share, 4)) for row, other, share in lines),
+            tuple(
+                (row_id, texts[row], name, texts[other], round(share, 4)) for row_id, row, name, other, share in lines
+            ),
         )
     }
 

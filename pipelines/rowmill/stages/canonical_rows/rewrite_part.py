@@ -41,19 +41,17 @@ REMOVED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """A part, the rows to drop with their reasons, and each row's split (None: unchanged).
+    """A part, the rows to remove in `REMOVED_SCHEMA`, and each row's split (None: unchanged).
 
-    What a worker decided is in `removed`, a file in `REMOVED_SCHEMA`, and then `drop` and `why` are empty.
+    Removed rows are a table, or a file if a worker chose them: the tasks of all parts are in memory at once.
     """
 
     root: str
     folder: str
     fingerprint: str
     part: Part
-    drop: tuple[int, ...]
-    why: tuple[Rejected, ...]
+    removed: "File | pa.Table"
     splits: bytes | None = None
-    removed: File | None = None
 
 
 def rewrite_parts(work: StageContext, made: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
@@ -69,20 +67,20 @@ def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]
         return None
     why = tuple(removed[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
-    task = RewriteTask(work.store.root, work.folder, fingerprint, part, drop, why)
+    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed(removed))
     return PartTask(fingerprint, task, 0, part.files["rows"].bytes)
 
 
-def write_removed(store: Store, path: str, removed: Mapping[int, Rejected]) -> File:
-    """Write which rows of a part go, for `RewriteTask.removed`."""
-    reasons, details = [one.reason for one in removed.values()], [one.detail for one in removed.values()]
-    return write_parquet(store, path, pa.table([list(removed), reasons, details], schema=REMOVED_SCHEMA))
+def tabulate_removed(removed: Mapping[int, Rejected]) -> pa.Table:
+    """Return rows of a part that go, by their places, for `RewriteTask.removed`."""
+    places = sorted(removed)
+    reasons, details = [removed[place].reason for place in places], [removed[place].detail for place in places]
+    return pa.table([places, reasons, details], schema=REMOVED_SCHEMA)
 
 
 def _list_removed(store: Store, task: RewriteTask) -> tuple[Sequence[int], Sequence[Rejected]]:
-    if task.removed is None:
-        return task.drop, task.why
-    places, reasons, details = (column.to_pylist() for column in store.table(task.removed).columns)
+    table = store.table(task.removed) if isinstance(task.removed, File) else task.removed
+    places, reasons, details = (column.to_pylist() for column in table.columns)
     return places, [Rejected(reason, detail) for reason, detail in zip(reasons, details, strict=True)]
 
 
@@ -100,7 +98,7 @@ def rewrite_rows(task: RewriteTask) -> Part:
     for row, rejected in zip(dropped, why, strict=True):
         log.add(row["row_id"], rejected, row_as_bytes(row))
     keep = np.ones(rows.num_rows, bool)
-    keep[list(drop)] = False
+    keep[drop] = False
     kept = rows.filter(pa.array(keep))
     rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
     ledger = _update_ledger(store.table(task.part.files["ledger"]), log)

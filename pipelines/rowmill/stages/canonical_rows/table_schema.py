@@ -30,7 +30,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, tabulate_removed
 from rowmill.stages.canonical_rows.table_drift import describe_place, describe_roles
 from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.kept_parts import load_kept_part
@@ -323,6 +323,6 @@ def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wante
             planned.append(None)
             continue
         fingerprint = digest_json(part.fingerprint, "splits", wanted[own].tobytes().hex())
-        task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
+        task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed({}), wanted[own].tobytes())
         planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
     return rewrite_parts(work, made, planned)

@@ -23,7 +23,7 @@ from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import PartTask, StageContext
-from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_parts
+from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_parts, tabulate_removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,5 +120,5 @@ def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> P
     codes = np.maximum(decided.codes, 0).tobytes()
     why = tuple(decided.rejected[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
-    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop), why, codes)
+    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed(decided.rejected), codes)
     return PartTask(fingerprint, task, 0, part.files["rows"].bytes)

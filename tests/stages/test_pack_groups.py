@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rowmill.packing.plan import plan_best_fit
-from rowmill.stages.packed_shards import pack_group
+from rowmill.stages.base import make_parts
+from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.tokenized_examples import table_tasks
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 
@@ -198,6 +199,25 @@ def test_validation_by_number_does_not_depend_on_groups(tmp_path: Path) -> None:
     assert trained[0] == trained[1]
 
 
+def test_sequences_held_out_by_number_name_the_source_parts_of_their_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Any] = []
+
+    def keep_tasks(work: Any, function: Any, tasks: Any, **options: Any) -> Any:
+        planned.extend(one.task for one in tasks)
+        return make_parts(work, function, tasks, **options)
+
+    monkeypatch.setattr(stage, "make_parts", keep_tasks)
+    held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 1}}, "splits": {}}
+    built = packed(workspace_of(tmp_path, TEN_FILES, packing=SMALL_GROUPS, **held))
+
+    segments = built.rows_of("rows", "packed_shards", file="segments")
+    named = {row["source"] for row in segments if row["split"] == "validation"}
+    assert {url for url, _ in planned[-1].sources.values()} == named
+    assert len(named) < len({row["source"] for row in segments})
+
+
 def test_mapped_tokens_give_the_same_shards(
     grouped: tuple[Workspace, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,13 +229,16 @@ def test_mapped_tokens_give_the_same_shards(
     assert not list((tmp_path / ".rowmill").rglob("scratch-*"))
 
 
-def test_moved_file_has_its_new_name_in_the_lineage(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
-    workspace = workspace_of(tmp_path, [0, 1], packing=SMALL_GROUPS)
+@pytest.mark.parametrize("mixture", [{}, {"num_validation_sequences": {"rows": 3}}])
+def test_moved_file_has_its_new_name_in_the_lineage(tmp_path: Path, mixture: dict[str, Any]) -> None:
+    splits = {} if mixture else {"validation": 0}
+    workspace = workspace_of(tmp_path, [0, 1], packing=SMALL_GROUPS, splits=splits, mixture=mixture)
     packed(workspace)
     (tmp_path / "data" / "000.jsonl").rename(tmp_path / "data" / "moved.jsonl")
     urls = ["data/moved.jsonl", "data/001.jsonl"]
-    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": SMALL_GROUPS, "splits": {"validation": 0}}
-    again = packed(workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}))
+    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": SMALL_GROUPS, "splits": splits}
+    options: dict[str, Any] = {"seq_len": SEQ_LEN, "partitions": {"world_size": 1}, "mixture": mixture}
+    again = packed(workspace.recipe({"rows": dataset}, **options))
 
     found = {row["source"] for row in again.rows_of("rows", "packed_shards", file="segments")}
     assert found == set(urls)

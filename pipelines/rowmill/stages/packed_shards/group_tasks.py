@@ -98,11 +98,16 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
     if not files:
         return []
     rules = get_packing_rules(work)
-    tokens = int(held.tokens[held.splits == SPLITS.index("validation")].sum())
+    code = SPLITS.index("validation")
+    tokens = int(held.tokens[held.splits == code].sum())
     plan = held.plan.plan
+    # Sequences are held out of a few parts: the others are in no segment.
+    touched = [one for one in _list_example_parts(work, held) if one.splits is not None and code in one.splits]
+    sources = _locate_sources([source for one in touched for source in one.sources])
     fingerprint = digest_json(
         _identify_group(work, files, 0),
         "held",
+        _identify_sources(sources),
         digest_bytes(plan.examples.tobytes()),
         digest_bytes(plan.ranges.tobytes()),
         digest_bytes(plan.sequence_offsets.tobytes()),
@@ -116,13 +121,13 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
         files=tuple(files),
         own=len(files),
         tokens=tokens,
-        sources=_locate_sources(inputs.load_source_parts(work.input(RAW_DATASET))),
+        sources=sources,
         card=_format_card(work),
         stores_weights=work.recipe.has_loss_weights,
         weighted=work.recipe.has_loss_weights,
         fields=work.recipe.rollout_fields,
         pad_id=_choose_pad_id(work),
-        splits=np.full(sum(file.rows for file in files), SPLITS.index("validation"), np.int8),
+        splits=np.full(sum(file.rows for file in files), code, np.int8),
         planned=held.plan,
     )
     return [PartTask(fingerprint, task, sum(file.rows for file in files), tokens)]
@@ -176,6 +181,11 @@ def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:
     return {part.part_id: (part.url, part.first_record) for part in parts}
 
 
+def _identify_sources(sources: Mapping[str, tuple[str, int]]) -> list[tuple[str, str, int]]:
+    """Return what the lineage of a group names: a moved file is another name for the same rows."""
+    return sorted((part, *place) for part, place in sources.items())
+
+
 def _make_task(
     work: StageContext,
     rules: PackingRules,
@@ -189,7 +199,7 @@ def _make_task(
     joined = np.concatenate(splits) if splits else None
     fingerprint = digest_json(
         _identify_group(work, files, own),
-        sorted((part, *place) for part, place in sources.items()),
+        _identify_sources(sources),
         None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
         None if joined is None else digest_bytes(joined.tobytes()),
     )

@@ -143,7 +143,7 @@ STEPS = {"batch_size": 4, "steps": 2}
          "write one")),
         ({}, {"mixture": {"shuffle": {"io_block": 3}}},
          ("mixture.shuffle.io_block: unknown key; allowed here: io_block_size or window_blocks; did you mean "
-         "window_blocks?")),
+         "io_block_size?")),
         ({}, {"mixture": {"shuffle": "no"}},
          ("mixture.shuffle: must be true or false; got 'no', which is a string; write true or false; or must be an "
          "integer; got 'no', which is a string; write an integer; or must be a mapping; got 'no', which is a string; "

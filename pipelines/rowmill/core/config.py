@@ -12,12 +12,12 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.errors import ConfigError, find_related_names, join_choices, suggest_name
 from rowmill.core.option_places import explain_place
 from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
 
@@ -32,6 +32,9 @@ class Config(BaseModel):
         strict=True,
         validate_default=True,
     )
+
+    MEANT_BY: ClassVar[tuple[str, ...]] = ()
+    """For a kind: what users of other tools write for it, such as a trainer's name; only for hints."""
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -176,9 +179,8 @@ def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
             return f"must be {expected.replace(chr(39), '')}; got {got!r}; {hint}"
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")
-            meant = _find_kind_by_value(str(context["tag"]), models)
-            guess = None if meant else suggest_name(str(context["tag"]), tags.split(", "))
-            return f"{context['tag']!r} is not a kind; choose {tags}{f'; did you mean {guess}?' if guess else meant}"
+            guess = _suggest_kind(str(context["tag"]), tags.split(", "), models)
+            return f"{context['tag']!r} is not a kind; choose {tags}{f'; did you mean {guess}?' if guess else ''}"
         case "union_tag_not_found":
             return f"has no kind; choose {join_choices(_list_tags(models))} and write it as kind: …"
         case "value_error":
@@ -229,16 +231,18 @@ def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> s
     return f"{{{named.pop()}: {got}}}" if len(named) == 1 else None
 
 
-def _find_kind_by_value(value: str, models: set[type[BaseModel]]) -> str:
-    """Return a hint if a value that is no kind is one of an option of some kinds, such as a shape of records."""
-    found = sorted(
-        f"{name}: {value} of kind {tag}"
-        for model in models
+def _suggest_kind(tag: str, tags: Sequence[str], models: set[type[BaseModel]]) -> str | None:
+    """Return the kinds that were probably meant, also by a value of their options, such as a shape of records."""
+    kinds = {kind: model for model in models for kind in _list_tags({model})}
+    by_value = {
+        kind: f"{name}: {tag} of kind {kind}"
+        for kind, model in sorted(kinds.items())
         for name, field in model.model_fields.items()
-        for tag in _list_tags({model})
-        if name != "kind" and value in get_args(field.annotation)
-    )
-    return f"; did you mean {join_choices(found)}?" if found else ""
+        if name != "kind" and tag in get_args(field.annotation)
+    }
+    meant_by = {kind: model.MEANT_BY for kind, model in sorted(kinds.items()) if issubclass(model, Config)}
+    named = [kind for kind in find_related_names(tag, tags, meant_by) if kind not in by_value]
+    return join_choices([*named, *by_value.values()]) or suggest_name(tag, tags)
 
 
 def _shorten_repr(value: object) -> str:

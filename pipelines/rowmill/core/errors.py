@@ -20,8 +20,10 @@ A message has four parts: where, what, what was allowed, what to do. Each class 
 that it specialises, so `except ValueError` in a caller's code keeps working.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Final
 
 
 class PipelineError(Exception):
@@ -90,6 +92,52 @@ def join_choices(allowed: Iterable[object]) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is closest to a mistyped one, None if none is close."""
-    matches = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return what was probably meant by an unknown name, None if nothing is near: `astrai_bin or astrai_h5`."""
+    names = sorted(known)
+    return (
+        join_choices(find_related_names(name, names) or get_close_matches(name, names, n=1, cutoff=LEAST_LIKENESS))
+        or None
+    )
+
+
+def find_related_names(
+    name: str, known: Iterable[str], meant_by: Mapping[str, Iterable[str]] | None = None
+) -> list[str]:
+    """Return the known names that an unknown one surely refers to, empty if there is only some likeness.
+
+    A typing error comes first: a known name in another spelling, or nearly the same. Then those that begin as it does
+    or have it as a word, and those for which `meant_by` lists it: users know a trainer, not our name of its format.
+    """
+    names, asked = sorted(known), _spell_plainly(name)
+    if same := [one for one in names if _spell_plainly(one) == asked]:
+        return same
+    if typed := get_close_matches(name, names, n=1, cutoff=TYPING_ERROR_LIKENESS):
+        return typed
+    related = [one for one in names if _begins_alike(name, one) or asked in _split_words(one)]
+    related += [one for one, words in (meant_by or {}).items() if asked in map(_spell_plainly, words)]
+    return list(dict.fromkeys(related))[:MAX_SUGGESTED]
+
+
+TYPING_ERROR_LIKENESS: Final = 0.85
+LEAST_LIKENESS: Final = 0.6
+"""Shares of common letters, as `difflib` counts them."""
+
+MAX_SUGGESTED: Final = 3
+LEAST_BEGINNING: Final = 3
+"""Characters of a name's beginning that are no coincidence."""
+
+
+def _spell_plainly(name: str) -> str:
+    return "".join(_split_words(name))
+
+
+def _split_words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _begins_alike(name: str, known: str) -> bool:
+    """Return whether one name is the beginning of the other, by whole words or by some letters."""
+    first, second = sorted((_split_words(name), _split_words(known)), key=len)
+    if first and second[: len(first)] == first:
+        return True
+    return len(name) >= LEAST_BEGINNING and known.lower().startswith(name.lower())

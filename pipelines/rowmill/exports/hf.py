@@ -54,6 +54,8 @@ UNPACKED_SCHEMA = pa.schema(
 class HuggingFaceExport(Sharded):
     """Rows for `datasets`, TRL and `Trainer`: single segments, or packed; Parquet or `save_to_disk`."""
 
+    MEANT_BY: ClassVar = ("trl", "huggingface", "transformers", "datasets", "trainer")
+
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
     HOLDS_FIELDS: ClassVar[bool] = True
 

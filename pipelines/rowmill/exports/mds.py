@@ -37,6 +37,8 @@ FINETUNE_COLUMNS = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_le
 class MDS(Export):
     """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
 
+    MEANT_BY: ClassVar = ("mosaic", "mosaicml", "streaming", "composer")
+
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
     HOLDS_WEIGHTS: ClassVar[bool] = True
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")

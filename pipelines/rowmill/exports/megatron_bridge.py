@@ -52,6 +52,8 @@ PACKED_SCHEMA = pa.schema(
 class MegatronBridge(Sharded):
     """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
 
+    MEANT_BY: ClassVar = ("nemo",)
+
     CONVENTION: ClassVar[LabelConvention] = "rolled_mask"
 
     kind: Literal["megatron_bridge"] = "megatron_bridge"

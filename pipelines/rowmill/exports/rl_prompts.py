@@ -100,6 +100,8 @@ _REMEDIES: Mapping[PromptProblem, str] = {
 class RLPrompts(Sharded):
     """Prompts and their ground truths for verl, SkyRL, TRL, OpenRLHF, open-instruct and NeMo-RL."""
 
+    MEANT_BY: ClassVar = ("trl", "grpo", "rl")
+
     CONVENTION: ClassVar[LabelConvention] = "none"
     OBJECTIVES: ClassVar[frozenset[Objective]] = frozenset({"prompts"})
 

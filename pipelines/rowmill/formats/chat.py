@@ -17,6 +17,8 @@ from rowmill.formats.detection import detect_messages
 class Chat(ConversationColumns):
     """Each record is a conversation: messages, ShareGPT, Alpaca, or prompt and response."""
 
+    MEANT_BY: ClassVar = ("openai", "chatml", "conversation", "conversations", "sft")
+
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
 
     kind: Literal["chat"] = "chat"

@@ -33,6 +33,8 @@ from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_repo
 class Preference(MessageColumns):
     """Each record is a prompt with a chosen and a rejected answer, or with one that is marked."""
 
+    MEANT_BY: ClassVar = ("dpo", "kto", "orpo", "trl")
+
     ROW_KIND: ClassVar[RowKind] = "preference"
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
         "filters": frozenset({"min_chars", "max_chars"}),

@@ -30,6 +30,8 @@ from rowmill.schema.rows import Message, Rejected, Row, RowKind
 class Prompts(MessageColumns):
     """Each record is a prompt for reinforcement learning, with its ground truth."""
 
+    MEANT_BY: ClassVar = ("grpo", "rl", "trl")
+
     ROW_KIND: ClassVar[RowKind] = "prompt"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"loss", "packing"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {

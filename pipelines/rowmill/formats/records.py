@@ -191,6 +191,8 @@ _SERIES_OPTIONS = ("timestamp_interval_seconds", "start_timestamp", "stop_timest
 class Records(DatasetKind):
     """Each record is a row of a table; its columns are inferred from the data."""
 
+    MEANT_BY: ClassVar = ("csv", "table", "tabular")
+
     ROW_KIND: ClassVar[RowKind] = "record"
     GROUPS: ClassVar[frozenset[str]] = frozenset({"filters", "splits", "packing"})
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {

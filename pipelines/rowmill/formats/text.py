@@ -21,6 +21,8 @@ from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 class Text(DatasetKind):
     """Each record is a document."""
 
+    MEANT_BY: ClassVar = ("pretraining", "pretrain", "cpt")
+
     ROW_KIND: ClassVar[RowKind] = "text"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"truncation": frozenset({"truncate_side", "token_cut"})}

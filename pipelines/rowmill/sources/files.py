@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
@@ -51,6 +51,8 @@ def _require_one_character(text: str) -> str:
 
 class Files(Config):
     """Raw files: JSON Lines, JSON, Parquet, CSV, TSV or text, compressed or not, on any storage."""
+
+    MEANT_BY: ClassVar = ("local", "json", "jsonl", "csv", "parquet", "path")
 
     kind: Literal["files"] = "files"
     """May be omitted if `train_urls` or `validation_urls` is set."""

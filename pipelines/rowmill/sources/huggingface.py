@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
@@ -31,6 +31,8 @@ _BATCH_ROWS = 256
 
 class HuggingFaceSource(Config):
     """A dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
+
+    MEANT_BY: ClassVar = ("hf", "hub", "datasets")
 
     kind: Literal["huggingface"] = "huggingface"
     """May be omitted if `id` is set."""

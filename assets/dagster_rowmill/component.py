@@ -42,7 +42,6 @@ class RecipeScaffolder(dg.Scaffolder[Any]):
             "tokenizer": "path/of/a/tokenizer",
             "seq_len": 2048,
             "datasets": {"chats": dataset},
-            "mixture": {"batch_size": 16},
         }
         dg.scaffold_component(request, {"store": DEFAULT_ROOT_NAME, "recipe": started})
 

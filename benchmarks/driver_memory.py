@@ -1,7 +1,9 @@
-"""Memory of the calling process in the steps that see a whole dataset: duplicates, the order, lists of parts.
+"""Memory of the calling process in the steps that see a whole dataset: duplicates, tables, the order, lists of parts.
 
     python -m benchmarks.driver_memory duplicates 10000000 [folder]
     python -m benchmarks.driver_memory near_duplicates 10000000 [folder]
+    python -m benchmarks.driver_memory table 10000000 [folder]
+    python -m benchmarks.driver_memory grouped_table 10000000 [folder]
     python -m benchmarks.driver_memory order 100000000 [folder]
     python -m benchmarks.driver_memory manifest 100000000 [folder]
 
@@ -15,16 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from benchmarks import corpus
 from benchmarks.measure import emit
 from benchmarks.scale import MemoryWatch
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.executors import LocalPool
+from rowmill.executors import LocalPool, open_in_workers
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import schedule_sequences
 from rowmill.recipe.recipe import Recipe, parse_recipe
@@ -35,7 +40,10 @@ from rowmill.stages.base import StageContext, open_host_scratch
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
+from rowmill.stages.tokenized_examples import table_examples
+from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts
+from rowmill.tabular.schema import Column, RecordSchema
 
 WORKERS = 2
 PART_ROWS = 200_000
@@ -135,6 +143,66 @@ def measure_near_duplicates(folder: Path, count: int) -> dict[str, Any]:
     return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows, **found}
 
 
+# ── Tables ───────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS_OF_A_GROUP = 20
+
+
+def measure_table(folder: Path, count: int) -> dict[str, Any]:
+    """Make the examples of a table of so many rows without groups."""
+    return _measure_table_examples(folder, count, {})
+
+
+def measure_grouped_table(folder: Path, count: int) -> dict[str, Any]:
+    """Make the examples of a table of so many rows, some twenty of each group, in any part."""
+    return _measure_table_examples(folder, count, {"data": {"group_training_examples_by": "group"}})
+
+
+def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> dict[str, Any]:
+    work = make_context(folder, ("a", "canonical_rows"))
+    parts = [
+        _write_table_part(work, first, min(PART_ROWS, count - first), count) for first in range(0, count, PART_ROWS)
+    ]
+    schema = RecordSchema((Column("group", "string"), Column("value", "integer")))
+    details = {"records": {"schema": schema.to_json(), "order": None}}
+    rows = Manifest(work.key, CANONICAL_ROWS, "f", "c", {}, tuple(parts), {}, version="v", details=details)
+    values = {"a": {"source": {"train_urls": [str(folder / "rows.csv")]}, "format": {"kind": "records", **form}}}
+    recipe = parse_recipe(
+        {"tokenizer": str(corpus.TOKENIZER), "seq_len": 4096, "datasets": values, "partitions": {"world_size": 8}},
+        name="bench",
+        where="benchmark",
+    )
+    key = ("bench", "a", TOKENIZED_EXAMPLES)
+    work = replace(work, recipe=recipe, key=key, inputs={rows.key: rows})
+    loaded, path = open_recipe_tokenizer(work)
+    open_in_workers(open_shared_encoder, work.store.root, path)
+    found = measure_step(lambda: table_examples.make_table_examples(work, loaded, path))
+    facts = found.pop("result").facts
+    return {"rows": count, "kept": facts.kept, "examples": facts.examples, "unaccounted": facts.accounted, **found}
+
+
+def _write_table_part(work: StageContext, first: int, rows: int, count: int) -> Part:
+    groups = np.random.default_rng(first).integers(0, max(count // ROWS_OF_A_GROUP, 1), rows).tolist()
+    given = {
+        "row_id": pa.array([f"{first:016x}:{k}" for k in range(rows)]),
+        "content_hash": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), rows, [None, pa.py_buffer(bytes(16 * rows))]
+        ),
+        "dataset": pa.repeat("a", rows),
+        "kind": pa.repeat("record", rows),
+        "split": pa.repeat("train", rows),
+        "group_key": pa.array([f'"G{group:08d}"' for group in groups]),
+        "record": pa.array([f'{{"group":"G{group:08d}","value":{k % 977}}}' for k, group in enumerate(groups)]),
+        "schema": pa.repeat("record", rows),
+    }
+    schema = make_row_schema("record")
+    columns = [given[f.name] if f.name in given else _fill_column(f, rows) for f in schema]
+    fingerprint = f"{first:032x}"
+    path = f"{part_folder(work.folder, fingerprint)}/rows.parquet"
+    file = write_parquet(work.store, path, pa.table(columns, schema=schema))
+    return Part(fingerprint, {"rows": file}, {"kept": rows})
+
+
 # ── Sequences ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -227,6 +295,8 @@ def measure_step(step: Callable[[], Any]) -> dict[str, Any]:
 STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "duplicates": measure_duplicates,
     "near_duplicates": measure_near_duplicates,
+    "table": measure_table,
+    "grouped_table": measure_grouped_table,
     "order": measure_order,
     "manifest": measure_manifest,
 }

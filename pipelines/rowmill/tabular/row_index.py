@@ -8,6 +8,7 @@ keys and positions (`stages/canonical_rows/table_rows.py`), lengths in tokens, p
     order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 1 3 | 2 0
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,16 +27,19 @@ from rowmill.tabular.time_order import DAY, SortKey
 SPLITS = ("train", "validation", "test")
 NO_KEY = "null"
 """Key of the only series in a dataset without a group column."""
+KEY_COLUMNS = ("split", "group_key", "order_key")
+"""The columns of rows that an index is made of."""
 _LARGEST = 2**62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowIndex:
-    """The rows of a dataset.
+    """The rows of a dataset, or of a partition of it.
 
     `splits` int8[N] index `SPLITS`; `groups` int64[N] index `keys`, which ascend (None without groups); `positions`
     int64[N] order a group's rows (None: source order), in multiples of `unit` seconds if they are times (None if only
-    their order is known). `first_rows` int64[P + 1] are the offsets of the parts.
+    their order is known). `first_rows` int64[P + 1] are the offsets of the parts; `places` int64[N] number the rows in
+    their parts (None: all rows of every part).
     """
 
     splits: NDArray[np.int8]
@@ -44,11 +48,17 @@ class RowIndex:
     positions: Ints | None
     unit: Decimal | None
     first_rows: Ints
+    places: Ints | None = None
 
     @property
     def group_sizes(self) -> Ints:
         """Rows of each group."""
         return np.empty(0, np.int64) if self.groups is None else np.bincount(self.groups, minlength=len(self.keys))
+
+    def locate_rows(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the number of each row's part, and its number in this part."""
+        which = np.searchsorted(self.first_rows, rows, "right") - 1
+        return which, rows - self.first_rows[which] if self.places is None else self.places[rows]
 
     def sort_rows(self, rows: Ints) -> tuple[Ints, Ints]:
         """Sort rows by group and position, ties in source order; return them and the groups' offsets (end included).
@@ -67,8 +77,25 @@ def load_row_index(
     store: Store, files: Sequence[File], order: SortKey | None, *, is_grouped: bool, is_series: bool
 ) -> RowIndex:
     """Read the keys of all parts; a time of day becomes seconds since its series' first midnight."""
-    tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
-    first_rows = compute_offsets([one.num_rows for one in tables])
+    tables = [store.table(file, KEY_COLUMNS) for file in files]
+    return build_row_index(tables, order, is_grouped=is_grouped, is_series=is_series)
+
+
+def build_row_index(
+    tables: Sequence[pa.Table],
+    order: SortKey | None,
+    *,
+    is_grouped: bool,
+    is_series: bool,
+    first_rows: Ints | None = None,
+    places: Ints | None = None,
+) -> RowIndex:
+    """Index rows by their keys, in the order of the source: a table for each part, unless `first_rows` are given.
+
+    `first_rows` and `places` are those of `RowIndex`.
+    """
+    if first_rows is None:
+        first_rows = compute_offsets([one.num_rows for one in tables])
     splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
     count = int(first_rows[-1])
     groups, keys = _number_groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())
@@ -86,7 +113,18 @@ def load_row_index(
         positions=positions,
         unit=unit,
         first_rows=first_rows,
+        places=places,
     )
+
+
+def count_group_sizes(columns: Iterable[pa.ChunkedArray]) -> tuple[tuple[str, ...], Ints]:
+    """Return all group keys, ascending, and the rows of each, given the keys of one part after the other."""
+    counts: Counter[str] = Counter()
+    for column in columns:
+        for one in column.value_counts().to_pylist():
+            counts[one["values"]] += one["counts"]
+    keys = sorted(counts, key=group_sort_key)
+    return tuple(keys), np.array([counts[key] for key in keys], np.int64)
 
 
 def _number_groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:

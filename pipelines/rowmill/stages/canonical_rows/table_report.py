@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import digest_json
-from rowmill.formats import Records
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.canonical_rows.table_drift import find_drifts, merge_mismatches, report_contract
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing
-from rowmill.tabular.row_index import RowIndex
+from rowmill.tabular.row_index import NO_KEY, count_group_sizes
 
 
 def complete_table_output(
@@ -25,10 +25,8 @@ def complete_table_output(
 ) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
     form = get_table_options(work)
-    index = index_parts(work, draft.parts, known)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    rows = len(index.splits)
-    times = _measure_intervals(form, index)
+    times = _measure_intervals(work, draft, known)
     mismatches = merge_mismatches(draft.parts)
     drifts = [] if known.contract is None else list(find_drifts(work, known, mismatches))
     facts = replace(
@@ -47,11 +45,12 @@ def complete_table_output(
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
+        keys, sizes = _count_groups(work, draft)
         facts = replace(
             facts,
-            group_size=int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
-            group_advice=_report_groups(work, draft, index, characters / max(rows, 1)),
-            groups=len(index.keys),
+            group_size=int(sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
+            group_advice=_report_groups(work, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
+            groups=len(keys),
         )
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
@@ -72,9 +71,19 @@ def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
     return sum(one.count for one in found.values())
 
 
-def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> int:
+def _count_groups(work: StageContext, draft: StageOutput) -> tuple[tuple[str, ...], Ints]:
+    """Return all group keys and the rows of each, reading part by part; a lone series is one group."""
+    files = [part.files["rows"] for part in draft.parts]
+    if get_table_options(work).is_grouped:
+        return count_group_sizes(work.store.table(file, ("group_key",)).column(0) for file in files)
+    return (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
+
+
+def _report_groups(
+    work: StageContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
+) -> int:
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
-    form, sizes = get_table_options(work), index.group_sizes
+    form = get_table_options(work)
     record_budget = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
@@ -91,17 +100,21 @@ def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, char
     largest = np.argsort(-sizes, kind="stable")[:10]
     draft.tables["largest_groups"] = DisplayTable(
         ("group", "rows", "about_tokens"),
-        tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
+        tuple((keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
     limit = record_budget / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
     draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
-    draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
+    draft.samples["group_size"] = draft.samples["group_advice"] = tuple(keys[i] for i in largest.tolist())
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:
+def _measure_intervals(work: StageContext, draft: StageOutput, known: ObservedTable) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
+    form = get_table_options(work)
     configured = form.time_series.timestamp_interval_seconds
+    if form.mode != "sequential" and configured is None:
+        return {"interval": None, "mismatch": NOT_APPLICABLE}
+    index = index_parts(work, draft.parts, known)
     found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0

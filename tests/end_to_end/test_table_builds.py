@@ -5,6 +5,7 @@ What belongs here: builds of tables made here. What does not: plans from lengths
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.table_plan_facts import TablePlan
 from tests.support.recipes import Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
     as_csv,
@@ -90,10 +91,12 @@ def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Pat
     made = built(tmp_path, MODES[mode])
 
     plan = planned(made.project)
-    train = plan.facts["splits"]["train"]
+    train = plan.facts["train"]
     facts = made.manifest("rows", "tokenized_examples").facts
     assert (train["examples"], train["tokens"]) == (facts["examples"], facts["tokens"])
-    assert sorted(plan.splits[0].lengths.tolist()) == sorted(len(one["input_ids"]) for one in made.examples())
+    sizes = plan.splits[0].sizes["example_tokens"]
+    lengths = Counter(len(one["input_ids"]) for one in made.examples())
+    assert dict(zip(sizes.values.tolist(), sizes.counts.tolist(), strict=True)) == lengths
     assert facts["accounted"] == 0
 
 

@@ -99,7 +99,7 @@ def test_plan_and_inspect_read_generated_records(trained: Workspace) -> None:
     shown = list(inspect.inspect_rows(project, count=6, dataset="synthetic", row_id=None))
 
     assert plans["synthetic"] is not None
-    assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
+    assert plans["synthetic"].facts["train"]["records"] == 6
     assert len(shown) == 6
     assert all(one.row is not None and one.source.startswith("generated:mini/rows/parsed_records") for one in shown)
 

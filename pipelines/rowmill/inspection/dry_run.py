@@ -30,7 +30,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import table_schema
 from rowmill.stages.canonical_rows.table_schema import ContractProposal
-from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.table_plan_facts import TablePlan
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenized_examples.table_examples import MeasuredTable

@@ -11,7 +11,7 @@ from rich.text import Text
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, make_grid
 from rowmill.core.number_text import format_count, join_facts
 from rowmill.inspection.dry_run import DatasetAdvice, DatasetTablePlan
-from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.table_plan_facts import TablePlan
 from rowmill.tabular.assembly import FLUSHES
 
 MAX_SHOWN_OVERFLOWS = 20
@@ -40,10 +40,10 @@ def _render_table_plan(one: DatasetTablePlan) -> RenderableType:
     lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(one.plan), indent=2))
     lines += [
         Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
-        for over in one.plan.overflows[:MAX_SHOWN_OVERFLOWS]
+        for over in one.plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
     ]
-    if len(one.plan.overflows) > MAX_SHOWN_OVERFLOWS:
-        lines.append(Text(f"  ! and {len(one.plan.overflows) - MAX_SHOWN_OVERFLOWS} more", LOOK))
+    if one.plan.overflows.count > MAX_SHOWN_OVERFLOWS:
+        lines.append(Text(f"  ! and {one.plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
     if one.plan.changed:
         lines.append(Text(f"  ! the reference serialization changes {format_count(one.plan.changed, 'record')}", LOOK))
     return Group(*lines)
@@ -64,7 +64,7 @@ def _format_plan_options(plan: TablePlan) -> str:
 
 def _list_split_counts(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
-    for split, counts in plan.facts["splits"].items():
+    for split, counts in plan.facts.items():
         flushes = join_facts(f"{name} {counts[f'flush_{name}']:,}" for name in FLUSHES if counts[f"flush_{name}"])
         lines.append((split, counts["records"], counts["groups"], counts["examples"], counts["tokens"], flushes))
     return lines
@@ -81,7 +81,7 @@ _SIZE_NAMES = {
 
 def _list_sizes(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
-    for split, counts in plan.facts["splits"].items():
+    for split, counts in plan.facts.items():
         for name, label in _SIZE_NAMES.items():
             if counts[f"{name}_max"]:
                 lines.append(

@@ -55,7 +55,7 @@ COLUMN_DOCS: Final[Mapping[str, str]] = {
     "reasoning_trained": "Targets lost as reasoning.",
     "cut_trained": "Targets lost by the cut.",
     "group_keys": "The groups whose records it holds.",
-    "record_start": "The first record's number in the order of its series or its split.",
+    "record_start": "The first record's number in the order of its series, or of its split and partition.",
     "record_stop": "The number after the last record's.",
     "pass": "The pass over the data, from 0.",
     "budget": "Tokens that it may have.",

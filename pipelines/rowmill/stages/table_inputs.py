@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
-from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
@@ -61,36 +60,39 @@ def get_table_options(work: StageContext) -> Records:
 # ── Rows ────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How rows are indexed: by groups or as series, and in which order."""
+
+    order: SortKey | None
+    is_grouped: bool
+    is_series: bool
+
+    @classmethod
+    def of(cls, work: StageContext, known: ObservedTable) -> "IndexOptions":
+        """Return the options of the dataset."""
+        form = get_table_options(work)
+        return cls(known.order, form.is_grouped, form.mode == "sequential")
+
+
 def index_parts(work: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
-    return index_files(work, [part.files["rows"] for part in parts], known)
-
-
-def index_files(work: StageContext, files: Sequence[File], known: ObservedTable) -> RowIndex:
-    """Index the rows of files."""
-    form = get_table_options(work)
+    options = IndexOptions.of(work, known)
     return row_index.load_row_index(
         work.store,
-        files,
-        known.order,
-        is_grouped=form.is_grouped,
-        is_series=form.mode == "sequential",
+        [part.files["rows"] for part in parts],
+        options.order,
+        is_grouped=options.is_grouped,
+        is_series=options.is_series,
     )
 
 
-def read_token_lengths(store: Store, files: Sequence[File]) -> Ints:
-    """Return each row's tokens, −1 if rejected, from the stored ids of all parts of rows."""
-    lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
-    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
-
-
-def read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
-    """Return a column of the given rows, in their order, reading each part once."""
-    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
-    which = np.searchsorted(index.first_rows, rows, "right") - 1
+def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: Ints, column: str) -> list[str]:
+    """Return a column of the given rows, in their order, reading each file once; `files` are those of the index."""
+    which, places = index.locate_rows(rows)
     found = np.empty(len(rows), object)
     for i in np.unique(which).tolist():
         own = np.flatnonzero(which == i)
-        cells = work.store.table(files[i], [column]).column(0)
-        found[own] = cells.take(pa.array(rows[own] - index.first_rows[i])).to_pylist()
+        cells = store.table(files[i], [column]).column(0)
+        found[own] = cells.take(pa.array(places[own])).to_pylist()
     return found.tolist()

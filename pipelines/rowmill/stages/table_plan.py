@@ -1,16 +1,17 @@
-"""The plan of a records dataset: computed from lengths alone, it states exactly what a build makes.
+"""The plan of a table's partition: computed from lengths alone, it states exactly what a build makes.
 
-What belongs here: overflow, resampling and assembly of every split, the report, the error that names what does not fit.
-What does not: the assembly modes (`tabular/assembly/`), encoding and files (`table_examples.py`). A build makes its
-examples from this plan, before it writes any examples.
+What belongs here: overflow, resampling and assembly of every split, the error that names what does not fit. What does
+not: the assembly modes (`tabular/assembly/`), which rows a partition has (`table_partitions.py`), sums over partitions
+(`table_plan_facts.py`), encoding and files (`table_examples.py`). A build plans all partitions before it writes any
+examples.
 
-    lengths, index ─► what fits ─► passes ─► assembled ─► report
+    lengths, index ─► what fits ─► passes ─► assembled ─► facts
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import orjson
@@ -20,7 +21,7 @@ from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.formats import Records as RecordsFormat
-from rowmill.schema.manifest import DisplayTable
+from rowmill.stages.table_plan_facts import OverflowFacts, SplitFacts, TableOverflow, ValueCounts
 from rowmill.tabular.assembly import (
     DELIMITERS_PER_UNIT,
     FLUSHES,
@@ -37,36 +38,7 @@ from rowmill.tabular.assembly import (
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tabular.schema import Mode
 
-MAX_NAMED_OVERFLOWS = 20
-"""Overflows named in an error; the report has all."""
 KEPT, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class TableOverflow:
-    """A record or group that is too large for an example: `name` is its row or its key, `rows` its rows' numbers."""
-
-    kind: str
-    name: str
-    tokens: int
-    prompt: int
-    record_tokens: int
-    limit: int
-    rows: tuple[int, ...]
-    widest: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Its reject reason."""
-        return f"{self.kind}_overflow"
-
-    @property
-    def description(self) -> str:
-        """Its size and where it comes from."""
-        records = f"{len(self.rows)} {'record' if len(self.rows) == 1 else 'records'} {self.record_tokens}"
-        widest = f", widest column {self.widest}" if self.widest else ""
-        parts = f"prompt {self.prompt}, BOS/EOS {DELIMITERS_PER_UNIT}, {records}"
-        return f"{self.name} needs {self.tokens} tokens ({parts}), limit {self.limit}{widest}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,38 +53,38 @@ class SplitTablePlan:
     lengths: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """The examples of a records dataset, planned."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionPlan:
+    """The examples of a partition, planned: `states` int8[N] say what becomes of each row.
+
+    Overflow i has the rows `overflow_rows[i]`.
+    """
 
     mode: Mode
-    limits: ExampleLimits
-    options: dict[str, Any]
     splits: tuple[SplitTablePlan, ...]
     overflows: tuple[TableOverflow, ...]
+    overflow_rows: tuple[Ints, ...]
     states: NDArray[np.int8]
-    changed: int
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def table(self) -> DisplayTable:
-        """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
-        columns = ("split", "records", "groups", "examples", "tokens", *(f"flush_{name}" for name in FLUSHES))
-        columns += tuple(f"{of}_{what}" for of in _MEASURED_FACTS for what in ("min", "mean", "max", "std"))
-        rows = [(name, *(counts[c] for c in columns[1:])) for name, counts in self.facts["splits"].items()]
-        return DisplayTable(columns, tuple(rows))
-
-
-_MEASURED_FACTS = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
+    def summarize_splits(self) -> tuple[SplitFacts, ...]:
+        """Return the facts of each split."""
+        return tuple(_summarize_split(self.mode, one) for one in self.splits)
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlanRequest:
-    """Inputs of a plan other than lengths; the dataset's name and the seed decide the sampling."""
+    """Inputs of a plan other than lengths; the dataset's name, the seed and the partition's decide the sampling.
+
+    `wanted` records of train are sampled (None: each once). `partition` names one of several that the hash of keys
+    decides.
+    """
 
     dataset: str
     seed: int
     form: RecordsFormat
     limits: ExampleLimits
+    wanted: int | None
+    partition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,40 +97,14 @@ class OverflowNaming:
     """Sets of rows to the column with the longest text in each."""
 
 
-def plan_table(
-    request: TablePlanRequest,
-    index: RowIndex,
-    lengths: Ints,
-    *,
-    naming: OverflowNaming,
-    changed: int,
-    options: dict[str, Any],
-) -> TablePlan:
-    """Plan all splits.
+def plan_partition(
+    request: TablePlanRequest, index: RowIndex, lengths: Ints, *, naming: OverflowNaming
+) -> PartitionPlan:
+    """Plan all splits of a partition's rows; units that do not fit are left out, whatever the recipe says.
 
     `lengths` int64[N] are each row's tokens, −1 for a row that was rejected.
-
-    Raises
-    ------
-    ContextOverflowError
-        If a unit does not fit and the recipe makes this an error, or if no record can fit.
-    ConfigError
-        If privacy forbids the requested number of records.
-
     """
-    limits, form = request.limits, request.form
-    if limits.records < 1:
-        raise ContextOverflowError(
-            f"datasets.{request.dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
-            f"leaves {limits.records} of {limits.limit} for records, expected at least 1; its widest columns are "
-            f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set "
-            "prompt.style: names"
-        )
-    excess = _find_oversized(form, limits, index, lengths)
-    overflows = _name_overflows(request, naming, index, excess)
-    # With `split`, only single records that are too large remain, which cannot be split.
-    if overflows and form.assembly.on_overflow != "reject":
-        raise _make_overflow_error(request, overflows)
+    excess = _find_oversized(request.form, request.limits, index, lengths)
     states = np.zeros(len(lengths), np.int8)
     states[excess.rows] = FIRST_REJECT_STATE + (excess.kind == "group")
     fitting = (lengths >= 0) & (states == KEPT)
@@ -168,13 +114,70 @@ def plan_table(
         shown[one.rows[one.assembled.records]] = True
     states[fitting & ~shown] = NOT_SAMPLED
     made = tuple(one for one in splits if len(one.rows))
-    facts = {"splits": {one.split: _summarize_split(one) for one in made}}
-    return TablePlan(form.mode, limits, options, made, tuple(overflows), states, changed, facts)
+    rows = np.split(excess.rows, excess.starts[1:-1]) if len(excess.units) else []
+    return PartitionPlan(
+        request.form.mode, made, tuple(_name_overflows(request, naming, index, excess, rows)), tuple(rows), states
+    )
+
+
+def count_sampled_rows(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> int:
+    """Count the train records that fit, of which a sample takes its share."""
+    fitting = lengths >= 0
+    fitting[_find_oversized(request.form, request.limits, index, lengths).rows] = False
+    return int((fitting & (index.splits == SPLITS.index("train"))).sum())
+
+
+def require_record_room(dataset: str, limits: ExampleLimits, widest_names: str) -> None:
+    """Refuse limits under which no record fits.
+
+    Raises
+    ------
+    ContextOverflowError
+        If the prompt and the delimiters take all tokens of an example.
+
+    """
+    if limits.records < 1:
+        raise ContextOverflowError(
+            f"datasets.{dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
+            f"leaves {limits.records} of {limits.limit} for records, expected at least 1; its widest columns are "
+            f"{widest_names}; raise seq_len or max_seq_length, shorten these names, or set "
+            "prompt.style: names"
+        )
+
+
+def require_fitting_units(dataset: str, form: RecordsFormat, overflows: OverflowFacts) -> None:
+    """Refuse a plan in which a unit does not fit, unless the recipe leaves such units out.
+
+    Raises
+    ------
+    ContextOverflowError
+        If there is one; it names the largest.
+
+    """
+    # With `split`, only single records that are too large remain, which cannot be split.
+    if overflows.count and form.assembly.on_overflow != "reject":
+        raise _make_overflow_error(dataset, form, overflows)
+
+
+def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, records: int) -> None:
+    """Refuse to show a record more than once under differential privacy.
+
+    Raises
+    ------
+    ConfigError
+        If more records are wanted than train has.
+
+    """
+    if form.privacy.dp_enabled and wanted is not None and wanted > records:
+        raise ConfigError(
+            f"datasets.{dataset}.format.training.num_input_records_to_sample: {wanted} of {records} train "
+            "records under privacy.dp_enabled, where each record may be shown only once; lower it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplannedTable:
-    """The plan at another maximum length: `lengths` are those of the examples of each split.
+    """The plan of a partition at another maximum length: `lengths` are those of the examples of each split.
 
     `records_over` counts encoded records that would not fit into an example, `tokens_over` their tokens.
     """
@@ -185,16 +188,15 @@ class ReplannedTable:
     tokens_over: int
 
 
-def replan_table(request: TablePlanRequest, index: RowIndex, lengths: Ints, limit: int) -> ReplannedTable:
-    """Plan all splits at another length; what does not fit is counted, whatever the recipe says."""
-    request = replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap))
-    fitting = lengths >= 0
-    if request.limits.records < 1:
-        return ReplannedTable(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
-    over = _find_oversized(request.form, request.limits, index, lengths).rows
+def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> ReplannedTable:
+    """Plan all splits at the request's length; what does not fit is counted, whatever the recipe says."""
+    limits, fitting = request.limits, lengths >= 0
+    if limits.records < 1:
+        return ReplannedTable(limits.limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
+    over = _find_oversized(request.form, limits, index, lengths).rows
     fitting[over] = False
     splits = tuple(_plan_table_split(request, index, lengths, fitting, split).lengths for split in SPLITS)
-    return ReplannedTable(limit, splits, len(over), int(lengths[over].sum()))
+    return ReplannedTable(limits.limit, splits, len(over), int(lengths[over].sum()))
 
 
 # ── Overflow ──────────────────────────────────────────────────────────────────────────────
@@ -226,13 +228,12 @@ def _find_oversized(form: RecordsFormat, limits: ExampleLimits, index: RowIndex,
 
 
 def _name_overflows(
-    request: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits
+    request: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits, rows: Sequence[Ints]
 ) -> list[TableOverflow]:
     """Name all overflows and their widest columns, reading each part once."""
     if not len(excess.units):
         return []
     limits, columns = request.limits, request.form.group_columns
-    rows = np.split(excess.rows, excess.starts[1:-1])
     if excess.kind == "record":
         names = [f"record {name}" for name in naming.names_of(excess.units)]
     else:
@@ -245,7 +246,7 @@ def _name_overflows(
             limits.prompt,
             own,
             limits.limit,
-            tuple(of.tolist()),
+            len(of),
             widest,
         )
         for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
@@ -259,16 +260,12 @@ def format_group_name(columns: Sequence[str], key: str) -> str:
     return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
 
 
-def _make_overflow_error(request: TablePlanRequest, overflows: list[TableOverflow]) -> ContextOverflowError:
-    kind = overflows[0].kind
-    count = len(overflows)
-    worst = sorted(overflows, key=lambda one: (-one.tokens, one.name))[:MAX_NAMED_OVERFLOWS]
+def _make_overflow_error(dataset: str, form: RecordsFormat, overflows: OverflowFacts) -> ContextOverflowError:
+    kind, count = overflows.worst[0].kind, overflows.count
     does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
-    named = "; ".join(one.description for one in worst)
-    more = f"; and {count - len(worst)} more" if count > len(worst) else ""
-    return ContextOverflowError(
-        f"datasets.{request.dataset}: {does} not fit: {named}{more}; {_list_remedies(request.form, kind)}"
-    )
+    named = "; ".join(one.description for one in overflows.worst)
+    more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
+    return ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {_list_remedies(form, kind)}")
 
 
 def _list_remedies(form: RecordsFormat, kind: str) -> str:
@@ -294,13 +291,8 @@ def _plan_table_split(
     records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
     is_train = split == "train"
-    wanted = request.form.wanted if is_train else None
-    if request.form.privacy.dp_enabled and wanted is not None and is_train and wanted > len(rows):
-        raise ConfigError(
-            f"datasets.{request.dataset}.format.training.num_input_records_to_sample: {wanted} of {len(rows)} train "
-            "records under privacy.dp_enabled, where each record may be shown only once; lower it"
-        )
-    permute = partial(_permute_pass, request.seed, request.dataset, split)
+    wanted = request.wanted if is_train else None
+    permute = partial(_permute_pass, request, split)
     draw = _make_budget_sampler(request, index, split, groups) if is_train else None
     assembled = _assemble_split(request, records, wanted, permute, draw)
     return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, request.limits))
@@ -331,10 +323,11 @@ def _assemble_split(
             )
 
 
-def _permute_pass(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
-    """Return the order of a pass: a keyed permutation, independent of other datasets and passes."""
-    own = permutation.make_feistel(count, permutation.hash_labels(seed, "assembly", dataset, split, number))
-    return own(np.arange(count, dtype=np.int64))
+def _permute_pass(request: TablePlanRequest, split: str, number: int, count: int) -> Ints:
+    """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
+    of_partition = () if request.partition is None else (request.partition,)
+    key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
+    return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
 
 
 def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
@@ -350,21 +343,22 @@ def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str,
     return of_group
 
 
-# ── The report ─────────────────────────────────────────────────────────────────────────────────────
+# ── Facts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summarize_split(one: SplitTablePlan) -> dict[str, Any]:
+def _summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
     assembled = one.assembled
     units, examples = np.diff(assembled.units), np.diff(assembled.record_offsets)
-    told: dict[str, Any] = {
+    is_grouped = len(one.groups) > 0 and int(one.groups[0]) >= 0
+    counts = {
         "records": len(assembled.records),
         "distinct_records": len(one.rows),
-        "groups": 0 if len(one.groups) and one.groups[0] < 0 else len(one.groups),
+        "groups": len(one.groups) if is_grouped else 0,
         "examples": len(one.lengths),
         "tokens": int(one.lengths.sum()),
         **{f"flush_{name}": int((assembled.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
+        "units": len(units),
     }
-    is_grouped = bool(told["groups"])
     measured: Mapping[str, Ints] = {
         "record_tokens": one.records.tokens,
         "group_tokens": one.records.group_tokens if is_grouped else units[:0],
@@ -372,14 +366,7 @@ def _summarize_split(one: SplitTablePlan) -> dict[str, Any]:
         "example_records": examples,
         "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
     }
-    for name, values in measured.items():
-        told |= {f"{name}_{what}": value for what, value in measure_spread(values).items()}
-    return told
-
-
-def measure_spread(values: Ints) -> dict[str, float]:
-    """Return minimum, mean, maximum and standard deviation; zeros for an empty array."""
-    if not len(values):
-        return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
-    mean, std = round(float(values.mean()), 6), round(float(values.std()), 6)
-    return {"min": int(values.min()), "mean": mean, "max": int(values.max()), "std": std}
+    sizes = {name: ValueCounts.of(values) for name, values in measured.items()}
+    shown = int(one.records.tokens[assembled.records].sum())
+    longest = 0 if mode == "tabular" else int(one.records.group_sizes.max(initial=0))
+    return SplitFacts(one.split, counts, sizes, shown, longest)

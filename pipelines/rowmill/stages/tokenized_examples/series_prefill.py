@@ -9,12 +9,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import digest_json
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
 from rowmill.stages.part_files import write_parquet
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, read_row_column
-from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.table_plan import PartitionPlan
 from rowmill.stages.tokenized_examples.table_tokens import VERSION
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
@@ -37,10 +38,11 @@ number of records."""
 
 
 def write_prefill(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan, index: RowIndex
+    work: StageContext, known: ObservedTable, frame: PromptFrame, index: RowIndex, plan: PartitionPlan
 ) -> list[Part]:
     """Write the initial prefill; none under differential privacy, since it would publish records."""
     form = get_table_options(work)
+    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
     train = next((one for one in plan.splits if one.split == "train"), None)
     if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
         return []
@@ -52,7 +54,7 @@ def write_prefill(
         ]
     )
     shown = np.unique(train.rows[wanted])
-    texts = dict(zip(shown.tolist(), read_row_column(work, index, shown, "record"), strict=True))
+    texts = dict(zip(shown.tolist(), read_row_column(work.store, files, index, shown, "record"), strict=True))
     read = RecordDecoder(known.schema)
     write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
     lines: list[dict[str, Any]] = []

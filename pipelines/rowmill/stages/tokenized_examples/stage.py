@@ -159,7 +159,9 @@ def prepare_tokenized_examples(work: StageContext) -> PreparedStage:
     loaded, path = open_recipe_tokenizer(work)
     open_in_workers(open_shared_encoder, work.store.root, path)
     spec = resolve_renderer_spec(work, loaded)
-    return PreparedStage((loaded.card.digest, _spec_to_json(spec)), lambda: make_tokenized_examples(work))
+    partitions = table_examples.identify_partitions(work) if work.dataset.format.IS_TABLE else ()
+    outside = (loaded.card.digest, _spec_to_json(spec), *partitions)
+    return PreparedStage(outside, lambda: make_tokenized_examples(work))
 
 
 def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:

@@ -1,24 +1,26 @@
-"""Examples of records: encode each part once, plan all of them, then write examples in parts.
+"""Examples of records: encode each part once, plan all partitions, then write examples in parts.
 
-What belongs here: the prompt, encoding over parts, the dry run, ledgers. What does not: the plan (`table_plan.py`),
-splitting it into tasks (`table_tasks.py`), the work of one worker (`table_tokens.py`), the output's facts
-(`table_output.py`).
+What belongs here: the prompt, encoding over parts, the dry run. What does not: which rows are planned together
+(`table_partitions.py`), a plan (`table_plan.py`), the tasks of plans (`table_partition_plans.py`), the work of one
+worker (`table_tokens.py`), ledgers (`table_ledgers.py`), the output's facts (`table_output.py`).
 
-    parts of rows ─encode─► ids, lengths ─► plan ─► overflow: stop, nothing was written
+    parts of rows ─encode─► ids, lengths ─► plans of partitions ─► overflow: stop, no example was written
                                                         │
                               ids, ledger, rejects per part of rows  +  examples in parts of about a million tokens
 
+Of the whole table are decided: the schema and with it prompt and limits, the number of partitions, whether everything
+fits, the size of a sample and each partition's share of it. Of a partition alone: the order of its groups or records,
+the examples that these form, and the parts that these are written in.
+
 The ids of a part are stored under the digest of its texts and tokenizer, so a part is encoded only once. A part of
-examples is stored under the digest of its content; one new row changes the shuffle of tabular and grouped data and most
-of their examples, which are then assembled from the stored ids.
+examples is stored under the digest of its content; one new row changes the shuffle of its own partition and most of the
+examples of this, which are then assembled from the stored ids.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import orjson
 
 from rowmill.core.arrays import Ints
@@ -27,9 +29,8 @@ from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Part
-from rowmill.stages import table_plan
+from rowmill.stages import table_partitions
 from rowmill.stages.base import (
-    PartTask,
     StageContext,
     StageOutput,
     make_parts,
@@ -38,30 +39,28 @@ from rowmill.stages.base import (
     select_own_parts,
 )
 from rowmill.stages.kept_parts import load_kept_part, save_kept_part
-from rowmill.stages.table_inputs import (
-    ObservedTable,
-    get_table_options,
-    index_parts,
-    load_observed_table,
-    read_row_column,
-)
-from rowmill.stages.table_plan import TableOverflow, TablePlan
+from rowmill.stages.table_inputs import IndexOptions, ObservedTable, get_table_options, index_parts, load_observed_table
+from rowmill.stages.table_partitions import RowPart, choose_borders, hold_partitions, join_lengths
+from rowmill.stages.table_plan import TablePlanRequest, require_record_room
+from rowmill.stages.table_plan_facts import OverflowFacts, SplitFacts, TablePlan, join_split_facts
 from rowmill.stages.tokenized_examples import table_tokens
 from rowmill.stages.tokenized_examples.series_prefill import write_prefill
+from rowmill.stages.tokenized_examples.table_ledgers import account_part
 from rowmill.stages.tokenized_examples.table_output import build_table_output
-from rowmill.stages.tokenized_examples.table_tasks import plan_example_tasks
-from rowmill.stages.tokenized_examples.table_tokens import VERSION, EncodedPart, EncodeTask, LedgerTask
+from rowmill.stages.tokenized_examples.table_partition_plans import (
+    TablePlanning,
+    plan_held_partitions,
+    plan_partitions,
+    plan_whole_table,
+)
+from rowmill.stages.tokenized_examples.table_tokens import VERSION, EncodedPart, EncodeTask
 from rowmill.tabular import prompt
 from rowmill.tabular.assembly import ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
-from rowmill.tabular.row_index import RowIndex
-from rowmill.tabular.serialization import read_json
+from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
-
-ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
-"""States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
 
 
 def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -73,6 +72,16 @@ def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
         "seed": recipe.seed,
         "vocab_size": recipe.vocab_size,
     }
+
+
+def identify_partitions(work: StageContext) -> tuple[str, ...]:
+    """Return what identifies the examples of a table in partitions; those of others keep their identity."""
+    borders = choose_borders(work, _list_row_files(work))
+    return () if borders.is_whole else (f"partitions {table_partitions.VERSION}",)
+
+
+def _list_row_files(work: StageContext) -> list[File]:
+    return [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
 
 
 def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
@@ -123,18 +132,21 @@ def _encode_parts(
     frame: PromptFrame,
     *,
     keep: bool,
+    returns_lengths: bool,
 ) -> tuple[list[EncodedPart], list[str], list[bool]]:
     """Encode all parts of rows; return their lengths and facts, the fingerprints of their ids, and which are new.
 
     With `keep`, ids are stored part by part before planning, so that the build after an overflow or a kill reuses them.
+    Lengths are returned only where the calling process plans.
     """
-    rows = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
+    rows = _list_row_files(work)
     names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
     tasks = [
         EncodeTask(
             work.store.root, work.folder if keep else None, name, path, file, schema,
             get_table_options(work).codec.wire, frame.special_tokens, load_kept_part(work.store, work.folder, name),
+            returns_lengths,
         )
         for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip
@@ -151,52 +163,55 @@ def _encode_parts(
     return encoded, names, [task.kept is None for task in tasks]
 
 
-def _plan_dataset(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, encoded: Sequence[EncodedPart], index: RowIndex
-) -> TablePlan:
+def _describe_options(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, limits: ExampleLimits
+) -> dict[str, Any]:
     form = get_table_options(work)
-    limits = _get_example_limits(work, frame)
-    request = table_plan.TablePlanRequest(
-        dataset=work.dataset_name or "",
-        seed=work.recipe.seed,
-        form=form,
-        limits=limits,
-    )
-    naming = table_plan.OverflowNaming(
-        names_of=lambda rows: read_row_column(work, index, rows, "row_id"),
-        widest_of=lambda units: _find_widest_columns(work, index, units),
-    )
-    options = {
+    return {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
         "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
         "wanted": form.wanted, "prompt_text": frame.prompt_text,
         "order": None if known.order is None else known.order.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
-        "widest_names": ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5]),
+        "widest_names": _list_widest_names(known),
     }  # fmt: skip
+
+
+def _list_widest_names(known: ObservedTable) -> str:
+    return ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5])
+
+
+def _prepare_planning(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, loaded: LoadedTokenizer
+) -> TablePlanning:
+    """Return what the table is planned with.
+
+    Raises
+    ------
+    ContextOverflowError
+        If no record can fit.
+
+    """
+    form, limits = get_table_options(work), _get_example_limits(work, frame)
+    name = work.dataset_name or ""
+    require_record_room(name, limits, _list_widest_names(known))
+    request = TablePlanRequest(dataset=name, seed=work.recipe.seed, form=form, limits=limits, wanted=form.wanted)
+    vocab_size = work.recipe.vocab_size or loaded.card.vocab_size
+    return TablePlanning(request, IndexOptions.of(work, known), frame, vocab_size)
+
+
+def _join_plan(
+    work: StageContext,
+    known: ObservedTable,
+    planning: TablePlanning,
+    splits: tuple[SplitFacts, ...],
+    overflows: OverflowFacts,
+    encoded: Sequence[EncodedPart],
+) -> TablePlan:
+    limits = planning.request.limits
+    options = _describe_options(work, known, planning.frame, limits)
     changed = sum(int(one.facts["changed"]) for one in encoded)
-    return table_plan.plan_table(
-        request, index, _join_lengths(encoded), naming=naming, changed=changed, options=options
-    )
-
-
-MAX_EXAMINED_ROWS = 100
-"""Records of a group that are examined to find its widest column."""
-
-
-def _find_widest_columns(work: StageContext, index: RowIndex, units: Sequence[Ints]) -> list[str]:
-    """Return the column with the most characters for each set of rows."""
-    looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
-    texts = iter(read_row_column(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
-    return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
-
-
-def _find_widest_column(texts: Iterable[str]) -> str:
-    sizes: dict[str, int] = {}
-    for text in texts:
-        for name, value in read_json(text).items():
-            sizes[name] = sizes.get(name, 0) + len(str(value))
-    return max(sizes, key=lambda name: sizes[name], default="")
+    return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +230,20 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
     Raises
     ------
     ContextOverflowError
-        As `plan_table` does.
+        If a unit does not fit and the recipe makes this an error, or if no record can fit.
 
     """
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
-    index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
-    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False)
-    return _plan_dataset(work, known, frame, encoded, index)
+    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False, returns_lengths=True)
+    planning = _prepare_planning(work, known, frame, loaded)
+    files = _list_row_files(work)
+    lengths = [one.require_lengths() for one in encoded]
+    held = list(hold_partitions(work.store, files, lengths, choose_borders(work, files), planning.options))
+    plans = plan_held_partitions(work.store, planning, held)
+    splits = join_split_facts([plan.summarize_splits() for plan in plans], SPLITS)
+    overflows = OverflowFacts.join([OverflowFacts.of(plan.overflows) for plan in plans])
+    return _join_plan(work, known, planning, splits, overflows, encoded)
 
 
 def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
@@ -230,8 +251,9 @@ def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Mea
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
     index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
-    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False)
-    return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, _join_lengths(encoded))
+    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False, returns_lengths=True)
+    lengths = join_lengths([one.require_lengths() for one in encoded])
+    return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, lengths)
 
 
 def _get_example_limits(work: StageContext, frame: PromptFrame) -> ExampleLimits:
@@ -240,78 +262,32 @@ def _get_example_limits(work: StageContext, frame: PromptFrame) -> ExampleLimits
     )
 
 
-def _join_lengths(encoded: Sequence[EncodedPart]) -> Ints:
-    return np.concatenate([np.empty(0, np.int64), *(one.lengths for one in encoded)])
-
-
 def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
-    """Encode, plan, and write examples; if planning fails, only the ids of records are written."""
+    """Encode, plan, and write examples; if planning fails, no examples are written."""
     known = load_observed_table(work.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(work, loaded, known)
-    rows = work.input(CANONICAL_ROWS).parts
-    index = index_parts(work, rows, known)
-    encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, keep=True)
-    plan = _plan_dataset(work, known, frame, encoded, index)
-    accounts = _write_ledgers(work, plan, index, encoded, names)
+    files = _list_row_files(work)
+    borders = choose_borders(work, files)
+    encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, keep=True, returns_lengths=borders.is_whole)
+    parts = [
+        RowPart(file, one.require_kept().files["tokens"], name)
+        for file, one, name in zip(files, encoded, names, strict=True)
+    ]
+    planning = _prepare_planning(work, known, frame, loaded)
+    prefill: list[Part] = []
     with open_host_scratch(work) as scratch:
-        tasks = plan_example_tasks(work, frame, plan, index, encoded, names, loaded, scratch)
-        built, reused, _ = make_parts(work, table_tokens.build_part, tasks)
-    rows_made = sum(one.lengths.size for one, is_fresh in zip(encoded, fresh, strict=True) if is_fresh)
-    prefill = write_prefill(work, known, frame, plan, index)
+        if borders.is_whole:
+            lengths = [one.require_lengths() for one in encoded]
+            [whole] = hold_partitions(work.store, files, lengths, borders, planning.options)
+            planned, plan = plan_whole_table(work, planning, whole, parts, encoded, scratch)
+            prefill = write_prefill(work, known, frame, whole.rows.index, plan)
+        else:
+            planned = plan_partitions(work, planning, borders, parts, encoded, scratch)
+        accounts = make_parts(work, account_part, planned.ledgers)[0]
+        built, reused, _ = make_parts(work, table_tokens.build_part, planned.examples)
+    rows_made = sum(file.rows for file, is_fresh in zip(files, fresh, strict=True) if is_fresh)
+    joined = _join_plan(work, known, planning, planned.splits, planned.overflows, encoded)
     return build_table_output(
-        work, known, frame, plan, accounts, [*built, *prefill], loaded, reused=reused, rows_made=rows_made
-    )
-
-
-# ── Ledgers of the parts of rows ─────────────────────────────────────────────────────────────────
-
-
-def _write_ledgers(
-    work: StageContext, plan: TablePlan, index: RowIndex, encoded: Sequence[EncodedPart], names: Sequence[str]
-) -> list[Part]:
-    """Write the ledger and rejects of each part of rows."""
-    states = plan.states.copy()
-    overflows = _OverflowDetails.of(plan.overflows)
-    planned: list[PartTask] = []
-    rows = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
-    for i, (file, one, name) in enumerate(zip(rows, encoded, names, strict=True)):
-        first, last = int(index.first_rows[i]), int(index.first_rows[i + 1])
-        details = overflows.between(first, last)
-        for place, reason, detail in one.facts["rejects"]:
-            states[first + place] = ROW_STATES.index(reason)
-            details[place] = detail
-        task = LedgerTask(
-            root=work.store.root,
-            folder=work.folder,
-            fingerprint=digest_json(name, "account", states[first:last].tobytes().hex(), details),
-            rows=file,
-            tokens=one.require_kept().files["tokens"],
-            facts=one.facts,
-            states=states[first:last].tobytes(),
-            names=ROW_STATES,
-            details=details,
-        )
-        planned.append(PartTask(task.fingerprint, task, file.rows, 4 * file.bytes))
-    return make_parts(work, table_tokens.account_part, planned)[0]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OverflowDetails:
-    """Why rows do not fit: `rows` ascend, each with the index of its message."""
-
-    rows: Ints
-    which: Ints
-    sentences: tuple[str, ...]
-
-    @classmethod
-    def of(cls, overflows: Sequence[TableOverflow]) -> "_OverflowDetails":
-        rows = np.array([row for one in overflows for row in one.rows], np.int64)
-        which = np.repeat(np.arange(len(overflows)), np.array([len(one.rows) for one in overflows], np.int64))
-        order = np.argsort(rows, kind="stable")
-        return cls(rows[order], which[order], tuple(one.description for one in overflows))
-
-    def between(self, first: int, last: int) -> dict[int, str]:
-        """Return the messages of a part's rows, by their index in the part."""
-        begin, end = np.searchsorted(self.rows, (first, last)).tolist()
-        places = (self.rows[begin:end] - first).tolist()
-        return {place: self.sentences[i] for place, i in zip(places, self.which[begin:end].tolist(), strict=True)}
+        work, known, frame, joined, accounts, [*built, *prefill], loaded,
+        reused=reused, rows_made=rows_made, made_of=planned.made_of,
+    )  # fmt: skip

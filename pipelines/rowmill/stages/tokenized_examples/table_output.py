@@ -3,11 +3,11 @@
 What belongs here: counts. What does not: planning and building examples (`table_examples.py`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
@@ -15,9 +15,8 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Par
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.table_inputs import ObservedTable, get_table_options
-from rowmill.stages.table_plan import TablePlan
+from rowmill.stages.table_plan_facts import TablePlan, ValueCounts
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
-from rowmill.tabular.assembly import DELIMITERS_PER_UNIT
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
@@ -33,6 +32,7 @@ def build_table_output(
     *,
     reused: int,
     rows_made: int,
+    made_of: Sequence[str],
 ) -> StageOutput:
     """Sum the counts of a table's rows (`accounts`) and examples (`built`)."""
     examples = [part for part in built if "examples" in part.files]
@@ -52,13 +52,14 @@ def build_table_output(
     made = sum(int(p.facts["examples"]) for p in examples)
     verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    planned = sum(facts["tokens"] for facts in plan.facts["splits"].values())
+    planned = sum(one.counts["tokens"] for one in plan.splits)
+    expected = sum(one.count_expected_tokens(plan.limits) for one in plan.splits)
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
-    longest = _measure_longest(plan)
+    longest = plan.longest
     facts = TokenizedExamplesFacts(
         nonempty=made,
-        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan)),
+        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - expected),
         rejects=compute_share(sum(reasons.values()) - of_length, rows),
         mask_verified=compute_share(verified, made) if made else NOT_APPLICABLE,
         zero_loss_rows=compute_share(untrained, made),
@@ -104,29 +105,13 @@ def build_table_output(
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
         card=_build_table_card(loaded),
-        details={"records": _describe_table_model(work, known, frame, plan)},
+        details={
+            "records": _describe_table_model(work, known, frame, plan),
+            **({"made_of": sorted(made_of)} if made_of else {}),
+        },
         parts_reused=reused,
         rows_made=rows_made,
     )
-
-
-def _count_expected_tokens(plan: TablePlan) -> int:
-    """Compute the expected number of tokens: prompts, delimiters, and records as often as they are shown."""
-    total = 0
-    for one in plan.splits:
-        units = len(one.assembled.units) - 1
-        total += len(one.lengths) * plan.limits.prompt + DELIMITERS_PER_UNIT * units
-        total += int(one.records.tokens[one.assembled.records].sum())
-    return total
-
-
-def _measure_longest(plan: TablePlan) -> dict[str, int]:
-    """Return the bounds of generation: the longest example and the longest series of train."""
-    train = next((one for one in plan.splits if one.split == "train"), None)
-    if train is None:
-        return {"longest_example": 0, "longest_group": 0}
-    sizes = train.records.group_sizes if plan.mode != "tabular" else np.empty(0, np.int64)
-    return {"longest_example": int(train.lengths.max(initial=0)), "longest_group": int(sizes.max(initial=0))}
 
 
 def _describe_table_model(
@@ -139,7 +124,7 @@ def _describe_table_model(
         "frame": frame.to_json(),
         "wire": get_table_options(work).codec.wire,
         "options": plan.options,
-        **_measure_longest(plan),
+        **plan.longest,
     }
 
 
@@ -149,32 +134,32 @@ def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
 
 def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
     options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
-    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows]
+    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows.first]
     tables = {
         "plan": plan.table(),
         "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in options)),
         "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
     }
     if overflow:
-        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow[:100]))
+        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
     return tables
 
 
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
-    lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
-    if len(lengths):
+    lengths = ValueCounts.join([one.sizes["example_tokens"] for one in plan.splits])
+    if len(lengths.values):
         drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.limits.limit)
     if plan.mode == "grouped":
-        tokens = np.concatenate([np.empty(0, np.int64), *(one.records.group_tokens for one in plan.splits)])
-        if len(tokens):
+        tokens = ValueCounts.join([one.sizes["group_tokens"] for one in plan.splits])
+        if len(tokens.values):
             drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.limits.records)
     return drawn
 
 
-def _draw_histogram(title: str, values: Ints, limit: int) -> Histogram:
-    counts, edges = np.histogram(values, bins=24, range=(0, max(int(values.max()), limit) + 1))
+def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
+    counts, edges = np.histogram(sizes.values, bins=24, range=(0, max(sizes.largest, limit) + 1), weights=sizes.counts)
     return Histogram(
         title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)
     )

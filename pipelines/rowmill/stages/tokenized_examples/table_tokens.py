@@ -1,7 +1,7 @@
 """A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
 
 What belongs here: encoding a part of rows, laying out ids after prompts, the files of both. What does not: the plan
-(`table_plan.py`), the list of parts (`table_examples.py`).
+(`table_plan.py`), the list of parts (`table_examples.py`), ledgers (`table_ledgers.py`).
 
     rows ──encode_part──► ids of each record, in the store
     plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
@@ -24,16 +24,16 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.list_columns import make_list_array
-from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
+from rowmill.stages.part_files import write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
+from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, load_slice
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
@@ -61,7 +61,8 @@ RECORD_EXAMPLES = pa.schema(
 )
 """A part of `tokenized_examples` of records: an example's groups, its records, and why it ended.
 
-`record_start` and `record_stop` index a series' records in its order, other records in the order of their split.
+`record_start` and `record_stop` index a series' records in its order, other records in the order of their split and
+partition.
 """
 
 
@@ -73,9 +74,6 @@ _TOKENS_SCHEMA = pa.schema(
 
 VERSION = 5
 """Increase it when any row may get different ids or a different example, or facts are counted differently."""
-
-_COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_path_texts", "fast_path_mismatches")
-"""Facts of a part of rows in addition to the states of its rows."""
 
 
 # ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
@@ -97,13 +95,14 @@ class EncodeTask:
     wire: Wire
     special_tokens: tuple[str, ...]
     kept: Part | None
+    returns_lengths: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """An encoded part: tokens of each record (−1: rejected), facts, and the part of stored ids."""
+    """An encoded part: tokens of each record (−1: rejected) if they were asked for, facts, the part of stored ids."""
 
-    lengths: Ints
+    lengths: Ints | None
     facts: dict[str, Any]
     kept: Part | None
 
@@ -112,18 +111,24 @@ class EncodedPart:
         assert self.kept is not None, "a build stores all ids"
         return self.kept
 
+    def require_lengths(self) -> Ints:
+        """Return the lengths, which were asked for."""
+        assert self.lengths is not None, "the lengths are wanted"
+        return self.lengths
+
 
 def encode_part(task: EncodeTask) -> EncodedPart:
     """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
     store = Store(task.root)
     if task.kept is not None:
-        lengths = store.table(task.kept.files["tokens"], ["length"]).column(0).to_numpy()
-        return EncodedPart(lengths.astype(np.int64), task.kept.facts, task.kept)
+        lengths = store.table(task.kept.files["tokens"], ["length"]).column(0) if task.returns_lengths else None
+        return EncodedPart(None if lengths is None else lengths.to_numpy().astype(np.int64), task.kept.facts, task.kept)
     ids, facts = _encode_records(task, store.table(task.rows, ("record", "row_id")))
     lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
     lengths[[place for place, _, _ in facts["rejects"]]] = -1
     tokens = pa.table([ids, lengths], schema=_TOKENS_SCHEMA)
-    return EncodedPart(lengths.astype(np.int64), facts, _keep_tokens(store, task, tokens, facts))
+    held = lengths.astype(np.int64) if task.returns_lengths else None
+    return EncodedPart(held, facts, _keep_tokens(store, task, tokens, facts))
 
 
 def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
@@ -224,88 +229,34 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters with a special meaning in patterns."""
 
 
-# ── Ledgers of the parts of rows ──────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerTask:
-    """A part of rows after planning; `states[i]` indexes `names`: kept, left out, or a reject reason.
-
-    `tokens` are its stored ids.
-    """
-
-    root: str
-    folder: str
-    fingerprint: str
-    rows: File
-    tokens: File
-    facts: dict[str, Any]
-    states: bytes
-    names: tuple[str, ...]
-    details: dict[int, str]
-
-
-def account_part(task: LedgerTask) -> Part:
-    """Write a part's ledger and rejects."""
-    store = Store(task.root)
-    row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
-    states = np.frombuffer(task.states, np.int8)
-    log = RejectLog(TOKENIZED_EXAMPLES)
-    places = np.flatnonzero(states > 1).tolist()
-    raw = store.table(task.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
-    for place, row in zip(places, raw, strict=True):
-        reason = task.names[int(states[place])]
-        log.add(row_ids[place], Rejected(reason, task.details.get(place, "")), row_as_bytes(row))
-    shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
-    left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
-    kept = pa.chunked_array([shown], pa.string())
-    files = {
-        "tokens": task.tokens,
-        **write_accounts(store, task.folder, task.fingerprint, kept, log, left_out, task.names[1]),
-    }
-    facts: dict[str, Any] = {
-        "rows": len(row_ids),
-        "kept": len(shown),
-        **count_accounts(log, left_out, task.names[1]),
-        **{name: task.facts[name] for name in _COUNTED_FACTS},
-    }
-    return Part(task.fingerprint, files, facts)
-
-
 # ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildExamplesTask:
-    """A run of examples of one split.
+    """A slice of a partition's plan, or its file, and the parts of rows that it has records of.
 
-    `rows[r]` is the row of record r, counted over `sources`; unit u has records `[units[u], units[u + 1])`, example e
-    units `[examples[e], examples[e + 1])`; `numbers[e]` numbers the examples that begin with the same row.
+    With a file, `sources` are all parts of the partition.
     """
 
     root: str
     folder: str
     fingerprint: str
     sources: tuple[RecordSource, ...]
-    first_rows: Ints
+    piece: ExampleSlice | File
     frame: PromptFrame
-    split: str
     is_grouped: bool
-    rows: Ints
-    units: Ints
-    examples: Ints
-    numbers: Ints
-    starts: Ints
-    passes: Ints
-    budgets: Ints
-    flushes: NDArray[np.int8]
     vocab_size: int
     scratch: HostScratch
 
 
 def build_part(task: BuildExamplesTask) -> Part:
     """Gather the records of a slice of the plan and write them as examples."""
-    table = build_examples_table(task)
+    piece, sources = task.piece, task.sources
+    if isinstance(piece, File):
+        piece = load_slice(Store(task.root), piece)
+        sources = [sources[number] for number in piece.parts.tolist()]
+    table = _build_examples_table(task, piece, sources)
     tokens = table.column("tokens").to_numpy().astype(np.int64)
     classes = {
         "trained": int(table.column("trained_tokens").to_numpy().sum()),
@@ -314,15 +265,15 @@ def build_part(task: BuildExamplesTask) -> Part:
         "truncated": 0,
     }
     facts: dict[str, Any] = {
-        "split": task.split,
+        "split": piece.split,
         "examples": table.num_rows,
-        "records": len(task.rows),
+        "records": len(piece.rows),
         "tokens": int(tokens.sum()),
-        "tokens_by_split": {task.split: classes},
+        "tokens_by_split": {piece.split: classes},
         "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
-        "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),
+        "flushes": dict(Counter(FLUSHES[one] for one in piece.flushes.tolist())),
         "source_parts": _list_source_parts(table),
     }
     path = f"{task.folder}/parts/{task.fingerprint}/examples.parquet"
@@ -353,12 +304,13 @@ def count_verified(table: pa.Table) -> int:
     return int((~wrong).sum())
 
 
-def build_examples_table(task: BuildExamplesTask) -> pa.Table:
+def _build_examples_table(task: BuildExamplesTask, piece: ExampleSlice, sources: Sequence[RecordSource]) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
-    wanted, back = np.unique(task.rows, return_inverse=True)
-    taken = gather.take_rows(require_copies(task.sources, task.root, task.scratch), task.first_rows, wanted)
+    wanted, back = np.unique(piece.rows, return_inverse=True)
+    first_rows = compute_offsets([source.rows.rows for source in sources])
+    taken = gather.take_rows(require_copies(sources, task.root, task.scratch), first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
-    layout = _lay_out_examples(task, lengths[back])
+    layout = _lay_out_examples(piece, len(task.frame.prompt_ids), lengths[back])
     out = np.empty(layout.total, np.int32)
     prompt = np.array(task.frame.prompt_ids, np.int32)
     out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
@@ -374,7 +326,7 @@ def build_examples_table(task: BuildExamplesTask) -> pa.Table:
     mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
     # No token before an example's first one could predict it.
     mask[layout.example_starts] = False
-    return _assemble_table(task, taken, back, layout, out, mask)
+    return _assemble_table(task, piece, taken, back, layout, out, mask)
 
 
 def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
@@ -398,30 +350,32 @@ class _ExampleLayout:
     example_of_unit: Ints
 
 
-def _lay_out_examples(task: BuildExamplesTask, lengths: Ints) -> _ExampleLayout:
+def _lay_out_examples(piece: ExampleSlice, prompt: int, lengths: Ints) -> _ExampleLayout:
     zero = np.zeros(1, np.int64)
     record_ends = np.concatenate((zero, np.cumsum(lengths)))
-    unit_lengths = np.diff(record_ends[task.units]) + DELIMITERS_PER_UNIT
+    unit_lengths = np.diff(record_ends[piece.units]) + DELIMITERS_PER_UNIT
     unit_ends = np.concatenate((zero, np.cumsum(unit_lengths)))
-    example_lengths = len(task.frame.prompt_ids) + np.diff(unit_ends[task.examples])
+    example_lengths = prompt + np.diff(unit_ends[piece.examples])
     example_starts = np.cumsum(example_lengths) - example_lengths
-    example_of_unit = np.repeat(np.arange(len(example_lengths)), np.diff(task.examples))
-    unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(task.units))
-    before = unit_ends[:-1] - unit_ends[task.examples[:-1]][example_of_unit]
-    unit_starts = example_starts[example_of_unit] + len(task.frame.prompt_ids) + before
-    inside = record_ends[:-1] - record_ends[task.units[:-1]][unit_of_record]
+    example_of_unit = np.repeat(np.arange(len(example_lengths)), np.diff(piece.examples))
+    unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(piece.units))
+    before = unit_ends[:-1] - unit_ends[piece.examples[:-1]][example_of_unit]
+    unit_starts = example_starts[example_of_unit] + prompt + before
+    inside = record_ends[:-1] - record_ends[piece.units[:-1]][unit_of_record]
     return _ExampleLayout(
         int(example_lengths.sum()), example_starts, example_lengths, unit_starts, unit_lengths,
         unit_starts[unit_of_record] + 1 + inside, unit_of_record, example_of_unit,
     )  # fmt: skip
 
 
-def _lay_out_spans(task: BuildExamplesTask, layout: _ExampleLayout) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
+def _lay_out_spans(
+    piece: ExampleSlice, prompt: int, layout: _ExampleLayout
+) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
     """Return the spans per example, and start, record and kind of every span: prompt, BOS, each record, EOS."""
     count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
-    first_record = task.units[task.examples[:-1]]
+    first_record = piece.units[piece.examples[:-1]]
     number = np.arange(records) - first_record[layout.example_of_unit[layout.unit_of_record]]
-    has_prompt = count if task.frame.prompt_ids else 0
+    has_prompt = count if prompt else 0
     starts = np.concatenate(
         (
             layout.example_starts[:has_prompt],
@@ -440,25 +394,26 @@ def _lay_out_spans(task: BuildExamplesTask, layout: _ExampleLayout) -> tuple[Int
 
 def _assemble_table(
     task: BuildExamplesTask,
+    piece: ExampleSlice,
     taken: pa.Table,
     back: Ints,
     layout: _ExampleLayout,
     ids: NDArray[np.int32],
     mask: NDArray[np.bool_],
 ) -> pa.Table:
-    counts, span_starts, span_messages, span_kinds = _lay_out_spans(task, layout)
-    record_offsets = task.units[task.examples]
+    counts, span_starts, span_messages, span_kinds = _lay_out_spans(piece, len(task.frame.prompt_ids), layout)
+    record_offsets = piece.units[piece.examples]
     row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
     firsts = pa.array(record_offsets[:-1])
     names = row_ids.take(firsts).to_pylist()
     examples = len(layout.example_starts)
     trained = layout.example_lengths - np.maximum(len(task.frame.prompt_ids), 1)
-    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(task.units[:-1]))
-    by_unit = task.examples if task.is_grouped else np.arange(examples + 1)
+    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
+    by_unit = piece.examples if task.is_grouped else np.arange(examples + 1)
     known: dict[str, Any] = {
-        "example_id": [f"{name}#{k}" for name, k in zip(names, task.numbers.tolist(), strict=True)],
+        "example_id": [f"{name}#{k}" for name, k in zip(names, piece.numbers.tolist(), strict=True)],
         "row_ids": make_list_array(record_offsets, row_ids),
-        "split": [task.split] * examples,
+        "split": [piece.split] * examples,
         "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
         "input_ids": make_list_array(compute_offsets(layout.example_lengths), ids),
         "loss_mask": make_list_array(compute_offsets(layout.example_lengths), mask),
@@ -470,11 +425,11 @@ def _assemble_table(
         "trained_tokens": trained.astype(np.int32),
         "context_tokens": (layout.example_lengths - trained).astype(np.int32),
         "group_keys": make_list_array(_skip_null_keys(keys, by_unit), keys.drop_null()),
-        "record_start": task.starts,
-        "record_stop": task.starts + np.diff(record_offsets),
-        "pass": task.passes.astype(np.int32),
-        "budget": task.budgets,
-        "flush": [FLUSHES[one] for one in task.flushes.tolist()],
+        "record_start": piece.starts,
+        "record_stop": piece.starts + np.diff(record_offsets),
+        "pass": piece.passes.astype(np.int32),
+        "budget": piece.budgets,
+        "flush": [FLUSHES[one] for one in piece.flushes.tolist()],
     }
     # Nothing is truncated: an example of records is complete, or it is not made.
     nothing = np.zeros(examples, np.int32)

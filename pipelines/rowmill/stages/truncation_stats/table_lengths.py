@@ -1,7 +1,8 @@
 """Lengths of examples of records, and the result at other maximum lengths: planned again, not estimated.
 
 What belongs here: facts, histograms, the what-if table and advice of `truncation_stats` for tables. What does not:
-those of other kinds, which truncation shortens (`truncation_stats/stage.py`), plans (`table_plan.py`).
+those of other kinds, which truncation shortens (`truncation_stats/stage.py`), plans at other lengths
+(`replanned_partitions.py`).
 
 An example of records is complete or not made, and at another maximum length it would contain other records. So instead
 of truncation, records that are too large for an example are counted, and a what-if plans all records at each length.
@@ -21,12 +22,12 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest
-from rowmill.stages import table_inputs, table_plan
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.reject_samples import describe_rejects
-from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
+from rowmill.stages.table_inputs import IndexOptions, get_table_options, load_observed_table
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
+from rowmill.stages.truncation_stats.replanned_partitions import replan_table
 from rowmill.tabular.assembly import ExampleLimits
 
 VERSION = 1
@@ -65,6 +66,7 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     }
     quantiles = stats.compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
+    what_if, made_of = _compare_table_seq_lens(work, made, limit)
     return StageOutput(
         facts=TruncationStatsFacts(
             context_overflow=compute_share(over, records),
@@ -80,38 +82,39 @@ def make_table_lengths(work: StageContext) -> StageOutput:
             hints=list(hints),
         ),
         tables={
-            "what_if": _compare_table_seq_lens(work, made, limit),
+            "what_if": what_if,
             "lengths": stats.make_lengths_table(drawn),
             "quantiles": DisplayTable(("quantile", "tokens"), tuple(quantiles.items())),
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
         samples={"context_overflow": describe_rejects(work, made.parts, overflows)},
+        details={"made_of": made_of} if made_of else {},
     )
 
 
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> DisplayTable:
-    """Return the result at each length: examples, records in no example, and packed sequences."""
+def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
+    """Return the result at each length: examples, records in no example, and packed sequences.
+
+    Followed by the fingerprints of what was written to find out.
+    """
+    limits = stats.choose_candidate_seq_lens(limit)
+    form = get_table_options(work)
+    own = ExampleLimits(limit, _read_prompt_tokens(made), form.cap)
+    request = TablePlanRequest(work.dataset_name or "", work.recipe.seed, form, own, form.wanted)
     key = (*work.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(work.store, key, made.inputs["/".join(key)])
-    index = index_files(work, rows.files("rows"), load_observed_table(made.details))
-    lengths = table_inputs.read_token_lengths(work.store, made.files("tokens"))
-    form = get_table_options(work)
-    request = TablePlanRequest(
-        work.dataset_name or "",
-        work.recipe.seed,
-        form,
-        ExampleLimits(limit, _read_prompt_tokens(made), form.cap),
-    )
+    options = IndexOptions.of(work, load_observed_table(made.details))
+    replanned, made_of = replan_table(work, request, options, rows.files("rows"), made.files("tokens"), limits)
     lines: list[tuple[int, ...]] = []
-    for candidate in stats.choose_candidate_seq_lens(limit):
-        one = table_plan.replan_table(request, index, lengths, candidate)
+    for one in replanned:
         examples = sum(len(split) for split in one.lengths)
-        lines.append((candidate, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
-    return DisplayTable(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
+        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
+    columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
+    return DisplayTable(columns, tuple(lines)), made_of
 
 
 def _read_prompt_tokens(made: Manifest) -> int:

@@ -1,0 +1,277 @@
+"""The rows of a table in partitions, each of which one task plans.
+
+What belongs here: which rows a partition has, reading their keys and lengths. What does not: the partition of a group
+(`tabular/table_partitions.py`), plans (`table_plan.py`).
+
+    up to 1 Mi rows       one partition: the calling process plans it, and writes nothing for it
+    groups                by the hash of their keys: a task per block of parts writes the keys and lengths of its rows
+                          in a file per partition, and a partition reads its file of every block
+    records alone         runs of consecutive parts, of about 1 Mi rows, whose borders the parts' digests decide
+    series                one partition: their first pass is in the order of all keys
+
+So a changed row changes the files of its own group's partition, or the run of its own part, and no other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.core.arrays import Integers, Ints, compute_offsets
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.packing.groups import cut_groups
+from rowmill.schema.manifest import Part
+from rowmill.stages.base import PartTask, StageContext, make_parts
+from rowmill.stages.kept_parts import part_folder
+from rowmill.stages.part_files import write_parquet
+from rowmill.stages.table_inputs import IndexOptions, get_table_options
+from rowmill.tabular import row_index, table_partitions
+from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
+
+VERSION = 1
+"""Increase it when the rows of a partition may be others, or the files of blocks may have other content."""
+BLOCK_ROWS = 1 << 21
+"""Rows of a block, whose keys a task holds: some 200 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBorders:
+    """Where partitions end: groups by the first `bits` of a hash, or runs of parts `[first, end)`."""
+
+    bits: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is one partition of all rows."""
+        return self.bits == 0 and len(self.runs) <= 1
+
+
+def choose_borders(work: StageContext, rows: Sequence[File]) -> PartitionBorders:
+    """Choose the partitions of a table by the sizes and digests of its parts."""
+    whole = PartitionBorders(0, ((0, len(rows)),))
+    counts, limit = [file.rows for file in rows], table_partitions.PARTITION_ROWS
+    mode = get_table_options(work).mode
+    if mode == "sequential" or sum(counts) <= limit:
+        return whole
+    if mode == "grouped":
+        return PartitionBorders(table_partitions.choose_hash_bits(sum(counts)), whole.runs)
+    return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """A part of rows, the ids of its records, and the fingerprint of these ids."""
+
+    rows: File
+    tokens: File
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class TablePartition:
+    """Rows that are planned together: all of `parts`, or those in the files of `keys`.
+
+    `first` is the number of its first part. `keys` are files of blocks, each with the number of parts of its block.
+    `name` is that of a partition by hash.
+    """
+
+    first: int
+    parts: tuple[RowPart, ...]
+    keys: tuple[tuple[int, File | None], ...] = ()
+    name: str | None = None
+
+    @property
+    def content(self) -> list[object]:
+        """Everything that decides which rows it has, how they are numbered, what they are called, and their lengths."""
+        names = [part.fingerprint for part in self.parts]
+        if not self.keys:
+            return [*names]
+        ends = np.cumsum([parts for parts, _ in self.keys]).tolist()
+        # Rows are numbered by their parts, so that those of other blocks count, too.
+        blocks = [
+            [parts, None if file is None else names[end - parts : end]]
+            for (parts, file), end in zip(self.keys, ends, strict=True)
+        ]
+        return [self.name, blocks]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files that are read to plan it."""
+        if not self.keys:
+            return sum(part.rows.bytes for part in self.parts)
+        return sum(file.bytes for _, file in self.keys if file is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRows:
+    """A partition's rows as integers: `lengths` int64[N] are their tokens, −1 if rejected."""
+
+    index: RowIndex
+    lengths: Ints
+
+
+# ── Partitions by hash ─────────────────────────────────────────────────────────────────────────────
+
+
+_KEY_SCHEMA = pa.schema(
+    [
+        pa.field("part", pa.int32(), nullable=False),
+        pa.field("place", pa.int32(), nullable=False),
+        pa.field("split", pa.string()),
+        pa.field("group_key", pa.string()),
+        pa.field("order_key", pa.string()),
+        pa.field("length", pa.int32(), nullable=False),
+    ]
+)
+"""A row of a partition in a block: `part` numbers the block's parts, `place` the part's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBlockTask:
+    """Consecutive parts whose keys and lengths are divided among partitions."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    parts: tuple[RowPart, ...]
+    bits: int
+
+
+def partition_rows(
+    work: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]
+) -> tuple[list[TablePartition], list[str]]:
+    """Return the partitions of a table, and the fingerprints of what was written for them."""
+    if not borders.bits:
+        return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs], []
+    blocks = list(_iterate_key_blocks(parts))
+    planned: list[PartTask] = []
+    for block in blocks:
+        fingerprint = digest_json("table keys", VERSION, [part.fingerprint for part in block], borders.bits)
+        task = KeyBlockTask(work.store.root, work.folder, fingerprint, block, borders.bits)
+        planned.append(
+            PartTask(fingerprint, task, sum(one.rows.rows for one in block), sum(one.rows.bytes for one in block))
+        )
+    made = make_parts(work, split_block_keys, planned)[0]
+    found: list[TablePartition] = []
+    for number in range(1 << borders.bits):
+        keys = tuple((len(block), one.files.get(str(number))) for block, one in zip(blocks, made, strict=True))
+        if any(file is not None for _, file in keys):
+            found.append(TablePartition(0, tuple(parts), keys, name_partition(number, borders.bits)))
+    return found, [one.fingerprint for one in planned]
+
+
+def _iterate_key_blocks(parts: Sequence[RowPart]) -> Iterator[tuple[RowPart, ...]]:
+    """Cut parts into blocks of at most `BLOCK_ROWS` rows; appended parts change the last block only."""
+    first, total = 0, 0
+    for number, part in enumerate(parts):
+        if total + part.rows.rows > BLOCK_ROWS and number > first:
+            yield tuple(parts[first:number])
+            first, total = number, 0
+        total += part.rows.rows
+    yield tuple(parts[first:])
+
+
+def split_block_keys(task: KeyBlockTask) -> Part:
+    """Write the keys and lengths of a block's rows, in a file per partition."""
+    store = Store(task.root)
+    tables = [_read_part_keys(store, number, part) for number, part in enumerate(task.parts)]
+    lines = pa.concat_tables(tables)
+    of_partition = table_partitions.assign_partitions(lines.column("group_key"), task.bits)
+    order = np.argsort(of_partition, kind="stable")
+    borders = np.searchsorted(of_partition[order], np.arange((1 << task.bits) + 1))
+    at = part_folder(task.folder, task.fingerprint)
+    files = {
+        str(number): write_parquet(store, f"{at}/keys-{number:03d}.parquet", lines.take(pa.array(order[begin:end])))
+        for number, (begin, end) in enumerate(pairwise(borders.tolist()))
+        if begin < end
+    }
+    return Part(task.fingerprint, files, {})
+
+
+def _read_part_keys(store: Store, number: int, part: RowPart) -> pa.Table:
+    keys = store.table(part.rows, KEY_COLUMNS)
+    lengths = store.table(part.tokens, ("length",)).column(0)
+    own = {"part": np.full(len(keys), number, np.int32), "place": np.arange(len(keys), dtype=np.int32)}
+    columns = [
+        own[f.name] if f.name in own else lengths if f.name == "length" else keys.column(f.name) for f in _KEY_SCHEMA
+    ]
+    return pa.table(columns, schema=_KEY_SCHEMA)
+
+
+def name_partition(number: int, bits: int) -> str:
+    """Return the name of a partition by hash, which decides what is drawn for it."""
+    return f"{number} of {1 << bits}"
+
+
+# ── Reading partitions ─────────────────────────────────────────────────────────────────────────────
+
+
+def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
+    """Read the rows of a partition."""
+    if partition.keys:
+        return _read_hash_partition(store, partition, options)
+    tables = [store.table(part.rows, KEY_COLUMNS) for part in partition.parts]
+    lengths = [store.table(part.tokens, ("length",)).column(0).to_numpy() for part in partition.parts]
+    return PartitionRows(_build_index(tables, options), join_lengths(lengths))
+
+
+def _read_hash_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
+    tables = [_KEY_SCHEMA.empty_table() if file is None else store.table(file) for _, file in partition.keys]
+    counts = [
+        np.bincount(table.column("part").to_numpy(), minlength=parts)
+        for table, (parts, _) in zip(tables, partition.keys, strict=True)
+    ]
+    places = np.concatenate([table.column("place").to_numpy() for table in tables]).astype(np.int64)
+    first_rows = compute_offsets(np.concatenate(counts))
+    index = _build_index(tables, options, first_rows, places)
+    return PartitionRows(index, join_lengths([table.column("length").to_numpy() for table in tables]))
+
+
+def _build_index(
+    tables: Sequence[pa.Table], options: IndexOptions, first_rows: Ints | None = None, places: Ints | None = None
+) -> RowIndex:
+    return row_index.build_row_index(
+        tables,
+        options.order,
+        is_grouped=options.is_grouped,
+        is_series=options.is_series,
+        first_rows=first_rows,
+        places=places,
+    )
+
+
+def join_lengths(lengths: Sequence[Integers]) -> Ints:
+    """Join the lengths of parts."""
+    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPartition:
+    """A partition in memory: its name if a hash decides it, its rows, and the files of their parts."""
+
+    name: str | None
+    rows: PartitionRows
+    files: Sequence[File]
+
+
+def hold_partitions(
+    store: Store, files: Sequence[File], lengths: Sequence[Ints], borders: PartitionBorders, options: IndexOptions
+) -> Iterator[HeldPartition]:
+    """Yield the partitions of a table given the lengths of all parts; nothing is written."""
+    tables = [store.table(file, KEY_COLUMNS) for file in files]
+    if not borders.bits:
+        for first, end in borders.runs:
+            rows = PartitionRows(_build_index(tables[first:end], options), join_lengths(lengths[first:end]))
+            yield HeldPartition(None, rows, files[first:end])
+        return
+    of_partition = [table_partitions.assign_partitions(table.column("group_key"), borders.bits) for table in tables]
+    for number in range(1 << borders.bits):
+        own = [np.flatnonzero(one == number) for one in of_partition]
+        if any(map(len, own)):
+            held = [table.take(pa.array(rows)) for table, rows in zip(tables, own, strict=True)]
+            index = _build_index(held, options, compute_offsets([len(rows) for rows in own]), np.concatenate(own))
+            rows = PartitionRows(index, join_lengths([one[own] for one, own in zip(lengths, own, strict=True)]))
+            yield HeldPartition(name_partition(number, borders.bits), rows, files)

@@ -1,0 +1,45 @@
+"""Names of the records and groups that are too large for an example.
+
+What belongs here: looking up row ids and the widest columns of rows. What does not: which units overflow
+(`stages/table_plan.py`), the words of the error.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from rowmill.core.arrays import Ints
+from rowmill.core.storage import File, Store
+from rowmill.stages.table_inputs import read_row_column
+from rowmill.stages.table_plan import OverflowNaming
+from rowmill.tabular.row_index import RowIndex
+from rowmill.tabular.serialization import read_json
+
+MAX_EXAMINED_ROWS = 100
+"""Records of a group that are examined to find its widest column."""
+
+
+def make_overflow_naming(store: Store, files: Sequence[File], index: RowIndex) -> OverflowNaming:
+    """Return the lookups that name overflows among the rows of an index; `files` are its parts."""
+    read = partial(read_row_column, store, files, index)
+    return OverflowNaming(
+        names_of=lambda rows: read(rows, "row_id"),
+        widest_of=lambda units: _find_widest_columns(read, units),
+    )
+
+
+def _find_widest_columns(read: "partial[list[str]]", units: Sequence[Ints]) -> list[str]:
+    """Return the column with the most characters for each set of rows."""
+    looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
+    texts = iter(read(np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
+    return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
+
+
+def _find_widest_column(texts: Iterable[str]) -> str:
+    sizes: dict[str, int] = {}
+    for text in texts:
+        for name, value in read_json(text).items():
+            sizes[name] = sizes.get(name, 0) + len(str(value))
+    return max(sizes, key=lambda name: sizes[name], default="")

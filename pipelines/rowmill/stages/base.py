@@ -26,7 +26,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import polars as pl
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.remote_index import CONCURRENT_REQUESTS
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.dataset import Dataset
@@ -418,9 +417,8 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
         for file in files:
             store.content(file)
         return pl.scan_parquet([store.path(file.path) for file in files]).select(columns)
-    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
-        tables = list(threads.map(lambda file: cast("pl.DataFrame", pl.from_arrow(store.table(file, columns))), files))
-    return pl.concat(tables).lazy()
+    tables = read_tables(store, files, columns)
+    return pl.concat([cast("pl.DataFrame", pl.from_arrow(table)) for table in tables]).lazy()
 
 
 def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 
 from rowmill import sources
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import PACKED_SHARDS
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import Recipe
@@ -45,12 +46,12 @@ def load_part_groups(scanned: Manifest) -> list[PartGroup]:
 
 def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the order of training, a line for each place."""
-    return pa.concat_tables([store.table(file, columns) for file in splits.files("order")])
+    return pa.concat_tables(read_tables(store, splits.files("order"), columns))
 
 
 def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
     """Return the totals of each rank and step; those of a rank are in order of steps."""
-    return pa.concat_tables([store.table(file) for file in splits.files("rank_steps")])
+    return pa.concat_tables(read_tables(store, splits.files("rank_steps")))
 
 
 def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets
+from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.packing.groups import cut_groups
 from rowmill.schema.manifest import Part
@@ -177,7 +178,7 @@ def _iterate_key_blocks(parts: Sequence[RowPart]) -> Iterator[tuple[RowPart, ...
 def split_block_keys(task: KeyBlockTask) -> Part:
     """Write the keys and lengths of a block's rows, in a file per partition."""
     store = Store(task.root)
-    tables = [_read_part_keys(store, number, part) for number, part in enumerate(task.parts)]
+    tables = map_reads(store, lambda one: _read_part_keys(store, *one), enumerate(task.parts))
     lines = pa.concat_tables(tables)
     of_partition = table_partitions.assign_partitions(lines.column("group_key"), task.bits)
     order = np.argsort(of_partition, kind="stable")
@@ -213,13 +214,15 @@ def read_partition(store: Store, partition: TablePartition, options: IndexOption
     """Read the rows of a partition."""
     if partition.keys:
         return _read_hash_partition(store, partition, options)
-    tables = [store.table(part.rows, KEY_COLUMNS) for part in partition.parts]
-    lengths = [store.table(part.tokens, ("length",)).column(0).to_numpy() for part in partition.parts]
-    return PartitionRows(_build_index(tables, options), join_lengths(lengths))
+    tables = read_tables(store, [part.rows for part in partition.parts], KEY_COLUMNS)
+    tokens = read_tables(store, [part.tokens for part in partition.parts], ("length",))
+    lengths = join_lengths([table.column(0).to_numpy() for table in tokens])
+    return PartitionRows(_build_index(tables, options), lengths)
 
 
 def _read_hash_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
-    tables = [_KEY_SCHEMA.empty_table() if file is None else store.table(file) for _, file in partition.keys]
+    files = [file for _, file in partition.keys]
+    tables = map_reads(store, lambda file: _KEY_SCHEMA.empty_table() if file is None else store.table(file), files)
     counts = [
         np.bincount(table.column("part").to_numpy(), minlength=parts)
         for table, (parts, _) in zip(tables, partition.keys, strict=True)
@@ -261,7 +264,7 @@ def hold_partitions(
     store: Store, files: Sequence[File], lengths: Sequence[Ints], borders: PartitionBorders, options: IndexOptions
 ) -> Iterator[HeldPartition]:
     """Yield the partitions of a table given the lengths of all parts; nothing is written."""
-    tables = [store.table(file, KEY_COLUMNS) for file in files]
+    tables = read_tables(store, files, KEY_COLUMNS)
     if not borders.bits:
         for first, end in borders.runs:
             rows = PartitionRows(_build_index(tables[first:end], options), join_lengths(lengths[first:end]))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
@@ -77,7 +78,7 @@ def load_row_index(
     store: Store, files: Sequence[File], order: SortKey | None, *, is_grouped: bool, is_series: bool
 ) -> RowIndex:
     """Read the keys of all parts; a time of day becomes seconds since its series' first midnight."""
-    tables = [store.table(file, KEY_COLUMNS) for file in files]
+    tables = read_tables(store, files, KEY_COLUMNS)
     return build_row_index(tables, order, is_grouped=is_grouped, is_series=is_series)
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill import sources
+from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
@@ -33,7 +34,6 @@ from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, tabulate_removed
 from rowmill.stages.canonical_rows.table_drift import describe_place, describe_roles
 from rowmill.stages.inputs import load_scans, load_source_parts
-from rowmill.stages.kept_parts import load_kept_part
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import table_contract
 from rowmill.tabular.row_index import RowIndex
@@ -108,9 +108,8 @@ def _observe_parts(work: StageContext, scanned: Sequence[tuple[sources.SourcePar
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
     # Equal parts are observed once: two workers must not write the same folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
-    make_parts(work, table_rows.observe_part, distinct)
-    found = [load_kept_part(work.store, work.folder, one.fingerprint) for one in planned]
-    return [one for one in found if one is not None]
+    made = {one.fingerprint: one for one in make_parts(work, table_rows.observe_part, distinct)[0]}
+    return [made[one.fingerprint] for one in planned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,8 @@ def propose_contract(
 
 def merge_part_evidence(work: StageContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
-    stored = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
-    return table_contract.merge_evidence(TableEvidence.from_json(one) for one in stored)
+    stored = map_reads(work.store, lambda one: work.store.read(one.files["seen"].path), seen)
+    return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(one)) for one in stored)
 
 
 def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
@@ -308,7 +307,7 @@ def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowInd
 def _number_units(work: StageContext, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
     """Return the unit of each row, by its group key or content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
-    tables = [work.store.table(part.files["rows"], [column]) for part in made]
+    tables = read_tables(work.store, [part.files["rows"] for part in made], [column])
     encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
     names = encoded.dictionary.to_pylist()
     as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.exports import astrai, export_manifest
@@ -148,7 +149,7 @@ def _read_segment_domains(work: StageContext, source: ExportSource) -> tuple[tup
 
 
 def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.DataFrame:
-    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables([store.table(file, columns) for file in files])))
+    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
 
 
 def _load_export_input(work: StageContext, made: Manifest, stage: str) -> Manifest:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.formats.splits import Splitter
@@ -148,7 +149,7 @@ def _renumber_held(whole: SplitPlan, first: SequencePlan, held: Ints, tokens: In
 
 def _read_lengths(work: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
     own = [one.name for one in EXAMPLE_COLUMNS.get(rules.row_kind, ()) if one.name == SIDE_LENGTHS]
-    tables = [work.store.table(file, ["tokens", "trained_tokens", "split", *own]) for file in files]
+    tables = read_tables(work.store, files, ["tokens", "trained_tokens", "split", *own])
 
     def read_column(part: int, name: str) -> Any:
         return work.store.table(files[part], [name]).column(0).combine_chunks()

@@ -38,7 +38,6 @@ from rowmill.stages.base import (
     require_all_shares,
     select_own_parts,
 )
-from rowmill.stages.kept_parts import load_kept_part, save_kept_part
 from rowmill.stages.table_inputs import IndexOptions, ObservedTable, get_table_options, index_parts, load_observed_table
 from rowmill.stages.table_partitions import RowPart, choose_borders, hold_partitions, join_lengths
 from rowmill.stages.table_plan import TablePlanRequest, require_record_room
@@ -142,11 +141,12 @@ def _encode_parts(
     rows = _list_row_files(work)
     names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
+    made_by = table_tokens.encode_part.__name__
+    kept = work.part_lists.find_parts(work.store, work.folder, made_by, names)
     tasks = [
         EncodeTask(
             work.store.root, work.folder if keep else None, name, path, file, schema,
-            get_table_options(work).codec.wire, frame.special_tokens, load_kept_part(work.store, work.folder, name),
-            returns_lengths,
+            get_table_options(work).codec.wire, frame.special_tokens, kept.get(name), returns_lengths,
         )
         for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip
@@ -154,12 +154,10 @@ def _encode_parts(
     own = select_own_parts(work, missing)
     wanted = tasks if len(own) == len(missing) else own
     size = sum(4 * task.rows.bytes for task in own)
-    encoded: list[EncodedPart] = []
-    for task, one in zip(wanted, work.pool.map(table_tokens.encode_part, wanted, size_bytes=size), strict=True):
-        if task.kept is None and one.kept is not None:
-            save_kept_part(work.store, work.folder, one.kept)
-        encoded.append(one)
+    encoded = list(work.pool.map(table_tokens.encode_part, wanted, size_bytes=size))
     require_all_shares(own, missing)
+    if keep and work.share is None:
+        work.part_lists.add_parts(work.store, work.folder, made_by, [one.require_kept() for one in encoded])
     return encoded, names, [task.kept is None for task in tasks]
 
 

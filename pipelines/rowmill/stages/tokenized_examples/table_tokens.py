@@ -30,6 +30,7 @@ from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.stages.kept_parts import part_folder, save_kept_part
 from rowmill.stages.part_files import write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
@@ -132,11 +133,16 @@ def encode_part(task: EncodeTask) -> EncodedPart:
 
 
 def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
-    """Store a part's ids under the fingerprint of its texts and the tokenizer, which does not depend on the plan."""
+    """Store a part's ids under the fingerprint of its texts and the tokenizer, which does not depend on the plan.
+
+    The part counts as finished at once, so that a build that ends later finds it.
+    """
     if task.folder is None:
         return None
-    path = f"{task.folder}/parts/{task.fingerprint}/tokens.parquet"
-    return Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
+    path = f"{part_folder(task.folder, task.fingerprint)}/tokens.parquet"
+    part = Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
+    save_kept_part(store, task.folder, part)
+    return part
 
 
 @lru_cache(maxsize=2)

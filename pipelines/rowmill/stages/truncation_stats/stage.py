@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import stats
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File
@@ -109,7 +110,7 @@ def _limit_examples(work: StageContext) -> int:
 
 
 def _read_length_columns(work: StageContext, files: Sequence[File]) -> pa.Table:
-    tables = [work.store.table(file, COLUMNS) for file in files]
+    tables = read_tables(work.store, files, COLUMNS)
     return pa.concat_tables(tables or [EXAMPLE_SCHEMA.empty_table().select(list(COLUMNS))])
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.packing.plan import plan_slices
 from rowmill.packing.slicing import keep_examples_whole
@@ -50,7 +51,8 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     made = work.input(TOKENIZED_EXAMPLES)
     limit = work.recipe.limit_of(work.dataset_name or "")
     columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
-    own = [work.store.table(file, ["tokens"]).column(0).to_numpy().astype(np.int64) for file in columns]
+    tables = read_tables(work.store, columns, ["tokens"])
+    own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
     lengths = np.concatenate([np.empty(0, np.int64), *own])
     records = sum(count for _, _, count in made.ledger)
     overflows = {

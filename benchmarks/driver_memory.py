@@ -4,6 +4,7 @@
     python -m benchmarks.driver_memory near_duplicates 10000000 [folder]
     python -m benchmarks.driver_memory table 10000000 [folder]
     python -m benchmarks.driver_memory grouped_table 10000000 [folder]
+    python -m benchmarks.driver_memory series_table 10000000 [folder]
     python -m benchmarks.driver_memory order 100000000 [folder]
     python -m benchmarks.driver_memory manifest 100000000 [folder]
 
@@ -158,6 +159,12 @@ def measure_grouped_table(folder: Path, count: int) -> dict[str, Any]:
     return _measure_table_examples(folder, count, {"data": {"group_training_examples_by": "group"}})
 
 
+def measure_series_table(folder: Path, count: int) -> dict[str, Any]:
+    """Make the examples of series, of some twenty rows each."""
+    form = {"data": {"group_training_examples_by": "group"}, "time_series": {"is_timeseries": True}}
+    return _measure_table_examples(folder, count, form)
+
+
 def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> dict[str, Any]:
     work = make_context(folder, ("a", "canonical_rows"))
     parts = [
@@ -297,6 +304,7 @@ STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "near_duplicates": measure_near_duplicates,
     "table": measure_table,
     "grouped_table": measure_grouped_table,
+    "series_table": measure_series_table,
     "order": measure_order,
     "manifest": measure_manifest,
 }

@@ -8,10 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rowmill.executors import local
+from rowmill.executors import LocalPool, local
 from rowmill.inspection import dry_run
+from rowmill.stages import generated_series
 from rowmill.stages import table_partitions as row_partitions
+from rowmill.stages.base import StageContext
 from rowmill.tabular import table_partitions
+from rowmill.tabular.generation.outcome import Prefill
 from rowmill.tabular.table_partitions import assign_partitions
 from tests.support.recipes import Built, Workspace, sentence
 from tests.support.tables import grouped, records
@@ -156,7 +159,40 @@ def test_records_without_groups_change_in_the_last_run_of_parts(tmp_path: Path) 
     assert len(second.keys() - first.keys()) <= 2
 
 
-@pytest.mark.parametrize("form", [{}, GROUPS], ids=["records", "groups"])
+SERIES = {**GROUPS, "time_series": {"is_timeseries": True}, "generation": {}}
+
+
+def test_series_have_the_examples_that_they_have_in_one_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a series draws depends on its key alone, so that partitions decide only the order of examples."""
+    built = build(tmp_path / "partitions", list_files(), SERIES, seq_len=1024)
+    appended = build(tmp_path / "partitions", [*list_files(), APPENDED], SERIES, seq_len=1024)
+    monkeypatch.setattr(table_partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
+    whole = build(tmp_path / "whole", list_files(), SERIES, seq_len=1024)
+
+    # The last example of a pass says so, and there is one in each partition.
+    found, wanted = (
+        [{name: value for name, value in one.items() if name != "flush"} for one in made.examples()]
+        for made in (built, whole)
+    )
+    changed = {key for digest, part in parts_of(appended).items() if digest not in parts_of(built)
+               for one in part for key in one["group_keys"]}  # fmt: skip
+    assert len(parts_of(built)) > 2**BITS
+    assert sorted(found, key=lambda one: one["example_id"]) == sorted(wanted, key=lambda one: one["example_id"])
+    assert partition_of(*changed) == partition_of('"S-004"', '"S-151"')
+    assert load_series(built) == load_series(whole)
+
+
+def load_series(built: Built) -> list[Prefill]:
+    project, key = built.project, ("mini", "rows", "tokenized_examples")
+    inputs = {key: built.manifest(*key[1:])}
+    at = ("mini", "rows", "generated_series")
+    work = StageContext(project.recipe, project.store, project.base, at, "rows", inputs, LocalPool(1))
+    return generated_series.load_prefills(work, generated_series.load_trained_model(work))
+
+
+@pytest.mark.parametrize("form", [{}, GROUPS, SERIES], ids=["records", "groups", "series"])
 def test_sample_and_overflow_are_those_of_the_whole_table(tmp_path: Path, form: dict[str, Any]) -> None:
     rows = [*list_files(), [make_row(i, 300) | {"text": sentence(i, 5000)} for i in range(20)]]
     more = {"training": {"num_input_records_to_sample": 4000}, "assembly": {"on_overflow": "reject"}}
@@ -167,22 +203,22 @@ def test_sample_and_overflow_are_those_of_the_whole_table(tmp_path: Path, form: 
     )
     shown = sum(len(one["row_ids"]) for one in built.examples() if one["split"] == "train")
     [planned] = dry_run.plan_tables(built.project)
-    reason = "group_overflow" if form else "record_overflow"
+    reason = "group_overflow" if form is GROUPS else "record_overflow"
     lengths = {row[0]: row[1] for row in built.manifest("rows", "truncation_stats").tables["what_if"].rows}
 
     assert states["rejected", reason] == 20
-    assert {detail.split(" needs ")[0] for detail in built.details()} >= ({"shop='S-300'"} if form else set())
+    assert {detail.split(" needs ")[0] for detail in built.details()} >= ({"shop='S-300'"} if form is GROUPS else set())
     assert all("widest column text" in detail for detail in built.details())
     # A group is never cut, so that each partition may take the rest of its last one.
-    assert 4000 <= shown <= (4000 + 20 * 2**BITS if form else 4000)
+    assert 4000 <= shown <= (4000 + 20 * 2**BITS if form is GROUPS else 4000)
     assert made.facts["accounted"] == 0
     assert planned.plan is not None
     assert planned.plan.facts["train"]["records"] == shown
-    assert planned.plan.overflows.count == (1 if form else 20)
+    assert planned.plan.overflows.count == (1 if form is GROUPS else 20)
     assert lengths[4096] == made.facts["examples"]
 
 
-@pytest.mark.parametrize("form", [{}, GROUPS], ids=["records", "groups"])
+@pytest.mark.parametrize("form", [{}, SERIES], ids=["records", "series"])
 def test_inserted_file_gives_what_an_empty_store_gives(tmp_path: Path, form: dict[str, Any]) -> None:
     """Finished plans of other partitions are used again, whose parts have other numbers now."""
     form = {**form, "assembly": {"on_overflow": "reject"}}

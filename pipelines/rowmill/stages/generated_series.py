@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import GenerationError
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
@@ -40,7 +41,7 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import generation
 from rowmill.tabular.backends import PromptText, open_backend
 from rowmill.tabular.generation import GenerationResult, Prefill, TrainedModel
-from rowmill.tabular.row_index import NO_KEY
+from rowmill.tabular.row_index import NO_KEY, group_sort_key
 from rowmill.tabular.schema import RecordSchema, Value
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization.encoder import Encoder
@@ -163,7 +164,9 @@ def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
     order = trained.place.order_column
     read = RecordDecoder(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
-    for line in work.store.table(kept[0]).to_pylist():
+    lines = [line for table in read_tables(work.store, kept) for line in table.to_pylist()]
+    # A large table has a file per partition, each in the order of keys.
+    for line in sorted(lines, key=lambda line: group_sort_key(line["group_key"])):
         record = read(read_json(line["records"][0]))
         assert not isinstance(record, RecordProblem), record
         key = {name: record[name] for name in trained.place.group_columns}

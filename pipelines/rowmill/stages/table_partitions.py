@@ -4,10 +4,10 @@ What belongs here: which rows a partition has, reading their keys and lengths. W
 (`tabular/table_partitions.py`), plans (`table_plan.py`).
 
     up to 1 Mi rows       one partition: the calling process plans it, and writes nothing for it
-    groups                by the hash of their keys: a task per block of parts writes the keys and lengths of its rows
+    groups, series        by the hash of their keys: a task per block of parts writes the keys and lengths of its rows
                           in a file per partition, and a partition reads its file of every block
     records alone         runs of consecutive parts, of about 1 Mi rows, whose borders the parts' digests decide
-    series                one partition: their first pass is in the order of all keys
+    one series            one partition, whatever its size
 
 So a changed row changes the files of its own group's partition, or the run of its own part, and no other.
 """
@@ -54,10 +54,11 @@ def choose_borders(work: StageContext, rows: Sequence[File]) -> PartitionBorders
     """Choose the partitions of a table by the sizes and digests of its parts."""
     whole = PartitionBorders(0, ((0, len(rows)),))
     counts, limit = [file.rows for file in rows], table_partitions.PARTITION_ROWS
-    mode = get_table_options(work).mode
-    if mode == "sequential" or sum(counts) <= limit:
+    form = get_table_options(work)
+    # Records of a single series are planned together.
+    if sum(counts) <= limit or (form.mode == "sequential" and not form.is_grouped):
         return whole
-    if mode == "grouped":
+    if form.mode != "tabular":
         return PartitionBorders(table_partitions.choose_hash_bits(sum(counts)), whole.runs)
     return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
 

@@ -3,22 +3,25 @@
 What belongs here: the file of initial prefills. What does not: generation (`generated_series.py`).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import digest_json
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.formats import Records
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import StageContext
+from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_parquet
-from rowmill.stages.table_inputs import ObservedTable, get_table_options, read_row_column
+from rowmill.stages.table_inputs import read_row_column
 from rowmill.stages.table_plan import PartitionPlan
 from rowmill.stages.tokenized_examples.table_tokens import VERSION
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
+from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 
 PREFILL_RECORDS = 3
@@ -33,16 +36,27 @@ PREFILL_SCHEMA = pa.schema(
         pa.field("length", pa.int64(), nullable=False),
     ]
 )
-"""Per training series, in the order of keys: its first records as trained, its first and last time as JSON, and its
-number of records."""
+"""Per training series of a partition, in the order of keys: its first records as trained, its first and last time as
+JSON, and its number of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """How the records of an initial prefill are written."""
+
+    form: Records
+    schema: RecordSchema
+    frame: PromptFrame
 
 
 def write_prefill(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, index: RowIndex, plan: PartitionPlan
+    store: Store, folder: str, options: PrefillOptions, files: Sequence[File], index: RowIndex, plan: PartitionPlan
 ) -> list[Part]:
-    """Write the initial prefill; none under differential privacy, since it would publish records."""
-    form = get_table_options(work)
-    files = [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
+    """Write the initial prefill of a partition; none under differential privacy, since it would publish records.
+
+    `files` are the parts of rows that the index counts.
+    """
+    form = options.form
     train = next((one for one in plan.splits if one.split == "train"), None)
     if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
         return []
@@ -54,9 +68,9 @@ def write_prefill(
         ]
     )
     shown = np.unique(train.rows[wanted])
-    texts = dict(zip(shown.tolist(), read_row_column(work.store, files, index, shown, "record"), strict=True))
-    read = RecordDecoder(known.schema)
-    write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
+    texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
+    read = RecordDecoder(options.schema)
+    write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
     lines: list[dict[str, Any]] = []
     for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
         own = train.rows[first:last]
@@ -71,8 +85,8 @@ def write_prefill(
         )
     table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
     fingerprint = digest_json("prefill", VERSION, lines)
-    path = f"{work.folder}/parts/{fingerprint}/prefill.parquet"
-    return [Part(fingerprint, {"prefill": write_parquet(work.store, path, table)}, {})]
+    path = f"{part_folder(folder, fingerprint)}/prefill.parquet"
+    return [Part(fingerprint, {"prefill": write_parquet(store, path, table)}, {})]
 
 
 def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:

@@ -28,7 +28,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.manifest import File, Part
+from rowmill.schema.manifest import File
 from rowmill.stages import table_partitions
 from rowmill.stages.base import (
     StageContext,
@@ -43,7 +43,6 @@ from rowmill.stages.table_partitions import RowPart, choose_borders, hold_partit
 from rowmill.stages.table_plan import TablePlanRequest, require_record_room
 from rowmill.stages.table_plan_facts import OverflowFacts, SplitFacts, TablePlan, join_split_facts
 from rowmill.stages.tokenized_examples import table_tokens
-from rowmill.stages.tokenized_examples.series_prefill import write_prefill
 from rowmill.stages.tokenized_examples.table_ledgers import account_part
 from rowmill.stages.tokenized_examples.table_output import build_table_output
 from rowmill.stages.tokenized_examples.table_partition_plans import (
@@ -195,7 +194,7 @@ def _prepare_planning(
     require_record_room(name, limits, _list_widest_names(known))
     request = TablePlanRequest(dataset=name, seed=work.recipe.seed, form=form, limits=limits, wanted=form.wanted)
     vocab_size = work.recipe.vocab_size or loaded.card.vocab_size
-    return TablePlanning(request, IndexOptions.of(work, known), frame, vocab_size)
+    return TablePlanning(request, IndexOptions.of(work, known), known.schema, frame, vocab_size)
 
 
 def _join_plan(
@@ -272,13 +271,11 @@ def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) 
         for file, one, name in zip(files, encoded, names, strict=True)
     ]
     planning = _prepare_planning(work, known, frame, loaded)
-    prefill: list[Part] = []
     with open_host_scratch(work) as scratch:
         if borders.is_whole:
             lengths = [one.require_lengths() for one in encoded]
             [whole] = hold_partitions(work.store, files, lengths, borders, planning.options)
-            planned, plan = plan_whole_table(work, planning, whole, parts, encoded, scratch)
-            prefill = write_prefill(work, known, frame, whole.rows.index, plan)
+            planned = plan_whole_table(work, planning, whole, parts, encoded, scratch)
         else:
             planned = plan_partitions(work, planning, borders, parts, encoded, scratch)
         accounts = make_parts(work, account_part, planned.ledgers)[0]
@@ -286,6 +283,6 @@ def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) 
     rows_made = sum(file.rows for file, is_fresh in zip(files, fresh, strict=True) if is_fresh)
     joined = _join_plan(work, known, planning, planned.splits, planned.overflows, encoded)
     return build_table_output(
-        work, known, frame, joined, accounts, [*built, *prefill], loaded,
+        work, known, frame, joined, accounts, [*built, *planned.prefills], loaded,
         reused=reused, rows_made=rows_made, made_of=planned.made_of,
     )  # fmt: skip

@@ -4,6 +4,7 @@ What belongs here: the task that plans a partition, what the calling process kee
 partition has (`stages/table_partitions.py`), a plan (`stages/table_plan.py`), examples (`table_tokens.py`).
 
     partition ─► plan ─┬─► a file per slice of examples          read by the task that writes this part of examples
+                       ├─► prefills of series                    read where series are generated
                        ├─► states of rows that are not kept      read by the tasks of the ledgers
                        └─► counts, sizes, overflows              added up by the calling process
 
@@ -43,12 +44,14 @@ from rowmill.stages.table_plan_facts import OverflowFacts, SplitFacts, join_spli
 from rowmill.stages.tokenized_examples import table_tasks
 from rowmill.stages.tokenized_examples.overflow_names import make_overflow_naming
 from rowmill.stages.tokenized_examples.record_copies import RecordSource
+from rowmill.stages.tokenized_examples.series_prefill import PrefillOptions, write_prefill
 from rowmill.stages.tokenized_examples.table_ledgers import PartStates, plan_joined_ledgers, plan_ledgers, save_states
 from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, save_slice
 from rowmill.stages.tokenized_examples.table_tasks import cut_slices
 from rowmill.stages.tokenized_examples.table_tokens import VERSION, BuildExamplesTask, EncodedPart
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import SPLITS
+from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_partitions import share_sample
 
 
@@ -58,8 +61,14 @@ class TablePlanning:
 
     request: TablePlanRequest
     options: IndexOptions
+    schema: RecordSchema
     frame: PromptFrame
     vocab_size: int
+
+    @property
+    def prefill(self) -> PrefillOptions:
+        """How the records of initial prefills are written."""
+        return PrefillOptions(self.request.form, self.schema, self.frame)
 
     def divide_sample(self, counts: Sequence[int]) -> list[int | None]:
         """Return the share of each partition in the sample, given its train records."""
@@ -72,15 +81,16 @@ class TablePlanning:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """The plan of a table: facts, and the tasks of its ledgers and examples.
+    """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series.
 
-    `made_of` are the fingerprints of what was written for it.
+    `made_of` are the fingerprints of what else was written for it.
     """
 
     splits: tuple[SplitFacts, ...]
     overflows: OverflowFacts
     ledgers: Sequence[PartTask]
     examples: Sequence[PartTask]
+    prefills: Sequence[Part]
     made_of: Sequence[str] = ()
 
 
@@ -126,8 +136,8 @@ def plan_whole_table(
     parts: Sequence[RowPart],
     encoded: Sequence[EncodedPart],
     scratch: HostScratch,
-) -> tuple[PlannedTable, PartitionPlan]:
-    """Plan a table that is one partition, and hand each task its own slice and states; return its plan, too."""
+) -> PlannedTable:
+    """Plan a table that is one partition, and hand each task its own slice and states."""
     [plan] = plan_held_partitions(work.store, planning, [whole])
     sources = _list_sources(parts)
     examples = [
@@ -135,7 +145,9 @@ def plan_whole_table(
         for piece in cut_slices(plan, whole.rows.index, parts, planning.frame)
     ]
     ledgers = plan_ledgers(work, plan, whole.rows.index, parts, encoded)
-    return PlannedTable(plan.summarize_splits(), OverflowFacts.of(plan.overflows), ledgers, examples), plan
+    overflows = OverflowFacts.of(plan.overflows)
+    prefills = write_prefill(work.store, work.folder, planning.prefill, whole.files, whole.rows.index, plan)
+    return PlannedTable(plan.summarize_splits(), overflows, ledgers, examples, prefills)
 
 
 def _list_sources(parts: Sequence[RowPart]) -> tuple[RecordSource, ...]:
@@ -186,7 +198,7 @@ class PartitionPlanTask:
     partition: TablePartition
     options: IndexOptions
     request: TablePlanRequest
-    frame: PromptFrame
+    prefill: PrefillOptions
 
 
 def plan_partitions(
@@ -220,6 +232,7 @@ def plan_partitions(
         overflows,
         plan_joined_ledgers(work, parts, encoded, states),
         examples,
+        [Part(name, {"prefill": one.files[name]}) for one in made for name in one.facts["prefills"]],
         made_of=[*blocks, *(one.fingerprint for one in made)],
     )
 
@@ -230,7 +243,7 @@ def _list_plan_tasks(
     plain = [
         PartitionPlanTask(
             work.store.root, work.folder, "", one, planning.options, replace(planning.request, partition=one.name),
-            planning.frame,
+            planning.prefill,
         )
         for one in partitions
     ]  # fmt: skip
@@ -245,8 +258,8 @@ def _identify_plan(task: PartitionPlanTask, share: int | None) -> PartitionPlanT
     request = replace(task.request, wanted=share)
     form = request.form.model_dump(mode="json", exclude={"generation"})
     fingerprint = digest_json(
-        "table plan", VERSION, table_tasks.PART_TOKENS, task.partition.content, task.frame.to_json(), request.dataset,
-        request.seed, form, asdict(request.limits), share,
+        "table plan", VERSION, table_tasks.PART_TOKENS, task.partition.content, task.prefill.frame.to_json(),
+        request.dataset, request.seed, form, asdict(request.limits), share,
     )  # fmt: skip
     return replace(task, request=request, fingerprint=fingerprint)
 
@@ -262,10 +275,12 @@ def plan_partition_part(task: PartitionPlanTask) -> Part:
     store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
     parts = task.partition.parts
     rows = read_partition(store, task.partition, task.options)
-    plan = _plan_rows(store, task.request, rows, [part.rows for part in parts])
-    files: dict[str, File] = {}
+    row_files = [part.rows for part in parts]
+    plan = _plan_rows(store, task.request, rows, row_files)
+    prefills = write_prefill(store, task.folder, task.prefill, row_files, rows.index, plan)
+    files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
-    for number, piece in enumerate(cut_slices(plan, rows.index, parts, task.frame)):
+    for number, piece in enumerate(cut_slices(plan, rows.index, parts, task.prefill.frame)):
         files[piece.fingerprint] = save_slice(store, f"{at}/slice-{number:05d}.parquet", piece)
         slices.append((piece.fingerprint, piece.records, piece.tokens))
     states, digests = save_states(store, f"{at}/states.parquet", plan, rows.index)
@@ -274,5 +289,6 @@ def plan_partition_part(task: PartitionPlanTask) -> Part:
         "overflows": OverflowFacts.of(plan.overflows).to_json(),
         "slices": slices,
         "states": digests,
+        "prefills": [one.fingerprint for one in prefills],
     }
     return Part(task.fingerprint, {**files, "states": states}, facts)

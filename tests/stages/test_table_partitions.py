@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rowmill.executors import LocalPool, local
+from rowmill.build import share
+from rowmill.build.share import ShareOutcome
+from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
 from rowmill.stages import generated_series
 from rowmill.stages import table_partitions as row_partitions
@@ -43,11 +45,16 @@ APPENDED = [make_row(10_000 + i, (4, 151)[i % 2]) for i in range(30)]
 
 
 def build(folder: Path, files: Sequence[Any], form: dict[str, Any], **options: Any) -> Built:
-    workspace = Workspace(folder)
+    return write_recipe(folder, files, form, **options).build(only=UP_TO_LENGTHS)
+
+
+def write_recipe(
+    folder: Path, files: Sequence[Any], form: dict[str, Any], *, root: str | None = None, **options: Any
+) -> Workspace:
+    workspace = Workspace(folder, root)
     urls = [workspace.write(f"{number:03d}.jsonl", rows) for number, rows in enumerate(files)]
     dataset = {"source": {"train_urls": urls}, "format": records(**form), "splits": {"test": 0.1}}
-    workspace.recipe({"rows": dataset}, **{"seq_len": 4096, **options})
-    return workspace.build(only=UP_TO_LENGTHS)
+    return workspace.recipe({"rows": dataset}, **{"seq_len": 4096, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +136,29 @@ def test_workers_decide_nothing(both: tuple[Built, Built], tmp_path: Path, monke
 
     assert list(parts_of(built)) == list(parts_of(both[1]))
     assert built.versions() == both[1].versions()
+
+
+def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], tmp_path: Path) -> None:
+    write_recipe(tmp_path, list_files(), GROUPS).build(only=UP_TO_LENGTHS[:2])
+    project = Workspace(tmp_path).project
+    outcomes: list[share.ShareOutcome] = []
+    # Ids, keys, plans, ledgers and examples, each of which needs what all shares made before.
+    while ShareOutcome.MADE in outcomes[-3:] or not outcomes:
+        for number in (1, 2, 3):
+            [report] = share.make_share(project, Share(number, 3), only=["tokenized_examples"])
+            outcomes.append(report.outcome)
+        assert len(outcomes) < 24
+    built = Workspace(tmp_path).build(only=UP_TO_LENGTHS)
+
+    assert set(outcomes[-3:]) == {ShareOutcome.FINISHED}
+    assert built.versions() == both[0].versions()
+    assert built.report("rows", "tokenized_examples").parts_reused == len(parts_of(built))
+
+
+def test_remote_storage_has_the_same_partitions(both: tuple[Built, Built], tmp_path: Path) -> None:
+    workspace = write_recipe(tmp_path, list_files(), GROUPS, root="memory://table-partitions")
+
+    assert workspace.build(only=UP_TO_LENGTHS).versions() == both[0].versions()
 
 
 def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(

@@ -9,7 +9,8 @@ What belongs here: which rows a partition has, reading their keys and lengths. W
     records alone         runs of consecutive parts, of about 1 Mi rows, whose borders the parts' digests decide
     one series            one partition, whatever its size
 
-So a changed row changes the files of its own group's partition, or the run of its own part, and no other.
+So a new part changes the partitions of the groups that it has rows of, or the last run, and no other. A changed part
+gives its rows other ids, and with these the examples that have them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -270,7 +270,7 @@ def measure_manifest(folder: Path, count: int) -> dict[str, Any]:
 
     def write_and_read() -> int:
         made = Manifest(work.key, "canonical_rows", "f", "c", {}, tuple(map(make, range(parts))), {})
-        work.store.write_sealed("manifest.json", made)
+        work.store.write_sealed_list(["manifest.json"], made)
         loaded = read_manifest(work.store, "manifest.json")
         return 0 if loaded is None else len(loaded.parts)
 

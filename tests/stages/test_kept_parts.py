@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from rowmill.core import sealed_json
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Part
 from rowmill.stages.kept_parts import PartLists, save_kept_part
@@ -65,3 +66,18 @@ def test_part_that_is_no_longer_made_leaves_the_list(server: ObjectServer) -> No
 
     assert run(server, FIRST)[0] == [3]
     assert sorted(STORE.read_sealed(f"{FOLDER}/kept_parts/{FUNCTION}.json")["parts"]) == ["a1", "a2", "a3"]  # type: ignore[index]
+
+
+def test_long_list_is_compressed_and_a_plain_one_of_earlier_builds_is_read(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(server, FIRST)
+    path = f"{FOLDER}/kept_parts/{FUNCTION}.json"
+    plain = STORE.read(path)
+    monkeypatch.setattr(sealed_json, "COMPRESSED_FROM_BYTES", 1)
+
+    assert run(server, FIRST) == ([3], 3)
+    assert STORE.read(path) == plain
+    assert run(server, [*FIRST, "a4"])[0] == [3]
+    assert not STORE.read(path).startswith(b"{")
+    assert run(server, [*FIRST, "a4"]) == ([4], 3)

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
+from rowmill.core.sealed_json import parse_sealed
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     GPU_PARTITIONS,
@@ -26,7 +27,7 @@ from rowmill.core.stage_names import (
     TOKENIZED_EXAMPLES,
     TRAINING_SPLITS,
 )
-from rowmill.core.storage import Store, digest_json, parse_sealed
+from rowmill.core.storage import Store, digest_json
 from rowmill.schema import manifest
 from rowmill.schema.facts import (
     CanonicalRowsFacts,

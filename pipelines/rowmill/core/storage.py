@@ -31,7 +31,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,6 +38,7 @@ from rowmill.core import conditional_put, remote, remote_index
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
+from rowmill.core.sealed_json import parse_sealed, seal_object
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 if TYPE_CHECKING:
@@ -262,11 +262,14 @@ class Store:
             raise
 
     def write_sealed(self, relative: str, value: "Mapping[str, Any] | DataclassInstance") -> None:
-        """Write a JSON object with a digest of itself, by which `read_sealed` detects changes.
+        """Write a JSON object with a digest of itself, by which `read_sealed` detects changes."""
+        self.write(relative, seal_object(value, compresses=False))
 
-        `orjson` writes a dataclass itself; `dataclasses.asdict` took a millisecond for the facts of a part.
-        """
-        self.write(relative, _seal(value))
+    def write_sealed_list(self, relatives: Iterable[str], value: "Mapping[str, Any] | DataclassInstance") -> None:
+        """Write the same JSON object under some names, compressed if it has many parts."""
+        content = seal_object(value, compresses=True)
+        for relative in relatives:
+            self.write(relative, content)
 
     def write_pointer(self, relative: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Write a sealed JSON object; on S3, within `indexed`, return instead what another builder wrote meanwhile."""
@@ -274,7 +277,7 @@ class Store:
         if index is None or not conditional_put.can_put_conditionally(self._fs):
             self.write_sealed(relative, value)
             return None
-        content, tag = _seal(value), index.first_tag(relative)
+        content, tag = seal_object(value, compresses=False), index.first_tag(relative)
         put = conditional_put.put_if_unchanged(self._fs, self.path(relative), self.address(relative), content, tag)
         if put.other == b"":
             index.note_removed(relative)
@@ -408,32 +411,6 @@ class Store:
     @property
     def _fs(self) -> Any:
         return remote.open_filesystem(self.root)[0]
-
-
-SEAL_KEY = "seal"
-"""The key of a sealed object's digest of all its other keys."""
-
-
-def _seal(value: "Mapping[str, Any] | DataclassInstance") -> bytes:
-    plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
-    return orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2)
-
-
-def parse_sealed(content: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that `write_sealed` wrote as these bytes; None if they are cut, empty or changed."""
-    try:
-        value: Any = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    found: dict[str, Any] = value
-    seal = found.pop(SEAL_KEY, None)
-    return found if seal == _compute_seal(found) else None
-
-
-def _compute_seal(value: Mapping[str, Any]) -> str:
-    return digest_bytes(orjson.dumps(value))
 
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

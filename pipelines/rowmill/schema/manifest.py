@@ -122,10 +122,10 @@ def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     """
     complete = replace(manifest, version=manifest.content_digest())
     store.sync(file.path for part in complete.parts for file in part.files.values())
-    written = [f"versions/{complete.version}.json", f"manifests/{complete.fingerprint}.json"]
-    for name in written:
-        store.write_sealed(f"{get_stage_folder(complete.key)}/{name}", complete)
-    store.sync(f"{get_stage_folder(complete.key)}/{name}" for name in written)
+    at = get_stage_folder(complete.key)
+    written = [f"{at}/versions/{complete.version}.json", f"{at}/manifests/{complete.fingerprint}.json"]
+    store.write_sealed_list(written, complete)
+    store.sync(written)
     _write_pointer(store, complete)
     return complete
 
@@ -135,7 +135,7 @@ def make_current(store: Store, manifest: Manifest) -> None:
     path = f"{get_stage_folder(manifest.key)}/versions/{manifest.version}.json"
     if store.read_sealed(path) is None:
         # It was damaged, but the copy under its fingerprint is intact.
-        store.write_sealed(path, manifest)
+        store.write_sealed_list([path], manifest)
     _write_pointer(store, manifest)
 
 

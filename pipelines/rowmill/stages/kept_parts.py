@@ -76,7 +76,7 @@ class PartLists:
         own = self._open(store, folder, function)
         own.current |= {one.fingerprint: one for one in parts}
         if not own.current.keys() <= own.written:
-            store.write_sealed(_list_path(folder, function), {"parts": own.current})
+            store.write_sealed_list([_list_path(folder, function)], {"parts": own.current})
             own.written = frozenset(own.current)
 
     def _open(self, store: Store, folder: str, function: str) -> _PartList:

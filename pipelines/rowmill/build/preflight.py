@@ -13,6 +13,7 @@ changed costs nothing. Nothing is kept but the tokenizer as data, which the buil
 """
 
 import math
+import re
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -242,9 +243,15 @@ def _word_result(project: Project, trial: Project, step: Step, made: Manifest, r
     )
     remedy = format_remedy(remedy, format_recipe_argument(step.recipe, project.store.root), step.dataset or "")
     record = _find_first_rejected(trial.store, made) if result.check in _CHECKS_OF_REJECTS else None
-    causes = [*result.causes, *([f"the record: {clean_value(record)}"] if record else [])]
+    causes = [
+        *(_TRIAL_ROW_ID.sub("", cause) for cause in result.causes),
+        *([f"the record: {clean_value(record)}"] if record else []),
+    ]
     return "\n  ".join([f"{at}: of {tried} records tried, {sentence}; {remedy}", *causes])
 
+
+_TRIAL_ROW_ID = re.compile(r" \([0-9a-f]{16}[~0-9]*:\d+(\.\d+)?(#\d+)?\)")
+"""A row's id, which begins with its part's digest: a part of the first records is none that a build has."""
 
 _CHECKS_OF_REJECTS = frozenset({"nonempty", "rejects", "content_dropped", "zero_loss_rows"})
 

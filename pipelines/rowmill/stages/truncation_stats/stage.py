@@ -100,7 +100,7 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
-        samples={"context_overflow": _describe_overflow(work, int(shortened.sum()))},
+        samples={"context_overflow": _describe_overflow(work, original[shortened])},
     )
 
 
@@ -118,25 +118,27 @@ def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
     return pc.equal(splits, name).to_numpy(zero_copy_only=False)
 
 
-def _describe_overflow(work: StageContext, shortened: int) -> tuple[str, ...]:
-    """Describe the examples that lost tokens, and the rows that were dropped for their length."""
+def _describe_overflow(work: StageContext, shortened: NDArray[np.int64]) -> tuple[str, ...]:
+    """Describe the examples that lost tokens, by their lengths before, and the rows dropped for their length."""
     manifest = work.input(TOKENIZED_EXAMPLES)
     dropped = {reason: count for _, reason, count in manifest.ledger if reason in DROPPED}
     lines = describe_rejects(work, manifest.parts, dropped)
-    return lines if not shortened else (_describe_shortened(work, manifest, shortened), *lines)
+    return lines if not len(shortened) else (_describe_shortened(work, manifest, shortened), *lines)
 
 
-def _describe_shortened(work: StageContext, manifest: Manifest, shortened: int) -> str:
-    """Describe the first example that lost tokens; read from as few parts as possible."""
+def _describe_shortened(work: StageContext, manifest: Manifest, shortened: NDArray[np.int64]) -> str:
+    """Describe the first example that lost tokens, read from as few parts as possible, and the longest one."""
     limit = _limit_examples(work)
     for file in manifest.files("examples"):
         table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
-        longer = table.filter(pc.greater(table.column("original_tokens"), table.column("tokens")))
-        if longer.num_rows:
-            first = longer.slice(0, 1).to_pylist()[0]
+        over = table.filter(pc.greater(table.column("original_tokens"), table.column("tokens")))
+        if over.num_rows:
+            first = over.slice(0, 1).to_pylist()[0]
             place = RowLocator(work).locate(first["example_id"], reads_lines=True)
             tokens = f"{first['original_tokens']:,} tokens, at most {limit:,}"
-            return f"truncated: {shortened:,}, the first is {place}: {tokens}"
+            longest = int(shortened.max())
+            longer = f"; the longest has {longest:,}" if longest > first["original_tokens"] else ""
+            return f"truncated: {len(shortened):,}, the first is {place}: {tokens}{longer}"
     raise AssertionError(work.key)
 
 

@@ -17,6 +17,7 @@ from dagster_rowmill.factory import only_infrastructure_errors
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import runner, steps
+from rowmill.build.run_waivers import propose_run_waivers
 from rowmill.build.steps import Project, Step
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
@@ -48,10 +49,13 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             judged = steps.find_step(placed, step.key)
             built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
             results = runner.check_step(placed, judged, built, only=chosen | step.off_checks)
+        waivers = propose_run_waivers(results, gates.list_given())
         for result in (one for one in results if one.check in chosen):
             if result.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)
-            yield make_asset_check_result(result, asset, metadata.make_check_page(result, placed.store, served))
+            yield make_asset_check_result(
+                result, asset, metadata.make_check_page(result, placed.store, served, waivers)
+            )
         reporting.write_report_after_checks(context, placed, step, shut=any(result.blocking for result in results))
 
     return body

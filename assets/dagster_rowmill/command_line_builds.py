@@ -19,6 +19,7 @@ from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
 from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.stage_summary import StageSummary, describe_changes
+from rowmill.build.run_waivers import propose_run_waivers
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
@@ -64,8 +65,9 @@ def _iterate_events(
     page = metadata.make_stage_page(report, project.store, served, summary)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from partitions.iterate_materializations(step, report.manifest)
+    waivers = propose_run_waivers(results)
     for result in (one for one in results if one.check not in step.off_checks):
-        found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served))
+        found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served, waivers))
         yield dg.AssetCheckEvaluation(
             asset_key=asset,
             check_name=result.check,

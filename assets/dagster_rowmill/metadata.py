@@ -111,8 +111,13 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
     return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
-def make_check_page(result: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
-    """Return the metadata of a check result; the gate reads the version and the threshold's digest."""
+def make_check_page(
+    result: CheckResult, store: Store, reports_url: str = "", waivers: Sequence[Mapping[str, Any]] = ()
+) -> MetadataPage:
+    """Return the metadata of a check result; the gate reads the version and the threshold's digest.
+
+    `waivers` are those with which a run would get past the stage's results.
+    """
     # No entry if not measured or not applicable: Dagster cannot plot a key that is sometimes text.
     value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
     return {
@@ -122,7 +127,7 @@ def make_check_page(result: CheckResult, store: Store, reports_url: str = "") ->
         "threshold": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
-        **_show_waiver_config(result),
+        **_show_waiver_config(result, waivers),
         "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
@@ -132,13 +137,12 @@ def make_check_page(result: CheckResult, store: Store, reports_url: str = "") ->
     }
 
 
-def _show_waiver_config(result: CheckResult) -> MetadataPage:
+def _show_waiver_config(result: CheckResult, waivers: Sequence[Mapping[str, Any]]) -> MetadataPage:
     """Return what a person pastes into the launchpad to accept a blocking failure for one run."""
-    waiver = propose_run_waiver(result)
-    if waiver is None:
+    if propose_run_waiver(result) is None:
         return {}
     # A code block by indentation: Dagster's button copies the Markdown, and this one is YAML as well.
-    return {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waiver), "    "))}
+    return {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waivers), "    "))}
 
 
 def _show_numbers(manifest: Manifest) -> MetadataPage:

@@ -4,7 +4,7 @@ What belongs here: the storage root and the waivers as Dagster resources, the ex
 does not: logic, or the engine's own executors (`pipelines/rowmill/executors/`), which work inside one step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import dagster as dg
@@ -56,8 +56,11 @@ class RunGatesResource(dg.ConfigurableResource[Any]):
             If a waiver is invalid.
 
         """
-        given = [one.model_dump(exclude_none=True) for one in self.waivers]
-        return add_run_waivers(project, given, f"resources.{GATES_RESOURCE}.config.waivers")
+        return add_run_waivers(project, self.list_given(), f"resources.{GATES_RESOURCE}.config.waivers")
+
+    def list_given(self) -> list[dict[str, Any]]:
+        """Return the waivers as they were written."""
+        return [one.model_dump(exclude_none=True) for one in self.waivers]
 
 
 GATES_RESOURCE: Final = "gates"
@@ -67,9 +70,10 @@ NO_RUN_WAIVERS: Final = RunGatesResource()
 """One object for all recipes: Dagster merges only identical resources."""
 
 
-def write_waiver_config(waiver: Mapping[str, Any]) -> str:
-    """Return the run configuration of a waiver as YAML, to be pasted into the launchpad."""
-    return yaml.safe_dump({"resources": {GATES_RESOURCE: {"config": {"waivers": [dict(waiver)]}}}}, sort_keys=False)
+def write_waiver_config(waivers: Iterable[Mapping[str, Any]]) -> str:
+    """Return the run configuration of some waivers as YAML, to be pasted into the launchpad."""
+    config = {"waivers": [dict(one) for one in waivers]}
+    return yaml.safe_dump({"resources": {GATES_RESOURCE: {"config": config}}}, sort_keys=False)
 
 
 RUN_EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}

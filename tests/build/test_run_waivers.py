@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build.run_waivers import REASON_PREFIX, add_run_waivers, propose_run_waiver
+from rowmill.build.run_waivers import REASON_PREFIX, add_run_waivers, propose_run_waiver, propose_run_waivers
 from rowmill.build.steps import Project, find_step
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError
@@ -85,6 +85,17 @@ def test_proposed_waiver_lets_the_value_pass_and_needs_a_reason(project: Project
     assert proposed is not None
     with pytest.raises(ConfigError, match="reason"):
         add_run_waivers(project, [proposed], "run")
+
+
+def test_proposal_keeps_what_the_run_was_given_and_adds_what_failed_nevertheless() -> None:
+    dropped = replace(FAILED, check="content_dropped", key=("tiny", "chats", "tokenized_examples"), value=0.3373)
+    widened = {"check": "content_dropped", "dataset": "chats", "at_most": 0.34, "reason": ""}
+
+    assert propose_run_waivers([dropped], [WAIVER]) == [WAIVER, widened]
+    assert propose_run_waivers([dropped], [WAIVER, widened | {"at_most": 0.1, "reason": "too low a bound"}]) == [
+        WAIVER,
+        widened,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ waiver is (`rowmill.checks.gates`), the form in which a person writes it (Dagste
 The next run has only the recipe's waivers again: what this run published stays published, and the check is red again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
@@ -45,6 +45,22 @@ def add_run_waivers(project: Project, waivers: Sequence[Mapping[str, Any]], wher
     gates = project.recipe.gates
     widened = gates.model_copy(update={"waivers": (*added, *gates.waivers)})
     return replace(project, recipe=project.recipe.model_copy(update={"gates": widened}))
+
+
+def propose_run_waivers(
+    results: Iterable[CheckResult], given: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """Return the waivers of a run that gets past these results: those that the run was given, and one per failure.
+
+    A given one is left out if its check failed nevertheless: its bound was too low.
+    """
+    proposed = [one for one in map(propose_run_waiver, results) if one is not None]
+    names = {_name_waived(one) for one in proposed}
+    return [*(one for one in given if _name_waived(one) not in names), *proposed]
+
+
+def _name_waived(waiver: Mapping[str, Any]) -> tuple[object, object]:
+    return waiver.get("check"), waiver.get("dataset")
 
 
 def propose_run_waiver(result: CheckResult) -> dict[str, Any] | None:

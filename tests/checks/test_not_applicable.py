@@ -37,7 +37,7 @@ IDLE: Mapping[str, set[str]] = {
     "groups": {"preference_data", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
-ON_REQUEST = {check.name for check in CHECKS if check.requested_by}
+ON_REQUEST = {check.name for check in CHECKS if check.requested_by and check.only_for is None}
 """The checks of options that no dataset here sets."""
 
 

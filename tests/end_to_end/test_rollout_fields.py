@@ -248,6 +248,13 @@ def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path
     assert dict(line[1:] for line in manifest.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 1}
     assert manifest.facts["fields_absent"] == 0.5
     assert [one.outcome for one in results if one.check == "fields_absent"] == ["failed"]
+    plain = (
+        Workspace(tmp_path / "plain")
+        .one("r.jsonl", rows, {"kind": "tokens"})
+        .build(only=("raw_dataset", "canonical_rows"))
+    )
+    results = plain.steps["rows", "canonical_rows"][1]
+    assert [one.outcome for one in results if one.check == "fields_absent"] == ["not_applicable"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -59,9 +59,14 @@ def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     dataset = {"source": {"train_urls": [workspace.write("a.jsonl", _records(40))]}, "format": PROMPTS}
 
-    made = workspace.recipe({"rows": dataset}, seq_len=1 << 17).build(only=TO_SHARDS)
+    made = workspace.recipe({"rows": dataset}, seq_len=1 << 17, gates={}).build(only=TO_SHARDS)
 
     assert [file.rows for file in made.manifest("rows", "packed_shards").files("shard")] == [40]
+    # A sequence is one prompt, so that it is nearly empty by design.
+    results = {one.check: one.outcome for one in made.steps["rows", "packed_shards"][1]}
+    assert made.manifest("rows", "packed_shards").facts["fill"] < 0.01
+    assert "fill" not in results
+    assert "failed" not in results.values()
 
 
 def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_path: Path) -> None:

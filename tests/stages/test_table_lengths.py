@@ -125,7 +125,7 @@ def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> Non
     for check in catalog.CHECKS:
         for is_table, remedy in {True: check.of_tables or check.remedy, False: check.remedy}.items():
             thresholds = list_thresholds(Gates(), check.stages[0], "rows", row_kind="record" if is_table else None)
-            has_it = check.only_for is None or (is_table and check.only_for == "record")
+            has_it = check.exists_for("record" if is_table else None)
             assert [one.remedy for one in thresholds if one.check == check.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}

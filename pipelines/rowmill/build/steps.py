@@ -159,14 +159,20 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
 
 
 def _find_off_checks(dataset: Dataset) -> frozenset[str]:
-    """Return the checks whose option the dataset leaves at its default."""
-    return frozenset(check.name for check in CHECKS if check.requested_by and not _is_set(dataset, check.requested_by))
+    """Return the checks whose options the dataset leaves at their defaults, or does not have."""
+    return frozenset(
+        check.name
+        for check in CHECKS
+        if check.requested_by and not any(_is_set(dataset, option) for option in check.requested_by)
+    )
 
 
 def _is_set(dataset: Dataset, path: str) -> bool:
     group, _, name = path.partition(".")
     options: Config = getattr(dataset, group)
-    return getattr(options, name) != type(options).model_fields[name].default
+    # Only some kinds have an option of `format`.
+    fields = type(options).model_fields
+    return name in fields and getattr(options, name) != fields[name].default
 
 
 def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator[StageKey]:

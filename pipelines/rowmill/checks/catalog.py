@@ -52,15 +52,21 @@ class Check:
     """The remedy for records datasets, if the general one does not apply."""
     only_for: RowKind | None = None
     """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
-    requested_by: str = ""
-    """The option of a dataset for which its stage counts its fact, so that other outputs keep their versions: without
-    it the check is off, which pages do not show, and not applicable."""
+    not_for: RowKind | None = None
+    """The kind of rows that the check does not exist for, although their stages count its fact."""
+    requested_by: tuple[str, ...] = ()
+    """The options of a dataset for which its stage counts its fact, so that other outputs keep their versions: without
+    any of them the check is off, which pages do not show, and not applicable."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     before_build: str = ""
     """The remedy if the check fails on a dataset's first records, where the general one queries a build."""
     names_samples: bool = False
     """Whether its samples are sentences that describe the problem; every message about it then shows them."""
+
+    def exists_for(self, row_kind: RowKind | None) -> bool:
+        """Return whether datasets of these rows have the check; None: the whole recipe, or data of unknown kind."""
+        return self.only_for in (None, row_kind) and (row_kind is None or self.not_for != row_kind)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -130,17 +136,17 @@ CHECKS: tuple[Check, ...] = (
         "items in the file of filters.decontaminate that has fewest",
         "name columns in filters.decontaminate.benchmarks.fields that the records of every file have; the table "
         "benchmarks counts the items of each", applies_to="datasets with filters.decontaminate",
-        requested_by="filters.decontaminate"),
+        requested_by=("filters.decontaminate",)),
     Check("contaminated", (CANONICAL_ROWS,), "at_most", 0.05, "warn",
         "share of rows that have an item of a benchmark, removed or not",
         "read the rows beside their items in the table contamination; ask where the data is from, or raise "
         "filters.decontaminate.coverage if they only share phrases",
-        applies_to="datasets with filters.decontaminate", requested_by="filters.decontaminate", is_share=True),
+        applies_to="datasets with filters.decontaminate", requested_by=("filters.decontaminate",), is_share=True),
     Check("near_duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",
         "share of rows that resemble a longer row of the dataset, removed or not",
         "compare some pairs in the table near_duplicates; find the origin of the copies, or raise "
         "filters.near_duplicates.threshold",
-        applies_to="datasets with filters.near_duplicates", requested_by="filters.near_duplicates", is_share=True),
+        applies_to="datasets with filters.near_duplicates", requested_by=("filters.near_duplicates",), is_share=True),
     Check("swapped_pairs", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "pairs of which another one prefers the other side",
         "remove one of the two, or both: a model learns nothing from them", applies_to="preferences",
@@ -203,7 +209,8 @@ CHECKS: tuple[Check, ...] = (
     Check("fields_absent", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "share of token rows without a value of a declared field, which has 0.0 for each of their tokens",
         "name the columns that the source has in format.token_fields and format.row_fields, or add the values",
-        applies_to="token rows with fields", only_for="tokens", is_share=True),
+        applies_to="token rows with fields", only_for="tokens",
+        requested_by=("format.token_fields", "format.row_fields"), is_share=True),
     Check("unknown_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids that the tokenizer has no token for",
         "name the tokenizer that made the ids", applies_to="token rows", only_for="tokens"),
@@ -260,13 +267,13 @@ CHECKS: tuple[Check, ...] = (
         "set packing.pack_strategy to best_fit if it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
         of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
-        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len", is_share=True),
+        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len",
+        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True),
     Check("padding_share", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of pad tokens after segments among all tokens of the sequences",
         "lower packing.segment_multiple_of to what the trainer needs; short segments cost most, so leave out or join "
         "the shortest rows", applies_to="recipes with packing.segment_multiple_of",
-        requested_by="packing.segment_multiple_of",
-        is_share=True),
+        requested_by=("packing.segment_multiple_of",), is_share=True),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),

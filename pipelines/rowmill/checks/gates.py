@@ -311,7 +311,7 @@ def list_thresholds(
     ours = tuple(
         _make_threshold(check, gates, dataset, is_table=row_kind == "record")
         for check in CHECKS
-        if stage in check.stages and check.only_for in (None, row_kind)
+        if stage in check.stages and check.exists_for(row_kind)
     )
     return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 

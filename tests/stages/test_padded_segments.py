@@ -12,6 +12,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.inspection.packed_sequence import view_sequence
 from rowmill.inspection.sequence_trace import trace_sequence
+from rowmill.packing.layout import measure_padded_room
 from rowmill.reader import Reader
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
@@ -174,6 +175,54 @@ def test_joined_documents_are_cut_at_multiples(tmp_path: Path, tail: str) -> Non
     assert (left > 0) is (tail == "drop")
     sizes = [len(row["input_ids"]) for row in shards(built)]
     assert sorted(sizes)[2 if tail == "keep" else 0] == 256
+
+
+def test_estimated_sequences_are_those_of_padded_segments(tmp_path: Path) -> None:
+    """Of 3, 5 and 6 ids padded to 4, 8 and 8 none share a sequence of 8; without padding, 3 and 5 do."""
+    rows = [{"input_ids": list(range(3, 3 + n)), "response_length": 1} for n in (3, 5, 6)]
+    texts = [document(i, words=20 + 9 * i) for i in range(8)]
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for multiple in (1, 4):
+        packing: dict[str, Any] = {"segment_multiple_of": multiple}
+        many = [*texts, *(document(100 + i, words=3) for i in range(20 * multiple))]
+        for name, own, kind, options in (("ids", rows, {"kind": "tokens"}, packing), ("texts", many, TEXT, packing),
+                                         ("best", many, TEXT, {**packing, "pack": True})):  # fmt: skip
+            workspace = Workspace(tmp_path / f"{name}-{multiple}")
+            dataset = {"source": {"train_urls": [workspace.write("a.jsonl", own)]}, "format": kind, "packing": options,
+                       "splits": {"validation": 0}}  # fmt: skip
+            seq_len = 8 if name == "ids" else 64
+            made = workspace.recipe({"rows": dataset}, seq_len=seq_len).build()
+            [estimated] = [row[3] for row in made.manifest("rows", "truncation_stats").tables["what_if"].rows
+                           if row[0] == seq_len]  # fmt: skip
+            found[name, multiple] = estimated, made.manifest("rows", "packed_shards").facts["sequences"]
+
+    assert (found["ids", 1], found["ids", 4]) == ((2, 2), (3, 3))
+    for estimated, packed in found.values():
+        assert estimated == packed
+
+
+def test_room_of_padded_segments_by_hand() -> None:
+    lengths = np.array([3, 5, 6], np.int64)
+
+    assert [values.tolist() for values in measure_padded_room(lengths, 10, 4)[:1]] == [[4, 8, 8]]
+    assert measure_padded_room(lengths, 10, 4)[1] == 8
+    assert measure_padded_room(lengths, 10, 1)[0].tolist() == [3, 5, 6]
+    assert measure_padded_room(lengths, 2, 4)[0].tolist() == [4, 4, 4]
+
+
+def test_flops_count_the_padding_that_is_computed(tmp_path: Path) -> None:
+    """With 10 n + n², 3 and 5 ids padded to 4 and 8 cost 56 + 144, and without padding 39 + 75."""
+    rows = [{"input_ids": list(range(3, 3 + n)), "response_length": 1} for n in (3, 5)]
+    costs: dict[int, int] = {}
+    for multiple in (1, 4):
+        workspace = Workspace(tmp_path / str(multiple))
+        dataset = {"source": {"train_urls": [workspace.write("a.jsonl", rows)]}, "format": {"kind": "tokens"},
+                   "packing": {"segment_multiple_of": multiple}, "splits": {"validation": 0}}  # fmt: skip
+        partitions = {"balance": "flops", "flops_linear": 10}
+        made = workspace.recipe({"rows": dataset}, seq_len=64, partitions=partitions).build()
+        costs[multiple] = made.manifest("training_splits").facts["flops"]
+
+    assert costs == {1: 39 + 75, 4: 56 + 144}
 
 
 def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) -> None:

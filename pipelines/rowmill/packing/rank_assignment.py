@@ -53,8 +53,9 @@ class Partitions(Config):
     each takes as long, which differs where long and short examples are mixed. `none` keeps the order."""
 
     flops_linear: Annotated[int, Field(ge=0)] = 49_152
-    """For `balance: flops`: a span of n tokens costs n² + flops_linear · n. It is a layer's weights by heads times
-    head size; 12 times the hidden size for a dense model: the default is that of 4,096, 24,576 that of 2,048."""
+    """For `balance: flops`: a span of n tokens, padding included, costs n² + flops_linear · n. It is a layer's weights
+    by heads times head size; 12 times the hidden size for a dense model: the default is that of 4,096, 24,576 that of
+    2,048."""
 
     balance_ranks: Annotated[int, Field(ge=1)] = 192
     """Loads are balanced for every world size that divides this number."""

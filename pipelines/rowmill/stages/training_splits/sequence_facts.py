@@ -69,7 +69,7 @@ def _fetch(root: str, relative: str, path: str) -> None:
 @contextmanager
 def open_sequences(work: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
     """Lend the facts of all train sequences."""
-    tasks = [task for name, one in packed.items() for task in _list_tasks(work, name, one)]
+    tasks = [task for one in packed.values() for task in _list_tasks(work, one)]
     count, size = sum(task.shard.rows for task in tasks), sum(task.shard.bytes for task in tasks)
     found = work.pool.map(read_shard_sequences, tasks, size_bytes=size)
     with open_host_scratch(work) as scratch:
@@ -103,18 +103,14 @@ class _ShardTask:
     shard: File
     flops_linear: int | None
     """None: costs are not wanted."""
-    is_open: bool
-    """Whether attention crosses segments, so that a sequence is one span of attention."""
 
 
-def _list_tasks(work: StageContext, name: str, packed: Manifest) -> Iterator[_ShardTask]:
+def _list_tasks(work: StageContext, packed: Manifest) -> Iterator[_ShardTask]:
     partitions = work.recipe.partitions
-    by_flops = partitions.balance == "flops"
-    linear = partitions.flops_linear if by_flops else None
-    is_open = by_flops and name in list_open_datasets(work.recipe)
+    linear = partitions.flops_linear if partitions.balance == "flops" else None
     for part in packed.parts:
         if part.facts["split"] == "train":
-            yield _ShardTask(work.store.root, part.files["shard"], linear, is_open)
+            yield _ShardTask(work.store.root, part.files["shard"], linear)
 
 
 def list_open_datasets(recipe: Recipe) -> Sequence[str]:
@@ -124,7 +120,7 @@ def list_open_datasets(recipe: Recipe) -> Sequence[str]:
 
 def read_shard_sequences(task: _ShardTask) -> NDArray[Any]:
     """Return the sequences of a shard, in `SEQUENCE_DTYPE`."""
-    columns = ("tokens", "trained_tokens", "segment_lengths")
+    columns = ("tokens", "trained_tokens", "segment_lengths", *(() if task.flops_linear is None else ("seq_lengths",)))
     table = Store(task.root).table(task.shard, columns).combine_chunks()
     lists = table.column("segment_lengths").combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)
@@ -136,6 +132,9 @@ def read_shard_sequences(task: _ShardTask) -> NDArray[Any]:
     found["segments"] = np.diff(offsets)
     found["longest_segment"] = np.maximum.reduceat(lengths, offsets[:-1]) if len(found) else 0
     if task.flops_linear is not None:
-        spans = (found["tokens"], np.arange(len(found) + 1)) if task.is_open else (lengths, offsets)
-        found["flops"] = rank_assignment.compute_flops(*spans, task.flops_linear)
+        # The spans that a trainer's kernels see: with open attention whole sequences, and with their padding.
+        spans = table.column("seq_lengths").combine_chunks()
+        bounds = np.asarray(spans.offsets, np.int64)
+        costs = rank_assignment.compute_flops(spans.flatten().to_numpy(), bounds - bounds[0], task.flops_linear)
+        found["flops"] = costs
     return found

@@ -61,6 +61,7 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
             ),
             # Recipes that are balanced otherwise keep their identity.
             **({"open_attention": list_open_datasets(recipe)} if by_flops else {}),
+            **({"padded_spans": recipe.segment_multiple_of} if by_flops and recipe.segment_multiple_of > 1 else {}),
             "seed": recipe.seed,
             "datasets": list(recipe.datasets),
             # Recipes that train tokens keep their identity.

@@ -18,6 +18,7 @@ from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File
+from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.plan import plan_best_fit
 from rowmill.packing.slicing import slice_too_long
 from rowmill.recipe.recipe import Recipe
@@ -51,6 +52,8 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
         **own,
         "truncation": dataset.truncation.model_dump(mode="json"),
         "packing": dataset.packing.model_dump(mode="json"),
+        # Recipes without padding keep their identity.
+        **({"estimates": "padded"} if recipe.segment_multiple_of > 1 else {}),
     }
 
 
@@ -157,7 +160,8 @@ def _compare_seq_lens(
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in candidates:
         pieces = slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
-        sequences = -(-int(original.sum()) // seq_len) if joined else _make_sequence_counter(work)(pieces, seq_len)
+        room = int(round_up(original, work.dataset.packing.room_multiple).sum())
+        sequences = -(-room // seq_len) if joined else _make_sequence_counter(work)(pieces, seq_len)
         rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))
     return DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
 
@@ -177,7 +181,8 @@ def _make_sequence_counter(work: StageContext) -> Any:
     def plan(lengths: NDArray[np.int64], limit: int) -> int:
         if options.segment_limit == 1:
             return len(lengths)
-        return plan_best_fit(lengths, limit, options.segment_limit).sequences
+        room, capacity = measure_padded_room(lengths, limit, options.room_multiple)
+        return plan_best_fit(room, capacity, options.segment_limit).sequences
 
     return plan
 

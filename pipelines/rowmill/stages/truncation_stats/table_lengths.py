@@ -16,6 +16,7 @@ from rowmill import stats
 from rowmill.core.arrays import Ints
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.packing.layout import measure_padded_room
 from rowmill.packing.plan import plan_slices
 from rowmill.packing.slicing import keep_examples_whole
 from rowmill.recipe.recipe import Recipe
@@ -128,16 +129,17 @@ def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
     options = work.dataset.packing
     has_own_limit = get_table_options(work).assembly.max_seq_length is not None
     seq_len = max(planned.limit, work.recipe.seq_len) if has_own_limit else planned.limit
+    measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
     plans = (
         plan_slices(
-            keep_examples_whole(lengths),
-            limit=seq_len,
+            keep_examples_whole(room),
+            limit=capacity,
             strategy=options.strategy_for(work.dataset.row_kind),
             max_segments=options.segment_limit,
             tail=options.tail,
         )
-        for lengths in planned.lengths
-        if len(lengths)
+        for room, capacity in measured
+        if len(room)
     )
     return sum(plan.sequences for plan in plans)
 

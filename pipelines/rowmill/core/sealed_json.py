@@ -8,7 +8,7 @@ mean (`schema/manifest.py`).
 
 The seal of an indented object is that of its values, however they are laid out; the seal of a compressed one is that of
 the text before it, so that a list of 100,000 parts need not be encoded again to be read. Rejected: such lists as
-Parquet (decision 33).
+Parquet (decision 34).
 """
 
 import hashlib

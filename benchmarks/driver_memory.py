@@ -93,9 +93,7 @@ def make_rows(work: StageContext, count: int, part_rows: int = PART_ROWS) -> lis
 
 def _write_part(work: StageContext, number: int, rows: int, hashes: bytes) -> Part:
     row_ids = pa.array([f"{number:016x}:{k}" for k in range(rows)])
-    texts = pa.array(
-        [f"{number} {k} some {k % 977} words {k % 1009} of {k % 1013} a {k % 1019} row" for k in range(rows)]
-    )
+    texts = pa.array(_make_texts(number, rows))
     given = {
         "row_id": row_ids,
         "content_hash": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(hashes)]),
@@ -116,6 +114,17 @@ def _write_part(work: StageContext, number: int, rows: int, hashes: bytes) -> Pa
     }
     facts = {"kept": rows, "reasons": {}, "examples_of_rejects": {}, "noticed": {}, "splits": {"train": rows}}
     return Part(fingerprint, files, facts | count_messages([]))
+
+
+def _make_texts(number: int, rows: int) -> list[str]:
+    """Return texts of which every tenth resembles others of its part."""
+    others = np.random.default_rng(10**9 + number).integers(0, 10**9, (rows, 11)).tolist()
+    return [
+        " ".join(map(str, own))
+        if k % 10
+        else f"{number} {k} some {k % 977} words {k % 1009} of {k % 1013} a {k % 1019} row"
+        for k, own in enumerate(others)
+    ]
 
 
 def _fill_column(field: pa.Field, rows: int) -> pa.Array:

@@ -11,6 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError
+from rowmill.recipe import recipe
+from rowmill.schema.rows import Rejected
 from tests.support.recipes import Workspace, sentence, tokenizer_json
 
 RAW: dict[str, Any] = {"kind": "preference", "text": "raw"}
@@ -24,6 +26,45 @@ def _encode(text: str) -> list[int]:
 
 def _record(i: int, **columns: Any) -> dict[str, Any]:
     return {"prompt": f" {sentence(i, 6)}\n", "chosen": f" {sentence(i + 1, 5)} ", "rejected": sentence(i, 9)} | columns
+
+
+ASKED = "\n\nHuman: one?\n\nAssistant: two.\n\nHuman: three?\n\nAssistant:"
+
+
+def test_texts_of_hh_are_parted_behind_the_last_marker_that_both_have(tmp_path: Path) -> None:
+    record = {"chosen": f"{ASKED} four,\n\nAssistant of all.", "rejected": f"{ASKED} five. "}
+
+    [example] = Workspace(tmp_path).one("a.jsonl", [record], RAW).examples()
+
+    sides = [[*_encode(ASKED), *_encode(record[name].removeprefix(ASKED)), EOS] for name in ("chosen", "rejected")]
+    assert example["input_ids"] == [*sides[0], *sides[1]]
+    assert example["prompt_length"] == len(_encode(ASKED))
+    assert [sum(example["loss_mask"][: len(sides[0])]), sum(example["loss_mask"])] == [
+        len(sides[0]) - len(_encode(ASKED)),
+        len(sides[0]) + len(sides[1]) - 2 * len(_encode(ASKED)),
+    ]
+
+
+HOSTILE_HH = [
+    (ASKED + " a", ASKED + " a", "identical_sides"),
+    (ASKED + " a", ASKED.removesuffix("\n\nAssistant:"), "empty_completion"),
+    (ASKED + " a", ASKED + "  ", "empty_completion"),
+    (ASKED + " a", ASKED + " b\n\nHuman: and?\n\nAssistant: c", "content_not_text"),
+    ("\n\nHuman: one?\n\nAssistant: a", "\n\nHuman: two?\n\nAssistant: a", "prompt_mismatch"),
+    (ASKED + " a", "\n\nHuman: one?\n\nAssistant: two.\n\nAssistant: three", "prompt_mismatch"),
+]
+
+
+@pytest.mark.parametrize(("chosen", "rejected", "reason"), HOSTILE_HH)
+def test_texts_of_hh_that_cannot_be_parted_have_one_reason(chosen: str, rejected: str, reason: str) -> None:
+    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": {"source": {"train_urls": ["a"]}, "format": RAW}}}
+    dataset = recipe.parse_recipe(values, name="demo", where="demo").datasets["rows"]
+    [row] = dataset.format.open_row_reader(dataset, Path(), "rows").read(
+        {"chosen": chosen, "rejected": rejected}, arrow=False
+    )
+
+    assert isinstance(row, Rejected)
+    assert row.reason == reason
 
 
 @pytest.mark.parametrize("add_eos", ["auto", False])
@@ -52,7 +93,7 @@ def test_texts_need_no_template_and_everything_else_is_rejected_with_a_reason(tm
         (_record(4, prompt=""), "prompt_mismatch"),
         (_record(5, chosen=sentence(5, 9)), "identical_sides"),
         (_record(6, chosen={"role": "user", "content": "b"}), "prompt_mismatch"),
-        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}, "prompt_mismatch"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: b\n\nAssistant: b"}, "prompt_mismatch"),
         ({"chosen": 1, "rejected": 2, "prompt": 3}, "content_not_text"),
         (_record(7, chosen=sentence(1, 300)), "overlong_after_structure"),
     ]

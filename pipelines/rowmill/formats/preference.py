@@ -62,7 +62,8 @@ class Preference(MessageColumns):
     """Columns that may hold whether the only answer is good: true, false, 1 or 0."""
     text: Literal["template", "raw"] = "template"
     """template: a prompt and sides that are text are messages, which the chat template renders; raw: they are encoded
-    as they are, one after the other, and a record whose prompt or side is more than one text is rejected."""
+    as they are, one after the other, and a record whose prompt or side is more than one text is rejected. Texts of HH
+    are parted behind the last `Assistant:` that both have."""
     add_eos: Literal["auto"] | bool = "auto"
     """With `text: raw`: whether the end-of-text token ends a side; auto: if the tokenizer has one."""
     margin_field: str | None = "auto"
@@ -102,6 +103,10 @@ class Preference(MessageColumns):
                 "packing.block_cross_document_attention: false would show one side to the other; expected true for a "
                 "preference dataset; delete it"
             )
+
+    def identify_reading(self) -> Mapping[str, int]:
+        """Return the version of plain texts of HH, which were rejected before."""
+        return {"hh_text": 2} if self.text == "raw" else {}
 
     def uses_template(self) -> bool:
         """Return whether sides are messages."""

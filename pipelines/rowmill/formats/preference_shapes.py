@@ -91,6 +91,8 @@ def _find_hh_text(record: Mapping[str, Json], columns: "Preference") -> FoundSid
     texts = [side for side in sides if type(side) is str and side.startswith("\n\nHuman:")]
     if len(texts) != len(sides):
         return None
+    if columns.text == "raw":
+        return _part_hh_texts(*texts)
     return FoundSides("hh_text", None, _cut_hh_text(texts[0]), _cut_hh_text(texts[1]))
 
 
@@ -102,6 +104,30 @@ def _cut_hh_text(text: str) -> list[Json]:
         for who, said in zip(pieces[::2], pieces[1::2], strict=True)
     ]
     return messages
+
+
+def _part_hh_texts(chosen: str, rejected: str) -> FoundSides | Rejected:
+    """Part two texts into the turns that both begin with, through the next `Assistant:`, and the text after that.
+
+    Prompt and answer, end to end, are the record's text. An answer is one turn, as nothing after it would be known to
+    be the user's.
+    """
+    turns = [_HH_TURN.split(text)[1:] for text in (chosen, rejected)]
+    whole = [list(zip(own[::2], own[1::2], strict=True)) for own in turns]
+    if whole[0] == whole[1]:
+        return Rejected("identical_sides", "both sides have the same text")
+    shared = next((i for i, pair in enumerate(zip(*whole, strict=False)) if pair[0] != pair[1]), None)
+    if shared is None:
+        return Rejected("empty_completion", "a side is the beginning of the other")
+    if any(own[shared][0] != "Assistant" for own in whole):
+        return Rejected("prompt_mismatch", "the sides differ before an answer")
+    if any(len(own) > shared + 1 for own in whole):
+        return Rejected("content_not_text", "a side goes on after its answer, and is not a single text")
+    prompt = "".join(f"\n\n{who}:{said}" for who, said in whole[0][:shared]) + "\n\nAssistant:"
+    answers: list[list[Json]] = [
+        [{"role": "assistant", "content": own[shared][1]}] if own[shared][1].strip() else [] for own in whole
+    ]
+    return FoundSides("hh_text", [{"role": "user", "content": prompt}], answers[0], answers[1])
 
 
 def _find_sharegpt_pair(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:

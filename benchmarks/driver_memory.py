@@ -79,7 +79,7 @@ def _parse(folder: Path) -> Recipe:
 # ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_rows(work: StageContext, count: int, part_rows: int = PART_ROWS) -> list[Part]:
+def make_rows(context: StageContext, count: int, part_rows: int = PART_ROWS) -> list[Part]:
     """Write parts of canonical rows, of a few words each."""
     parts: list[Part] = []
     for number in range(-(-count // part_rows)):
@@ -87,11 +87,11 @@ def make_rows(work: StageContext, count: int, part_rows: int = PART_ROWS) -> lis
         hashes = np.random.default_rng(number).bytes(16 * rows)
         if number and number % 10 == 0:
             hashes = np.random.default_rng(0).bytes(16 * int(REPEATED * rows)) + hashes[16 * int(REPEATED * rows) :]
-        parts.append(_write_part(work, number, rows, hashes))
+        parts.append(_write_part(context, number, rows, hashes))
     return parts
 
 
-def _write_part(work: StageContext, number: int, rows: int, hashes: bytes) -> Part:
+def _write_part(context: StageContext, number: int, rows: int, hashes: bytes) -> Part:
     row_ids = pa.array([f"{number:016x}:{k}" for k in range(rows)])
     texts = pa.array(_make_texts(number, rows))
     given = {
@@ -105,12 +105,12 @@ def _write_part(work: StageContext, number: int, rows: int, hashes: bytes) -> Pa
     }
     schema = make_row_schema("text")
     columns = [given[f.name] if f.name in given else _fill_column(f, rows) for f in schema]
-    at, fingerprint = part_folder(work.folder, f"{number:032x}"), f"{number:032x}"
+    at, fingerprint = part_folder(context.folder, f"{number:032x}"), f"{number:032x}"
     ledger = [row_ids, *(pa.repeat(value, rows) for value in ("canonical_rows", KEPT, ""))]
     files = {
-        "rows": write_parquet(work.store, f"{at}/rows.parquet", pa.table(columns, schema=schema)),
-        "rejects": write_parquet(work.store, f"{at}/rejects.parquet", REJECT_SCHEMA.empty_table()),
-        "ledger": write_parquet(work.store, f"{at}/ledger.parquet", pa.table(ledger, schema=LEDGER_SCHEMA)),
+        "rows": write_parquet(context.store, f"{at}/rows.parquet", pa.table(columns, schema=schema)),
+        "rejects": write_parquet(context.store, f"{at}/rejects.parquet", REJECT_SCHEMA.empty_table()),
+        "ledger": write_parquet(context.store, f"{at}/ledger.parquet", pa.table(ledger, schema=LEDGER_SCHEMA)),
     }
     facts = {"kept": rows, "reasons": {}, "examples_of_rejects": {}, "noticed": {}, "splits": {"train": rows}}
     return Part(fingerprint, files, facts | count_messages([]))
@@ -138,18 +138,18 @@ def _fill_column(field: pa.Field, rows: int) -> pa.Array:
 
 def measure_duplicates(folder: Path, count: int) -> dict[str, Any]:
     """Find and remove the duplicates among so many rows."""
-    work = make_context(folder, ("a", "canonical_rows"))
-    made = make_rows(work, count)
-    found = measure_step(lambda: duplicate_rows.drop_duplicates(work, made).parts)
+    context = make_context(folder, ("a", "canonical_rows"))
+    made = make_rows(context, count)
+    found = measure_step(lambda: duplicate_rows.drop_duplicates(context, made).parts)
     kept = sum(int(part.facts["kept"]) for part in found.pop("result"))
     return {"rows": count, "parts": len(made), "duplicates": count - kept, **found}
 
 
 def measure_near_duplicates(folder: Path, count: int) -> dict[str, Any]:
     """Find and remove the near duplicates among so many rows."""
-    work = make_context(folder, ("a", "canonical_rows"))
-    made = make_rows(work, count, NEAR_PART_ROWS)
-    found = measure_step(lambda: near_duplicate_rows.remove_near_duplicates(work, made))
+    context = make_context(folder, ("a", "canonical_rows"))
+    made = make_rows(context, count, NEAR_PART_ROWS)
+    found = measure_step(lambda: near_duplicate_rows.remove_near_duplicates(context, made))
     return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows, **found}
 
 
@@ -175,13 +175,13 @@ def measure_series_table(folder: Path, count: int) -> dict[str, Any]:
 
 
 def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> dict[str, Any]:
-    work = make_context(folder, ("a", "canonical_rows"))
+    context = make_context(folder, ("a", "canonical_rows"))
     parts = [
-        _write_table_part(work, first, min(PART_ROWS, count - first), count) for first in range(0, count, PART_ROWS)
+        _write_table_part(context, first, min(PART_ROWS, count - first), count) for first in range(0, count, PART_ROWS)
     ]
     schema = RecordSchema((Column("group", "string"), Column("value", "integer")))
     details = {"records": {"schema": schema.to_json(), "order": None}}
-    rows = Manifest(work.key, CANONICAL_ROWS, "f", "c", {}, tuple(parts), {}, version="v", details=details)
+    rows = Manifest(context.key, CANONICAL_ROWS, "f", "c", {}, tuple(parts), {}, version="v", details=details)
     values = {"a": {"source": {"train_urls": [str(folder / "rows.csv")]}, "format": {"kind": "records", **form}}}
     recipe = parse_recipe(
         {"tokenizer": str(corpus.TOKENIZER), "seq_len": 4096, "datasets": values, "partitions": {"world_size": 8}},
@@ -189,15 +189,15 @@ def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> d
         where="benchmark",
     )
     key = ("bench", "a", TOKENIZED_EXAMPLES)
-    work = replace(work, recipe=recipe, key=key, inputs={rows.key: rows})
-    loaded, path = open_recipe_tokenizer(work)
-    open_in_workers(open_shared_encoder, work.store.root, path)
-    found = measure_step(lambda: table_examples.make_table_examples(work, loaded, path))
+    context = replace(context, recipe=recipe, key=key, inputs={rows.key: rows})
+    loaded, path = open_recipe_tokenizer(context)
+    open_in_workers(open_shared_encoder, context.store.root, path)
+    found = measure_step(lambda: table_examples.make_table_examples(context, loaded, path))
     facts = found.pop("result").facts
     return {"rows": count, "kept": facts.kept, "examples": facts.examples, "unaccounted": facts.accounted, **found}
 
 
-def _write_table_part(work: StageContext, first: int, rows: int, count: int) -> Part:
+def _write_table_part(context: StageContext, first: int, rows: int, count: int) -> Part:
     groups = np.random.default_rng(first).integers(0, max(count // ROWS_OF_A_GROUP, 1), rows).tolist()
     given = {
         "row_id": pa.array([f"{first:016x}:{k}" for k in range(rows)]),
@@ -214,8 +214,8 @@ def _write_table_part(work: StageContext, first: int, rows: int, count: int) -> 
     schema = make_row_schema("record")
     columns = [given[f.name] if f.name in given else _fill_column(f, rows) for f in schema]
     fingerprint = f"{first:032x}"
-    path = f"{part_folder(work.folder, fingerprint)}/rows.parquet"
-    file = write_parquet(work.store, path, pa.table(columns, schema=schema))
+    path = f"{part_folder(context.folder, fingerprint)}/rows.parquet"
+    file = write_parquet(context.store, path, pa.table(columns, schema=schema))
     return Part(fingerprint, {"rows": file}, {"kept": rows})
 
 
@@ -224,27 +224,27 @@ def _write_table_part(work: StageContext, first: int, rows: int, count: int) -> 
 
 def measure_order(folder: Path, count: int) -> dict[str, Any]:
     """Order so many sequences of three datasets, one epoch, and count what became of them."""
-    work = make_context(folder, ("training_splits",))
+    context = make_context(folder, ("training_splits",))
     sizes = {"a": count * 6 // 10, "b": count * 3 // 10, "c": count // 10}
-    with open_host_scratch(work) as scratch:
+    with open_host_scratch(context) as scratch:
         scratch.require({"sequences.bin": lambda path: _write_sequences(Path(path), sum(sizes.values()))})
         sequences = sequence_facts.SequenceTable(sum(sizes.values()), None, scratch)
-        found = measure_step(lambda: _order_sequences(work, sizes, sequences))
+        found = measure_step(lambda: _order_sequences(context, sizes, sequences))
     places = found.pop("result")
     return {"sequences": count, "places": places, **found}
 
 
-def _order_sequences(work: StageContext, sizes: dict[str, int], sequences: sequence_facts.SequenceTable) -> int:
-    mixture = work.recipe.mixture
+def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: sequence_facts.SequenceTable) -> int:
+    mixture = context.recipe.mixture
     mixed = schedule_sequences(mixture, sizes, 0)
     steps = rank_assignment.plan_steps(
-        work.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
+        context.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
     )
     source = order_blocks.OrderSource(
-        work.store.root, work.folder, mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens"
+        context.store.root, context.folder, mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens"
     )
-    written = order_blocks.write_order(work, source, ("bench", sizes))
-    states = schedule.find_sequence_states(work.store, source, written)
+    written = order_blocks.write_order(context, source, ("bench", sizes))
+    states = schedule.find_sequence_states(context.store, source, written)
     schedule.tabulate_schedule(list(sizes), source, written, states)
     return sum(int(part.facts["places"]) for part in written.parts)
 
@@ -266,21 +266,21 @@ def _write_sequences(path: Path, count: int) -> None:
 
 def measure_manifest(folder: Path, count: int) -> dict[str, Any]:
     """Write and read the manifest of a stage with the parts that so many rows have at 16 MiB."""
-    work = make_context(folder, ("a", "canonical_rows"))
+    context = make_context(folder, ("a", "canonical_rows"))
     parts = max(1, count * BYTES_OF_ROW >> 24)
 
     def make(number: int) -> Part:
         name = f"{number:032x}"
-        at = part_folder(work.folder, name)
+        at = part_folder(context.folder, name)
         files = {kind: File(f"{at}/{kind}.parquet", 1 << 22, name, 8000) for kind in ("rows", "rejects", "ledger")}
         counts = ("reasons", "schemas", "messages_by_role", "reasoning_and_calls", "noticed", "notes", "roles")
         facts = {"kept": 8000, "splits": {"train": 7900, "validation": 100}, **{of: {"a": 1, "b": 2} for of in counts}}
         return Part(name, files, facts)
 
     def write_and_read() -> int:
-        made = Manifest(work.key, "canonical_rows", "f", "c", {}, tuple(map(make, range(parts))), {})
-        work.store.write_sealed_list(["manifest.json"], made)
-        loaded = read_manifest(work.store, "manifest.json")
+        made = Manifest(context.key, "canonical_rows", "f", "c", {}, tuple(map(make, range(parts))), {})
+        context.store.write_sealed_list(["manifest.json"], made)
+        loaded = read_manifest(context.store, "manifest.json")
         return 0 if loaded is None else len(loaded.parts)
 
     found = measure_step(write_and_read)

@@ -64,7 +64,7 @@ class _TracedRow:
     part: int
 
     @property
-    def work(self) -> StageContext:
+    def context(self) -> StageContext:
         """The stage context of tokenization, to open the same tokenizer and template as the build."""
         key = (self.project.recipe.name, DEMO_DATASET, tokenized_examples.STAGE.name)
         return StageContext(
@@ -207,13 +207,13 @@ def _decode_value(name: str, value: Any) -> Any:
 
 def _mask_row(walker: _TracedRow) -> MaskedConversation:
     """Render and mask the row as the build did."""
-    work = walker.work
-    loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
-    spec = tokenized_examples.resolve_renderer_spec(work, loaded)
-    printer = ExampleBuilder(Encoder(loaded), work.dataset, spec, work.recipe.limit_of(DEMO_DATASET)).printer
+    context = walker.context
+    loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+    spec = tokenized_examples.resolve_renderer_spec(context, loaded)
+    printer = ExampleBuilder(Encoder(loaded), context.dataset, spec, context.recipe.limit_of(DEMO_DATASET)).printer
     assert printer is not None
     row = walker.one(canonical_rows.STAGE.name, "rows", "row_id", walker.trace.row_id)
-    masked = Masker(printer, work.dataset.loss).mask(Conversation(from_json(row["messages"])))
+    masked = Masker(printer, context.dataset.loss).mask(Conversation(from_json(row["messages"])))
     assert not isinstance(masked, Rejected)
     return masked
 
@@ -249,7 +249,7 @@ def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
     yield "A token is trained if all its bytes are in a trained span."
     yield ""
     ids: list[int] = example["input_ids"]
-    texts = _decode_tokens(Encoder(tokenizer_files.open_recipe_tokenizer(walker.work)[0]), ids)
+    texts = _decode_tokens(Encoder(tokenizer_files.open_recipe_tokenizer(walker.context)[0]), ids)
     rows: list[tuple[object, ...]] = []
     for at, (token, text) in enumerate(zip(ids, texts, strict=True)):
         span = sum(1 for start in example["span_starts"] if start <= at) - 1

@@ -30,7 +30,7 @@ def write_chats(folder: Path) -> Workspace:
     return Workspace(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
 
 
-def work(workspace: Workspace, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":
+def context(workspace: Workspace, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":
     """Start `rowmill work` for a share, in a process of its own; `engine` holds another copy of the package."""
     command = [sys.executable, "-m", "rowmill.cli.main", "work", str(workspace.config), "--share", f"{number}/{TOTAL}"]
     return subprocess.Popen(
@@ -62,7 +62,7 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
     for stage in DIVIDED:
         # Parts with duplicates are rewritten in a second pass, which needs all parts of the first.
         for _ in range(2 if stage == "canonical_rows" else 1):
-            finish([work(workspace, number, "--only", stage) for number in range(1, TOTAL + 1)])
+            finish([context(workspace, number, "--only", stage) for number in range(1, TOTAL + 1)])
         built = workspace.build(only=[stage, "truncation_stats"] if stage == "tokenized_examples" else [stage])
         made = built.report("rows", stage)
         assert made.rows_made == 0
@@ -80,10 +80,10 @@ def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
     with (engine / "rowmill" / "__init__.py").open("a") as code:
         code.write("# another version\n")
     workspace.build(only=["raw_dataset"])
-    finish([work(workspace, 1, "--only", "canonical_rows", engine=engine)])
+    finish([context(workspace, 1, "--only", "canonical_rows", engine=engine)])
     made = len(list(workspace.store.rglob("part.json")))
 
-    second = work(workspace, 2, "--only", "canonical_rows")
+    second = context(workspace, 2, "--only", "canonical_rows")
     _, err = second.communicate(timeout=300)
 
     assert second.returncode == ExitStatus.INVALID

@@ -78,10 +78,10 @@ def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypa
 def test_part_that_stays_is_not_read(tmp_path: Path) -> None:
     project = Workspace(tmp_path).one("rows.jsonl", CONTENTS[0], TEXT).project
     key = ("mini", "rows", "canonical_rows")
-    work = StageContext(project.recipe, project.store, project.base, key, "rows", {}, LocalPool(1))
+    context = StageContext(project.recipe, project.store, project.base, key, "rows", {}, LocalPool(1))
     part = Part("of which nothing is kept", {}, {})
 
-    assert rewrite_parts(work, [part], [None]) == [part]
+    assert rewrite_parts(context, [part], [None]) == [part]
 
 
 @given(st.lists(st.tuples(st.sampled_from((0, 1, 1 << 63)), st.integers(0, 2)), max_size=30))

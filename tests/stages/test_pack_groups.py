@@ -204,9 +204,9 @@ def test_sequences_held_out_by_number_name_the_source_parts_of_their_rows_alone(
 ) -> None:
     planned: list[Any] = []
 
-    def keep_tasks(work: Any, function: Any, tasks: Any, **options: Any) -> Any:
+    def keep_tasks(context: Any, function: Any, tasks: Any, **options: Any) -> Any:
         planned.extend(one.task for one in tasks)
-        return make_parts(work, function, tasks, **options)
+        return make_parts(context, function, tasks, **options)
 
     monkeypatch.setattr(stage, "make_parts", keep_tasks)
     held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 1}}, "splits": {}}

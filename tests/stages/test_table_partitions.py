@@ -218,8 +218,8 @@ def load_series(built: Built) -> list[Prefill]:
     project, key = built.project, ("mini", "rows", "tokenized_examples")
     inputs = {key: built.manifest(*key[1:])}
     at = ("mini", "rows", "generated_series")
-    work = StageContext(project.recipe, project.store, project.base, at, "rows", inputs, LocalPool(1))
-    return generated_series.load_prefills(work, generated_series.load_trained_model(work))
+    context = StageContext(project.recipe, project.store, project.base, at, "rows", inputs, LocalPool(1))
+    return generated_series.load_prefills(context, generated_series.load_trained_model(context))
 
 
 @pytest.mark.parametrize("form", [{}, GROUPS, SERIES], ids=["records", "groups", "series"])

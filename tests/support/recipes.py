@@ -193,30 +193,30 @@ class Workspace:
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
         project, found = self.project, list[dict[str, Any]]()
-        work = StageContext(
+        context = StageContext(
             project.recipe, project.store, project.base, ("mini", dataset, "-"), dataset, {}, LocalPool(1)
         )
-        loaded, path = tokenizer_files.open_recipe_tokenizer(work)
+        loaded, path = tokenizer_files.open_recipe_tokenizer(context)
         limit = project.recipe.limit_of(dataset)
         stage = sources.StoreStager(project.store, "staged")
-        source = work.dataset.source
+        source = context.dataset.source
         assert not isinstance(source, sources.GeneratedSource)
         for scan in sources.scan_source(source, project.base, stage, {}):
             for part in scan.parts:
                 base = str(project.base)
                 rows = text_rows.canonicalize_part(
                     text_rows.CanonicalTask(
-                        work.store.root, "r", part.sha256, base, dataset, work.dataset, ((part, None),)
+                        context.store.root, "r", part.sha256, base, dataset, context.dataset, ((part, None),)
                     )
                 )
                 made = text_parts.tokenize_part(
                     text_parts.TokenizeTask(
-                        root=work.store.root,
+                        root=context.store.root,
                         folder="e",
                         fingerprint=part.sha256,
                         tokenizer=path,
-                        dataset=work.dataset,
-                        renderer=tokenized_examples.resolve_renderer_spec(work, loaded),
+                        dataset=context.dataset,
+                        renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
                         limit=limit,
                         vocab_size=loaded.card.vocab_size,
                         rows=rows.files["rows"],

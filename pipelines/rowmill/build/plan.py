@@ -58,17 +58,17 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
         return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} must be made first")
     inputs = follow_held_versions(project.store, {key: known[key] for key in step.inputs})
     inputs |= open_generated_source(project, step)
-    work = make_stage_context(project, step, inputs)
-    fingerprint, prepared = prepare_step(work, step)
+    context = make_stage_context(project, step, inputs)
+    fingerprint, prepared = prepare_step(context, step)
     kept = find_reusable_output(project.store, step, fingerprint, prepared)
     if kept is not None:
         known[step.key] = kept
-        moved = find_outside_change(step, work, kept)
+        moved = find_outside_change(step, context, kept)
         same = f"; {moved}, with the same tokenizer" if moved else ""
         return StepForecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
     earlier = manifest.load_current_if_intact(project.store, step.key)
     return StepForecast(
-        step, "make", find_outside_change(step, work, earlier) or _explain_rebuild(step, earlier, inputs)
+        step, "make", find_outside_change(step, context, earlier) or _explain_rebuild(step, earlier, inputs)
     )
 
 

@@ -61,17 +61,17 @@ def index_outputs(project: Project, steps: Iterable[Step]) -> Generator[None]:
         yield
 
 
-def find_outside_change(step: Step, work: StageContext, earlier: Manifest | None) -> str | None:
+def find_outside_change(step: Step, context: StageContext, earlier: Manifest | None) -> str | None:
     """Describe what changed outside the storage root since an earlier output, or return None."""
     find = step.stage.find_outside_change
-    return None if find is None or earlier is None else find(work, earlier)
+    return None if find is None or earlier is None else find(context, earlier)
 
 
-def prepare_step(work: StageContext, step: Step) -> tuple[str, PreparedStage]:
+def prepare_step(context: StageContext, step: Step) -> tuple[str, PreparedStage]:
     """Return a step's fingerprint and the stage ready to run."""
-    versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
-    prepared = step.stage.prepare(work)
-    return step.stage.fingerprint(step.code_version, versions, list_waivers(work, step), prepared.outside), prepared
+    versions = {"/".join(key): one.version for key, one in sorted(context.inputs.items())}
+    prepared = step.stage.prepare(context)
+    return step.stage.fingerprint(step.code_version, versions, list_waivers(context, step), prepared.outside), prepared
 
 
 def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: PreparedStage) -> Manifest | None:
@@ -98,11 +98,11 @@ def find_kept_output(
     return find_reusable_output(project.store, step, fingerprint, prepared)
 
 
-def list_waivers(work: StageContext, step: Step) -> list[str]:
+def list_waivers(context: StageContext, step: Step) -> list[str]:
     """Return the waivers of a step's gates and of its inputs; they are part of the output's identity."""
     return sorted(
-        {waiver for one in work.inputs.values() for waiver in one.waivers}
-        | set(iterate_gate_waivers(work.recipe, step.gates))
+        {waiver for one in context.inputs.values() for waiver in one.waivers}
+        | set(iterate_gate_waivers(context.recipe, step.gates))
     )
 
 

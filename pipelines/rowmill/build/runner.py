@@ -152,31 +152,33 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
     started = time.monotonic()
     project, step = asked.project, asked.step
     pool = open_shared_executor(project.recipe)
-    work = replace(make_stage_context(project, step, inputs), pool=pool, progress=asked.progress, ranks=asked.ranks)
+    context = replace(make_stage_context(project, step, inputs), pool=pool, progress=asked.progress, ranks=asked.ranks)
     name = "/".join(step.key)
     with (
         explain_disk_full(project.store, name),
         project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name),
     ):
         if asked.version is not None:
-            return _restore_version(project, step, work, asked.version, started)
-        held = find_held_version(work.store, step.key)
+            return _restore_version(project, step, context, asked.version, started)
+        held = find_held_version(context.store, step.key)
         if held is not None:
-            return replace(_keep_held_version(project, step, work, held, started), held=held)
-        fingerprint, prepared = prepare_step(work, step)
-        kept = find_reusable_output(work.store, step, fingerprint, prepared)
+            return replace(_keep_held_version(project, step, context, held, started), held=held)
+        fingerprint, prepared = prepare_step(context, step)
+        kept = find_reusable_output(context.store, step, fingerprint, prepared)
         if kept is not None:
-            manifest.make_current(work.store, kept)
-            return _record_report(project, step, work, _report_reuse(kept, started))
+            manifest.make_current(context.store, kept)
+            return _record_report(project, step, context, _report_reuse(kept, started))
         if asked.looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         require_equal_hosts(project)
-        share_versions.require_own_versions(work.store, step.key)
-        _warn_of_outside_change(project, step, work)
+        share_versions.require_own_versions(context.store, step.key)
+        _warn_of_outside_change(project, step, context)
         draft = prepared.make()
-        made = manifest.save_manifest(work.store, _make_manifest(work, step, draft, fingerprint, started, asked.run_id))
-        share_versions.forget_versions(work.store, step.key)
+        made = manifest.save_manifest(
+            context.store, _make_manifest(context, step, draft, fingerprint, started, asked.run_id)
+        )
+        share_versions.forget_versions(context.store, step.key)
         report = StepReport(
             made,
             reused=False,
@@ -185,12 +187,12 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return _record_report(project, step, work, report)
+        return _record_report(project, step, context, report)
 
 
-def _warn_of_outside_change(project: Project, step: Step, work: StageContext) -> None:
+def _warn_of_outside_change(project: Project, step: Step, context: StageContext) -> None:
     """Warn of a change outside the recipe, and of the stages that are made again because of it."""
-    changed = find_outside_change(step, work, manifest.load_current_if_intact(work.store, step.key))
+    changed = find_outside_change(step, context, manifest.load_current_if_intact(context.store, step.key))
     if changed is not None:
         downstream = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(project, step.key))
         _LOG.warning(
@@ -210,52 +212,52 @@ def report_kept_version(kept: Manifest) -> StepReport:
     return _report_reuse(kept, time.monotonic())
 
 
-def _record_report(project: Project, step: Step, work: StageContext, report: StepReport) -> StepReport:
+def _record_report(project: Project, step: Step, context: StageContext, report: StepReport) -> StepReport:
     if step.stage.publish is not None:
-        _publish_output(project, step, work, report.manifest, step.stage.publish)
+        _publish_output(project, step, context, report.manifest, step.stage.publish)
     made, stats_inputs = report.manifest, step.stage.stats_inputs
-    stats.record_manifest(work.store, made, stats_inputs, reused=report.reused, parts_reused=report.parts_reused)
+    stats.record_manifest(context.store, made, stats_inputs, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
-def _publish_output(project: Project, step: Step, work: StageContext, made: Manifest, publish: Publish) -> None:
+def _publish_output(project: Project, step: Step, context: StageContext, made: Manifest, publish: Publish) -> None:
     """Run an output's checks, and publish it if none blocks; otherwise the earlier publication stays."""
     results = judge.run_checks(project.store, made, step.thresholds)
     if not any(result.blocking for result in results):
         loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
-        publish(work, made, results, loosened)
+        publish(context, made, results, loosened)
 
 
-def _restore_version(project: Project, step: Step, work: StageContext, version: str, started: float) -> StepReport:
-    kept = manifest.load_version(work.store, work.key, version)
-    inputs = manifest.load_inputs(work.store, kept)
+def _restore_version(project: Project, step: Step, context: StageContext, version: str, started: float) -> StepReport:
+    kept = manifest.load_version(context.store, context.key, version)
+    inputs = manifest.load_inputs(context.store, kept)
     require_open_ancestry(project, inputs.values())
     shared = step.stage.list_shared_inputs(kept)
     for one in (kept, *(made for made in inputs.values() if made.stage in shared)):
-        manifest.verify_files(work.store, one)
-    manifest.make_current(work.store, kept)
-    return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
+        manifest.verify_files(context.store, one)
+    manifest.make_current(context.store, kept)
+    return _record_report(project, step, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
 def _keep_held_version(
-    project: Project, step: Step, work: StageContext, held: HeldVersion, started: float
+    project: Project, step: Step, context: StageContext, held: HeldVersion, started: float
 ) -> StepReport:
     """Make a held version current again, in case a run of Dagster chose another one, without reading its files."""
-    kept = manifest.load_version(work.store, work.key, held.version)
-    manifest.make_current(work.store, kept)
-    inputs = manifest.load_inputs(work.store, kept)
-    return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
+    kept = manifest.load_version(context.store, context.key, held.version)
+    manifest.make_current(context.store, kept)
+    inputs = manifest.load_inputs(context.store, kept)
+    return _record_report(project, step, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
 def _make_manifest(
-    work: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str
+    context: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str
 ) -> Manifest:
     return Manifest(
         key=step.key,
         stage=step.name,
         fingerprint=fingerprint,
         code_version=step.code_version,
-        inputs={"/".join(key): one.version for key, one in work.inputs.items()},
+        inputs={"/".join(key): one.version for key, one in context.inputs.items()},
         parts=tuple(draft.parts),
         facts=name_facts(draft.facts),
         ledger=tuple(draft.ledger),
@@ -265,7 +267,7 @@ def _make_manifest(
         samples=draft.samples,
         schema=tuple(draft.schema),
         card=draft.card,
-        waivers=tuple(list_waivers(work, step)),
+        waivers=tuple(list_waivers(context, step)),
         details=draft.details,
         built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run_id=run_id,

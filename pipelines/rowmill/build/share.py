@@ -106,14 +106,14 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
     inputs = open_inputs(project, step)
     require_one_history(inputs)
     pool = open_shared_executor(project.recipe)
-    work = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, share=share)
+    context = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, share=share)
     name = "/".join(step.key)
     lock = f"{manifest.get_stage_folder(step.key)}/{LOCK_NAME}"
     with explain_disk_full(project.store, name), project.store.lock(lock, what=name, shared=True):
-        fingerprint, prepared = prepare_step(work, step)
-        if find_reusable_output(work.store, step, fingerprint, prepared) is not None:
+        fingerprint, prepared = prepare_step(context, step)
+        if find_reusable_output(context.store, step, fingerprint, prepared) is not None:
             return ShareReport(step, ShareOutcome.BUILT)
-        share_versions.claim_versions(work.store, step.key, share)
+        share_versions.claim_versions(context.store, step.key, share)
         try:
             prepared.make()
         except OtherSharesMissingError as stopped:

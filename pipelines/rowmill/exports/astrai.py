@@ -102,9 +102,11 @@ class AstrAI(Export):
         """Return the name of a shard below `data/`."""
         raise NotImplementedError
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options of AstrAI's training script."""
-        return f"--train_type={choose_train_type(terms.kinds)} --data_root_path={data} --window_size={terms.seq_len}"
+        return (
+            f"--train_type={choose_train_type(context.kinds)} --data_root_path={data} --window_size={context.seq_len}"
+        )
 
 
 def needs_loss_mask(kinds: frozenset[str]) -> bool:

@@ -36,12 +36,12 @@ class AstrAIBin(AstrAI):
         return folder if count == 1 else f"{folder}/shard_{number:04d}"
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one shard's files."""
         at = folder / "data" / job.name
         at.mkdir(parents=True)
-        names, tally = list_array_names(terms.kinds), FileCounts()
+        names, tally = list_array_names(context.kinds), FileCounts()
         with ExitStack() as opened:
             files = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
             for chunk in chunks:

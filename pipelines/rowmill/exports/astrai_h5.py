@@ -37,7 +37,7 @@ class AstrAIH5(AstrAI):
         return f"{folder}/data_{number:04d}.h5"
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file."""
         # Untyped, and optional.
@@ -50,7 +50,7 @@ class AstrAIH5(AstrAI):
                 name: file.create_group(name).create_dataset(
                     "data_0", shape=(job.tokens,), dtype="<i8", track_times=False
                 )
-                for name in list_array_names(terms.kinds)
+                for name in list_array_names(context.kinds)
             }
             for chunk in chunks:
                 begin, values = tally.tokens, make_arrays(chunk)

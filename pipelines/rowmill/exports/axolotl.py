@@ -48,7 +48,7 @@ class Axolotl(Sharded):
         return super().lay_out(shape)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file."""
         if self.ds_type == "parquet":
@@ -62,11 +62,11 @@ class Axolotl(Sharded):
                     sink.write(_encode_row(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
         return [tally.written(path)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the block of axolotl's YAML."""
         return (
             f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
-            f"sequence_len: {self.sequence_len or terms.seq_len}\nsample_packing: true"
+            f"sequence_len: {self.sequence_len or context.seq_len}\nsample_packing: true"
         )
 
 

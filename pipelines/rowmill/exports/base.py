@@ -263,28 +263,28 @@ class Export(Config):
         """The kind's name."""
         return str(getattr(self, "kind", ""))
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the number of sequences per chunk."""
-        return max(1, CHUNK_TOKENS // terms.seq_len)
+        return max(1, CHUNK_TOKENS // context.seq_len)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Assign segments to files."""
         raise NotImplementedError
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one job's files below a local folder, whose `data` folder is for the files that trainers read."""
         raise NotImplementedError
 
-    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Write the files that need all jobs to be done, from the notes on the `written` ones; return them.
 
         The folder holds none of the written files.
         """
         return []
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the lines of a trainer's configuration that open this export; `data` is its data folder."""
         raise NotImplementedError
 

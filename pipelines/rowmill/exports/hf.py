@@ -66,9 +66,9 @@ class HuggingFaceExport(Sharded):
     arrow: bool = False
     """Whether to write a `DatasetDict` with `save_to_disk` instead of Parquet."""
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the rows of a row group if packed, else the default."""
-        return native.count_group_rows(terms.seq_len) if self.unit == "packed" else super().rows_at_once(terms)
+        return native.count_group_rows(context.seq_len) if self.unit == "packed" else super().rows_at_once(context)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""
@@ -76,25 +76,25 @@ class HuggingFaceExport(Sharded):
         return ExportLayout(dataset_dict.join_jobs([*parts.jobs], self.split)) if self.arrow else parts
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file, or the whole `DatasetDict`."""
         if self.arrow:
-            return self._save_to_disk(job, chunks, folder, terms)
+            return self._save_to_disk(job, chunks, folder, context)
         path = f"data/{job.name}.parquet"
         if self.unit == "packed":
-            return [native.write_packed(chunks, folder, path, terms)]
-        return [write_unpacked(chunks, folder, path, card=terms.card)]
+            return [native.write_packed(chunks, folder, path, context)]
+        return [write_unpacked(chunks, folder, path, card=context.card)]
 
     def _save_to_disk(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         tally = FileCounts()
         make = native.make_packed_table if self.unit == "packed" else make_unpacked_table
         tables = (_count_table(_decode_dictionaries(make(chunk)), chunk, tally) for chunk in chunks)
-        return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=terms.card)
+        return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
         load = native.PARQUET_LOAD.format(data=data)
         if self.arrow:

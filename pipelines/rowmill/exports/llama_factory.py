@@ -79,9 +79,9 @@ class LLaMAFactory(Sharded):
         """Return the number of segments that stay together."""
         return {"paired": 2, "unpaired": self.kl_block}.get(objective, 1)
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the sequences or blocks of a chunk."""
-        return count_blocks_at_once(terms.seq_len, self._count_block(terms.objective))
+        return count_blocks_at_once(context.seq_len, self._count_block(context.objective))
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Return one job of all rows; pairs and blocks of exchanged answers stay together."""
@@ -93,7 +93,7 @@ class LLaMAFactory(Sharded):
         return ExportLayout(dataset_dict.join_jobs([*jobs], self.split), notes=notes)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write the whole `DatasetDict`."""
         tally = FileCounts()
@@ -101,34 +101,34 @@ class LLaMAFactory(Sharded):
         def tables() -> Iterator[pa.Table]:
             for chunk in chunks:
                 tally.add(chunk, trained=int(chunk.trained.sum()))
-                yield self._make_table(chunk, terms)
+                yield self._make_table(chunk, context)
 
-        return dataset_dict.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=terms.card)
+        return dataset_dict.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=context.card)
 
-    def _make_table(self, chunk: SequenceBatch, terms: ExportContext) -> pa.Table:
+    def _make_table(self, chunk: SequenceBatch, context: ExportContext) -> pa.Table:
         segments = _FlatRows(
             chunk.ids, label_conventions.make_unshifted_labels(chunk.ids, chunk.trained), chunk.offsets
         )
-        match terms.objective:
+        match context.objective:
             case "paired":
                 count = len(chunk.offsets) - 1
                 chosen, rejected = (_take_rows(segments, np.arange(side, count, 2)) for side in (0, 1))
                 columns = chosen.make_columns("chosen_") | rejected.make_columns("rejected_")
             case "unpaired":
-                exchanged = _exchange_answers(chunk, segments, terms.seq_len).make_columns("kl_")
+                exchanged = _exchange_answers(chunk, segments, context.seq_len).make_columns("kl_")
                 tags = {"kto_tags": chunk.columns["sides"].cast(pa.bool_())}
                 columns = segments.make_columns("") | exchanged | tags
             case _:
                 is_packed = self.unit == "packed"
-                columns = _make_packed_columns(chunk, segments, terms) if is_packed else segments.make_columns("")
+                columns = _make_packed_columns(chunk, segments, context) if is_packed else segments.make_columns("")
         rows = len(next(iter(columns.values())))
         return pa.table(columns | {name: pa.nulls(rows) for name in _MEDIA})
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the lines of LLaMA-Factory's YAML."""
-        lines = f"stage: {_STAGES[terms.objective]}\ntokenized_path: {data}"
+        lines = f"stage: {_STAGES[context.objective]}\ntokenized_path: {data}"
         # It subtracts one of the option, and pads rows to one more than the rest.
-        return f"{lines}\ncutoff_len: {terms.seq_len + 1}\nneat_packing: true" if self.unit == "packed" else lines
+        return f"{lines}\ncutoff_len: {context.seq_len + 1}\nneat_packing: true" if self.unit == "packed" else lines
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,14 +165,14 @@ def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> 
     return _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
 
 
-def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, terms: ExportContext) -> dict[str, pa.Array]:
+def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: ExportContext) -> dict[str, pa.Array]:
     """Return sequences padded to `seq_len` + 1, with the number of its attention span for each token."""
     borders, in_sequences = chunk.spans()
-    count, width = len(chunk), terms.seq_len + 1
+    count, width = len(chunk), context.seq_len + 1
     lengths, spans = np.diff(chunk.token_offsets), np.diff(in_sequences)
     places = np.arange(len(chunk.ids)) + np.repeat(np.arange(count) * width - chunk.token_offsets[:-1], lengths)
     numbers = np.arange(len(borders) - 1) - np.repeat(in_sequences[:-1], spans) + 1
-    padding = next((one for one in (terms.pad_id, terms.eos_id) if one is not None), 0)
+    padding = next((one for one in (context.pad_id, context.eos_id) if one is not None), 0)
     values = {
         "input_ids": (segments.ids, padding),
         "attention_mask": (np.repeat(numbers, np.diff(borders)).astype(np.int32), 0),

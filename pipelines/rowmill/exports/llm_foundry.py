@@ -54,7 +54,7 @@ class LLMFoundry(Export):
         return ExportLayout(jobs, left_out if left_out["not_taken"] else {}, notes)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write all shards and their index."""
         writer = open_mds_writer(folder, {"turns": "json"}, self.size_limit_bytes)
@@ -62,14 +62,14 @@ class LLMFoundry(Export):
         for chunk in chunks:
             for i, (begin, end) in enumerate(pairwise(chunk.offsets.tolist())):
                 ids, trained = chunk.ids[begin:end], chunk.trained[begin:end]
-                self._require_readable(ids, trained, chunk.example_ids[i].as_py(), terms)
+                self._require_readable(ids, trained, chunk.example_ids[i].as_py(), context)
                 sample, held = cut_turns(ids, trained)
                 writer.write({"turns": sample})
                 counts.append((1, held, int(trained.sum())))
         writer.finish()
         return describe_shards(folder, counts)
 
-    def _require_readable(self, ids: Tokens, trained: Bools, name: str, terms: ExportContext) -> None:
+    def _require_readable(self, ids: Tokens, trained: Bools, name: str, context: ExportContext) -> None:
         where = f"exports.{self.name}: example {name}"
         if not trained.any():
             raise ConfigError(
@@ -77,14 +77,14 @@ class LLMFoundry(Export):
                 "choose another kind"
             )
         last = int(ids[np.flatnonzero(trained)[-1]])
-        if last != terms.eos_id and terms.eos_id is not None and not self.accept_appended_eos:
+        if last != context.eos_id and context.eos_id is not None and not self.accept_appended_eos:
             raise ConfigError(
-                f"{where}: its last target is {last}, and LLM Foundry's loader would append {terms.eos_id} (EOS) and "
+                f"{where}: its last target is {last}, and LLM Foundry's loader would append {context.eos_id} (EOS) and "
                 "train it; every segment must end in a trained EOS; set accept_appended_eos: true to train these "
                 "tokens too, or keep examples whole with a template that ends answers in EOS"
             )
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the loader's configuration."""
         return "\n".join(
             [
@@ -92,7 +92,7 @@ class LLMFoundry(Export):
                 "  name: finetuning",
                 "  dataset:",
                 f"    streams: {{rowmill: {{local: {data}}}}}",
-                f"    max_seq_len: {terms.seq_len}",
+                f"    max_seq_len: {context.seq_len}",
                 "    decoder_only_format: true",
                 "    target_prompts: none",
                 "    target_responses: all   # the default trains the last response alone",

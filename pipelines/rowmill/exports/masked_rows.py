@@ -35,7 +35,7 @@ class MaskedRows(Sharded):
     CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file."""
         tally, path = FileCounts(), f"data/{job.name}.parquet"
@@ -47,5 +47,5 @@ class MaskedRows(Sharded):
                 columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
                 yield pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
 
-        write_parquet(folder / path, tables(), MASKED_SCHEMA.with_metadata({"rowmill": terms.card}), rows=ROW_GROUP)
+        write_parquet(folder / path, tables(), MASKED_SCHEMA.with_metadata({"rowmill": context.card}), rows=ROW_GROUP)
         return [tally.written(path)]

@@ -107,7 +107,7 @@ class MDS(Export):
         )
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write all shards and their index."""
         counts: list[tuple[int, int, int]] = []
@@ -119,7 +119,7 @@ class MDS(Export):
             samples = (
                 self._make_finetune_samples(chunk)
                 if self.profile == "finetune"
-                else self._make_pretrain_samples(chunk, terms)
+                else self._make_pretrain_samples(chunk, context)
             )
             for sample, count in samples:
                 writer.write(sample)
@@ -154,7 +154,7 @@ class MDS(Export):
             yield sample, (int(segments[i]), here.stop - here.start, trained)
 
     def _make_pretrain_samples(
-        self, chunk: SequenceBatch, terms: ExportContext
+        self, chunk: SequenceBatch, context: ExportContext
     ) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
         untrained = ~chunk.trained
@@ -171,13 +171,13 @@ class MDS(Export):
                     f"{where} has {without} tokens without loss, and profile: pretrain stores no mask; every token but "
                     "the first must train; choose profile: finetune, or set accept_untrained_as_trained: true"
                 )
-            yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
+            yield {"tokens": chunk.ids[here]}, (int(segments[i]), context.seq_len, trained)
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that opens it, by LLM Foundry if it has a loader for the profile."""
         if self.profile == "pretrain":
             loader = f"train_loader: {{name: text, dataset: {{streams: {{rowmill: {{local: {data}}}}}, max_seq_len: "
-            return f"{loader}{terms.seq_len}, shuffle: true}}}}   # LLM Foundry"
+            return f"{loader}{context.seq_len}, shuffle: true}}}}   # LLM Foundry"
         return f'StreamingDataset(local="{data}", remote=None, batch_size=1)'
 
 

@@ -92,16 +92,16 @@ class Megatron(Export):
         return ExportLayout([ExportJob(self.name, segments, shape.sequence_offsets)], notes=notes)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write the pair of tokens, and that of masks."""
         tally, untrained = FileCounts(), _UntrainedTokens()
-        tokens = _PairWriter(folder, f"data/{job.name}_text_document", _choose_dtype(terms.vocab_size))
+        tokens = _PairWriter(folder, f"data/{job.name}_text_document", _choose_dtype(context.vocab_size))
         masks = _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
         with tokens, masks:
             for chunk in chunks:
-                _refuse_padding(chunk, terms, where=f"exports.{self.name}")
-                ids, mask, lengths = end_documents(chunk, terms.eos_id or 0)
+                _refuse_padding(chunk, context, where=f"exports.{self.name}")
+                ids, mask, lengths = end_documents(chunk, context.eos_id or 0)
                 untrained.count(chunk, mask, lengths)
                 tokens.write(ids, lengths)
                 masks.write(mask, lengths)
@@ -118,19 +118,19 @@ class Megatron(Export):
         (folder / masks.data).unlink()
         return [tally.written(tokens.finish()), WrittenFile(tokens.index)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options of Megatron's or FlagScale's training script."""
         prefix, split = f"{data}/{self.name}_text_document", _OPTIONS[self.split]
         if self.loss_mask == "companion":
             return (
                 f"data:\n  {split}_data_path: {prefix}\n  apply_sft_dataset_separated_loss_mask_if_existed: true\n"
                 "train:\n  model:\n"
-                f"    seq_length: {terms.seq_len}"
+                f"    seq_length: {context.seq_len}"
             )
-        options = f"--{split}-data-path {prefix} --seq-length {terms.seq_len} --dataloader-inter-document-masking"
+        options = f"--{split}-data-path {prefix} --seq-length {context.seq_len} --dataloader-inter-document-masking"
         # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may
         # end a turn, it may be a target.
-        return f"{options} --eod-mask-loss" if terms.kinds == frozenset({"text"}) else options
+        return f"{options} --eod-mask-loss" if context.kinds == frozenset({"text"}) else options
 
 
 def _choose_dtype(vocab_size: int) -> str:
@@ -146,15 +146,15 @@ def end_documents(chunk: SequenceBatch, eod: int) -> tuple[Tokens, Bools, Ints]:
     return ids, mask, lengths + misses
 
 
-def _refuse_padding(chunk: SequenceBatch, terms: ExportContext, *, where: str) -> None:
+def _refuse_padding(chunk: SequenceBatch, context: ExportContext, *, where: str) -> None:
     """Refuse targets that Megatron takes for padding; a pad id that is also EOS or BOS is none to it."""
-    if terms.pad_id is None or terms.pad_id in (terms.eos_id, terms.bos_id):
+    if context.pad_id is None or context.pad_id in (context.eos_id, context.bos_id):
         return
-    found = np.flatnonzero(chunk.trained & (chunk.ids == terms.pad_id))
+    found = np.flatnonzero(chunk.trained & (chunk.ids == context.pad_id))
     if len(found):
         segment = int(np.searchsorted(chunk.offsets, found[0], "right")) - 1
         raise IntegrityError(
-            f"{where}: the pad id {terms.pad_id} is a target in {chunk.example_ids[segment].as_py()}; Megatron drops "
+            f"{where}: the pad id {context.pad_id} is a target in {chunk.example_ids[segment].as_py()}; Megatron drops "
             "the loss of pad ids and replaces them by 0; give padding an id of its own in tokenizer_config.json, or "
             "remove the row"
         )

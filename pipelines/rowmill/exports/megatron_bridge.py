@@ -82,7 +82,7 @@ class MegatronBridge(Sharded):
         """Return whether the sequences differ from those of the build."""
         return self.pad_segments_to is not None or self.pack_size not in (None, seq_len)
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the rows of a group."""
         return ROW_GROUP
 
@@ -113,14 +113,14 @@ class MegatronBridge(Sharded):
         return lengths + (1 - lengths) % step
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file; its note measures the packs in it."""
         path, tally = f"data/{job.name}.idx.parquet", FileCounts()
 
         def tables() -> Iterator[pa.Table]:
             for chunk in chunks:
-                table = self.table(chunk, terms)
+                table = self.table(chunk, context)
                 mask = table.column("loss_mask").chunk(0).flatten().to_numpy()
                 tally.add(chunk, trained=int(mask.sum()))
                 yield table
@@ -128,7 +128,7 @@ class MegatronBridge(Sharded):
         write_parquet(folder / path, tables(), PACKED_SCHEMA, rows=ROW_GROUP)
         return [tally.written(path, measure_packs(pq.read_table(folder / path, partitioning=None)))]
 
-    def table(self, sequences: SequenceBatch, terms: ExportContext) -> pa.Table:
+    def table(self, sequences: SequenceBatch, context: ExportContext) -> pa.Table:
         """Return sequences as rows, padded if `pad_segments_to` is set."""
         borders, in_sequences = sequences.spans()
         ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
@@ -136,7 +136,7 @@ class MegatronBridge(Sharded):
             lengths = np.diff(borders)
             spans = compute_offsets(self._pad_lengths(lengths))
             where = np.arange(len(ids)) + np.repeat(spans[:-1] - borders[:-1], lengths)
-            ids = np.full(int(spans[-1]), terms.eos_id or 0, np.int32)
+            ids = np.full(int(spans[-1]), context.eos_id or 0, np.int32)
             ids[where] = sequences.ids
             padded = np.zeros(len(ids), bool)
             padded[where] = mask
@@ -150,9 +150,9 @@ class MegatronBridge(Sharded):
         ]
         return pa.Table.from_arrays(columns, schema=PACKED_SCHEMA)
 
-    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Write the metadata of all files."""
-        size = self.pack_size or terms.seq_len
+        size = self.pack_size or context.seq_len
         packs: list[PackCounts] = [one.note for one in written]
         total = sum(one.packs for one in packs)
         content: dict[str, Any] = {
@@ -167,9 +167,9 @@ class MegatronBridge(Sharded):
         (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
         return [WrittenFile(path)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the fields of its dataset's configuration."""
-        size = self.pack_size or terms.seq_len
+        size = self.pack_size or context.seq_len
         return (
             f'PackedSequenceSpecs(packed_sequence_size={size}, packed_train_data_path="{data}/*.idx.parquet",\n'
             f'                    packed_metadata_path="{data}/{size}_metadata.jsonl")   # micro_batch_size: 1'

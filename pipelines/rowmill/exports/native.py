@@ -47,18 +47,18 @@ class Native(Sharded):
     unit: Literal["packed"] = "packed"
     """Sequences of several segments."""
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the rows of a group: 1,024, fewer if sequences are long."""
-        return count_group_rows(terms.seq_len)
+        return count_group_rows(context.seq_len)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one shard."""
         path = f"data/{job.name}.parquet"
-        return [write_packed(chunks, folder, path, terms, multiple=terms.segment_multiple_of)]
+        return [write_packed(chunks, folder, path, context, multiple=context.segment_multiple_of)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return TRL's configuration."""
         return format_trl_config(PARQUET_LOAD.format(data=data))
 
@@ -90,14 +90,14 @@ def count_group_rows(seq_len: int) -> int:
 
 
 def write_packed(
-    chunks: Iterator[SequenceBatch], folder: Path, path: str, terms: ExportContext, *, multiple: int = 1
+    chunks: Iterator[SequenceBatch], folder: Path, path: str, context: ExportContext, *, multiple: int = 1
 ) -> WrittenFile:
     """Write packed sequences as one Parquet file with the card in its schema.
 
     Segments are padded to a multiple as in the shards of the recipe.
     """
     tally = FileCounts()
-    pad_id = choose_pad_id({"pad_id": terms.pad_id, "eos_id": terms.eos_id})
+    pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
 
     def tables() -> Iterator[pa.Table]:
         for chunk in chunks:
@@ -107,8 +107,8 @@ def write_packed(
 
     made = tables()
     first = next(made)
-    schema = first.schema.with_metadata({"rowmill": terms.card})
-    write_parquet(folder / path, chain([first], made), schema, rows=count_group_rows(terms.seq_len))
+    schema = first.schema.with_metadata({"rowmill": context.card})
+    write_parquet(folder / path, chain([first], made), schema, rows=count_group_rows(context.seq_len))
     return tally.written(path)
 
 

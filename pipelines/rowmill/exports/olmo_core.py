@@ -43,13 +43,13 @@ class OLMoCore(Sharded):
     TokenizerConfig has none."""
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one part."""
         part = f"token_ids_{job.name.replace('-', '_')}"
         mask_name = part.replace("token_ids", "labels_mask")
-        data, tally, dtype = folder / "data", FileCounts(), choose_token_dtype(terms.vocab_size)
-        rule = _CutRule(self.name, terms.eos_id, terms.bos_id if self.bos_id == "tokenizer" else self.bos_id)
+        data, tally, dtype = folder / "data", FileCounts(), choose_token_dtype(context.vocab_size)
+        rule = _CutRule(self.name, context.eos_id, context.bos_id if self.bos_id == "tokenizer" else self.bos_id)
         with (
             (data / f"{part}.npy").open("wb") as ids,
             (data / f"{mask_name}.npy").open("wb") as mask,
@@ -68,14 +68,14 @@ class OLMoCore(Sharded):
         side = (f"data/{mask_name}.npy", f"data/{part}.csv.gz")
         return [tally.written(f"data/{part}.npy"), *(WrittenFile(path) for path in side)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return its dataset's configuration."""
-        bos = terms.bos_id if self.bos_id == "tokenizer" else self.bos_id
-        dtype = np.dtype(choose_token_dtype(terms.vocab_size)).name
+        bos = context.bos_id if self.bos_id == "tokenizer" else self.bos_id
+        dtype = np.dtype(choose_token_dtype(context.vocab_size)).name
         return (
             f'NumpyPackedFSLDatasetConfig(paths=["{data}/token_ids_part_*.npy"], expand_glob=True,\n'
             f'    label_mask_paths=["{data}/labels_mask_part_*.npy"], dtype=NumpyDatasetDType.{dtype},\n'
-            f"    tokenizer=TokenizerConfig(vocab_size={terms.vocab_size}, eos_token_id={terms.eos_id}, "
+            f"    tokenizer=TokenizerConfig(vocab_size={context.vocab_size}, eos_token_id={context.eos_id}, "
             f"bos_token_id={bos}, pad_token_id=…),\n    sequence_length=…)   # a power of two"
         )
 

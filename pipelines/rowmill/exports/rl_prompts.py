@@ -137,13 +137,13 @@ class RLPrompts(Sharded):
         return ExportLayout(super().lay_out(shape).jobs, notes=notes)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file; its note counts the prompts that the layout cannot hold."""
         tally, path = FileCounts(), f"data/{job.name}.parquet"
         refused = RefusedPrompts()
         schema = pa.schema(
-            [pa.field(name, one) for name, one in _COLUMNS[self.layout].items()], metadata={"rowmill": terms.card}
+            [pa.field(name, one) for name, one in _COLUMNS[self.layout].items()], metadata={"rowmill": context.card}
         )
 
         def tables() -> Iterator[pa.Table]:
@@ -233,7 +233,7 @@ class RLPrompts(Sharded):
             case "nemo_rl":
                 return {"input": prompt.messages[0]["content"], "output": truth, "data_source": source, **extra}
 
-    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Raise ConfigError if the layout cannot hold a prompt of any file."""
         refused = RefusedPrompts()
         for one in written:
@@ -250,14 +250,14 @@ class RLPrompts(Sharded):
             )
         return []
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options or lines that open it."""
         files = f"{data}/*.parquet"
         match self.layout:
             case "verl":
-                return f"data.train_files='{files}' data.prompt_key=prompt data.max_prompt_length={terms.seq_len}"
+                return f"data.train_files='{files}' data.prompt_key=prompt data.max_prompt_length={context.seq_len}"
             case "skyrl":
-                return f"data.train_data=\"['{files}']\" trainer.max_prompt_length={terms.seq_len}"
+                return f"data.train_data=\"['{files}']\" trainer.max_prompt_length={context.seq_len}"
             case "trl":
                 return f"{PARQUET_LOAD.format(data=data)}\nGRPOTrainer(…, reward_funcs=…, train_dataset=rows)"
             case "openrlhf":
@@ -269,11 +269,11 @@ class RLPrompts(Sharded):
                 # Its files are named one by one: it takes another path for a name on the hub.
                 return (
                     f"--dataset_mixer_list $(for file in {files}; do echo $file 1.0; done) "
-                    f"--max_prompt_token_length {terms.seq_len}"
+                    f"--max_prompt_token_length {context.seq_len}"
                 )
             case "nemo_rl":
                 return (
-                    f"data:\n  max_input_seq_length: {terms.seq_len + 1}   # a prompt must be shorter\n  train:\n"
+                    f"data:\n  max_input_seq_length: {context.seq_len + 1}   # a prompt must be shorter\n  train:\n"
                     f'    dataset_name: ResponseDataset\n    data_path: "{files}"\n    split: train\n'
                     "    input_key: input\n    output_key: output"
                 )

@@ -18,7 +18,7 @@ class SkyRL(MaskedRows):
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one."""
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options of its trainer; it cuts rows at `max_length`."""
         name = "eval_pretokenized_dataset_paths" if self.split != "train" else "pretokenized_dataset_paths"
-        return f"{name}=\"['{data}']\" max_length={terms.seq_len}"
+        return f"{name}=\"['{data}']\" max_length={context.seq_len}"

@@ -56,7 +56,7 @@ class Tinker(Sharded):
         return ExportLayout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file of lines; its note is the ids of the lines, which `finish` joins."""
         path, names, tally = f"data/{job.name}.jsonl", BytesIO(), FileCounts()
@@ -87,13 +87,13 @@ class Tinker(Sharded):
             }
             yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
-    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Join the ids of all files: line n names line n of all files together."""
         with (folder / IDS_FILE).open("wb") as sink:
             sink.writelines(one.note for one in written)
         return [WrittenFile(IDS_FILE)]
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that reads the objects."""
         return f'from rowmill import read_datums\nfor datum in read_datums("{data}"): …   # tinker.Datum'
 

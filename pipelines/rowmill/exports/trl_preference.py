@@ -95,9 +95,9 @@ class TRLPreference(Sharded):
         """Segments that stay together: both sides of a pair, or the rows that exchange their answers."""
         return 2 if self.trainer != "kto" else self.kl_block or 1
 
-    def rows_at_once(self, terms: ExportContext) -> int:
+    def rows_at_once(self, context: ExportContext) -> int:
         """Return the blocks of a chunk."""
-        return count_blocks_at_once(terms.seq_len, self._block)
+        return count_blocks_at_once(context.seq_len, self._block)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole pairs or blocks."""
@@ -109,19 +109,19 @@ class TRLPreference(Sharded):
         return ExportLayout(cut_blocks(self, shape, self._block), notes=notes)
 
     def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one Parquet file."""
         tally, path = FileCounts(), f"data/{job.name}.parquet"
         kl = {} if self.kl_block is None else {_KL_COLUMN: _IDS}
         schema = pa.schema(
             [pa.field(name, one, nullable=False) for name, one in {**_COLUMNS[self.trainer], **kl}.items()],
-            metadata={"rowmill": terms.card},
+            metadata={"rowmill": context.card},
         )
 
         def tables() -> Iterator[pa.Table]:
             for chunk in chunks:
-                columns, tokens = self._make_columns(chunk, terms.seq_len)
+                columns, tokens = self._make_columns(chunk, context.seq_len)
                 tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
                 yield pa.table([columns[name] for name in schema.names], schema=schema)
 
@@ -176,7 +176,7 @@ class TRLPreference(Sharded):
             )
         return end
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that trains on it."""
         load, name = PARQUET_LOAD.format(data=data), _CLASSES[self.trainer]
         if self.trainer == "reward":

@@ -20,9 +20,9 @@ class Verl(MaskedRows):
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one."""
 
-    def pointer(self, data: str, terms: ExportContext) -> str:
+    def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options of verl's trainer."""
         return (
-            f"data.{_OPTIONS[self.split]}={data} data.max_length={terms.seq_len} data.pad_mode=no_padding "
+            f"data.{_OPTIONS[self.split]}={data} data.max_length={context.seq_len} data.pad_mode=no_padding "
             "data.custom_cls.path=pkg://rowmill.exports.verl_dataset data.custom_cls.name=TokenizedDataset"
         )

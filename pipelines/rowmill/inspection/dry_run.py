@@ -82,10 +82,10 @@ def list_table_datasets(project: Project, dataset: str | None = None) -> list[st
 def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
     """Yield the plan of every records dataset; a dataset that overflows yields its message instead."""
     for name in list_table_datasets(project):
-        with _open_rows_context(project, name) as work:
-            loaded, path = tokenizer_files.open_recipe_tokenizer(work)
+        with _open_rows_context(project, name) as context:
+            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
             try:
-                yield DatasetTablePlan(name, table_examples.dry_run_table(work, loaded, path))
+                yield DatasetTablePlan(name, table_examples.dry_run_table(context, loaded, path))
             except ContextOverflowError as error:
                 yield DatasetTablePlan(name, None, str(error))
 
@@ -93,9 +93,9 @@ def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
 def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[DatasetAdvice]:
     """Yield advice on every column that can group records, for each records dataset or only the named one."""
     for name in list_table_datasets(project, dataset):
-        with _open_rows_context(project, name) as work:
-            loaded, path = tokenizer_files.open_recipe_tokenizer(work)
-            yield _advise_dataset(work, table_examples.measure_table(work, loaded, path))
+        with _open_rows_context(project, name) as context:
+            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+            yield _advise_dataset(context, table_examples.measure_table(context, loaded, path))
 
 
 def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, ContractProposal | None]]:
@@ -109,8 +109,8 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
             generated_source.copy_generated(project.store, scratch.store, read.values())
             raw = found.manifest or runner.run_step(scratch, found.step, read).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
-            work = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
-            yield name, table_schema.propose_contract(work, canonical_rows.list_taken_parts(work))
+            context = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
+            yield name, table_schema.propose_contract(context, canonical_rows.list_taken_parts(context))
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Man
 # ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvice:
+def _advise_dataset(context: StageContext, measured: MeasuredTable) -> DatasetAdvice:
     limits, form = measured.limits, measured.form
     lengths = np.maximum(measured.lengths, 0)
     columns = [
@@ -156,7 +156,7 @@ def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvic
             cap=limits.cap,
             is_ordered=form.order_column is not None,
         )
-        for column, codes in _iterate_group_columns(work)
+        for column, codes in _iterate_group_columns(context)
     ]
     columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
     rows = max(int((measured.lengths >= 0).sum()), 1)
@@ -169,14 +169,14 @@ def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvic
         record_tokens=float(lengths.sum()) / rows,
         records_per_group=rows / groups,
     )
-    return DatasetAdvice(work.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
+    return DatasetAdvice(context.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
 
 
-def _iterate_group_columns(work: StageContext) -> Iterator[tuple[str, Ints]]:
+def _iterate_group_columns(context: StageContext) -> Iterator[tuple[str, Ints]]:
     """Yield each column in which some rows share a value, with the number of each row's value (−1 for null)."""
     texts: list[str] = []
-    for part in work.input(canonical_rows.STAGE.name).parts:
-        texts += work.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
+    for part in context.input(canonical_rows.STAGE.name).parts:
+        texts += context.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
     records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
     for name in dict.fromkeys(key for record in records for key in record):
         numbers: dict[bytes, int] = {}

@@ -96,9 +96,9 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
     with tempfile.TemporaryDirectory(prefix="rowmill-parse-") as scratch:
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
-        work = StageContext(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
-        scans = parsed_records.scan_text_urls(urls, work.base, StoreStager(store, "staged"), ())
-        tasks = [one.task for one in parsed_records.plan_parse_tasks(work, scans, expected_texts(work))]
+        context = StageContext(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
+        scans = parsed_records.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
+        tasks = [one.task for one in parsed_records.plan_parse_tasks(context, scans, expected_texts(context))]
         parts = [generated_texts.parse_texts(task) for task in tasks]
         records = [text for part in parts for text in _read_records(store, part.files["records"])]
     report = parsing.SpanCounts(

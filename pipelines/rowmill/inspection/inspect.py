@@ -114,11 +114,11 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
                 found = True
                 yield one
             continue
-        with open_memory_context(project, name) as work:
+        with open_memory_context(project, name) as context:
             if row_id is None:
-                yield from _inspect_first(project, work, count)
+                yield from _inspect_first(project, context, count)
                 continue
-            for one in _inspect_row(project, work, row_id):
+            for one in _inspect_row(project, context, row_id):
                 found = True
                 yield one
     if row_id is not None and not found:
@@ -167,63 +167,63 @@ class _FirstRecordsStager:
         return self.stage(name, content)
 
 
-def _scan_source(project: Project, work: StageContext, count: int | None) -> list[FileScan]:
+def _scan_source(project: Project, context: StageContext, count: int | None) -> list[FileScan]:
     """Scan the source; files that a build scanned and that did not change are not read again."""
-    known = inputs.load_scans(manifest.load_current(project.store, (*work.dataset_key, raw_dataset.STAGE.name)))
-    stage = _FirstRecordsStager(sources.StoreStager(work.store, "staged"), count)
-    source = work.dataset.source
+    known = inputs.load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
+    stage = _FirstRecordsStager(sources.StoreStager(context.store, "staged"), count)
+    source = context.dataset.source
     assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
     known_by_url = {scan.url: scan for scan in known}
-    keeps = work.dataset.keeps_non_finite
+    keeps = context.dataset.keeps_non_finite
     return sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps)
 
 
-def _inspect_first(project: Project, work: StageContext, count: int) -> Iterator[InspectedRecord]:
+def _inspect_first(project: Project, context: StageContext, count: int) -> Iterator[InspectedRecord]:
     left = count
-    for scan in _scan_source(project, work, count):
+    for scan in _scan_source(project, context, count):
         for part in scan.parts:
             if left <= 0:
                 return
             taken = min(left, part.records)
             left -= taken
-            yield from _inspect_part(work, part, range(taken))
+            yield from _inspect_part(context, part, range(taken))
 
 
-def _inspect_row(project: Project, work: StageContext, row_id: str) -> Iterator[InspectedRecord]:
+def _inspect_row(project: Project, context: StageContext, row_id: str) -> Iterator[InspectedRecord]:
     name = row_id.split("#", 1)[0]
     if not is_row_id(name):
         return
     part_id, at = parse_row_id(name)
-    for scan in _scan_source(project, work, None):
+    for scan in _scan_source(project, context, None):
         for part in scan.parts:
             if part.part_id == part_id and at < part.records:
-                yield from _inspect_part(work, part, range(at, at + 1))
+                yield from _inspect_part(context, part, range(at, at + 1))
 
 
 # ── Through the steps ──────────────────────────────────────────────────────────────────────────────
 
 
-def _inspect_part(work: StageContext, part: SourcePart, wanted: range) -> Iterator[InspectedRecord]:
+def _inspect_part(context: StageContext, part: SourcePart, wanted: range) -> Iterator[InspectedRecord]:
     """Process some records of a part as a build does."""
-    records = [one for one in sources.read_records(part, work.base) if one.number in wanted]
+    records = [one for one in sources.read_records(part, context.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
     task = text_rows.CanonicalTask(
-        work.store.root,
+        context.store.root,
         "rows",
         part.sha256,
-        str(work.base),
-        work.dataset_name or "",
-        work.dataset,
+        str(context.base),
+        context.dataset_name or "",
+        context.dataset,
         ((part, wanted.stop),),
     )
     made = text_rows.canonicalize_part(task)
-    rows = _filter_records(work.store.table(made.files["rows"]), names)
-    rejects = [_filter_records(work.store.table(made.files["rejects"]), names)]
+    rows = _filter_records(context.store.table(made.files["rows"]), names)
+    rejects = [_filter_records(context.store.table(made.files["rejects"]), names)]
     samples: dict[str, list[InspectedExample]] = {}
     if rows.num_rows:
-        tokenized, encoder = _tokenize_rows(work, rows)
-        rejects.append(work.store.table(tokenized.files["rejects"]))
-        examples = work.store.table(tokenized.files["examples"])
+        tokenized, encoder = _tokenize_rows(context, rows)
+        rejects.append(context.store.table(tokenized.files["rejects"]))
+        examples = context.store.table(tokenized.files["examples"])
         for sample, own in zip(_read_examples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True):
             samples.setdefault(own[0], []).append(sample)
     row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
@@ -233,7 +233,7 @@ def _inspect_part(work: StageContext, part: SourcePart, wanted: range) -> Iterat
     for name in sorted({*names, *further}, key=lambda one: (parse_row_id(one), len(one), one)):
         record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
         yield _make_inspected_record(
-            work.dataset_name or "",
+            context.dataset_name or "",
             part,
             name,
             record,
@@ -340,8 +340,8 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
             made, store = {raw.key: raw}, scratch.store
             for step in steps[1:]:
                 made[step.key] = runner.run_step(scratch, step, {key: made[key] for key in step.inputs}).manifest
-        work = StageContext(scratch.recipe, scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1))
-        loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
+        context = StageContext(scratch.recipe, scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1))
+        loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
         rows, examples = (made[step.key] for step in steps[1:])
         yield _TableBuild(store, raw, rows, examples, Encoder(loaded))
 
@@ -368,19 +368,19 @@ def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table.filter(pc.is_in(records, pa.array(names, pa.string())))
 
 
-def _tokenize_rows(work: StageContext, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
-    loaded, path = tokenizer_files.open_recipe_tokenizer(work)
+def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
+    loaded, path = tokenizer_files.open_recipe_tokenizer(context)
     task = text_parts.TokenizeTask(
-        root=work.store.root,
+        root=context.store.root,
         folder="examples",
         fingerprint=uuid.uuid4().hex,
         tokenizer=path,
-        dataset=work.dataset,
-        renderer=tokenized_examples.resolve_renderer_spec(work, loaded),
-        limit=work.recipe.limit_of(work.dataset_name or ""),
-        vocab_size=work.recipe.vocab_size or loaded.card.vocab_size,
-        rows=part_files.write_parquet(work.store, "chosen.parquet", rows),
-        base=str(work.base),
+        dataset=context.dataset,
+        renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
+        limit=context.recipe.limit_of(context.dataset_name or ""),
+        vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
+        rows=part_files.write_parquet(context.store, "chosen.parquet", rows),
+        base=str(context.base),
     )
     return text_parts.tokenize_part(task), Encoder(loaded)
 

@@ -34,9 +34,9 @@ def report_templates(project: Project) -> list[TemplateReport]:
     """Probe the chat template of each dataset; datasets without one are skipped."""
     found: list[TemplateReport] = []
     for name, dataset in project.recipe.datasets.items():
-        with open_memory_context(project, name) as work:
-            loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
-            spec = tokenized_examples.resolve_renderer_spec(work, loaded)
+        with open_memory_context(project, name) as context:
+            loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+            spec = tokenized_examples.resolve_renderer_spec(context, loaded)
             if spec is not None:
                 observed = Renderer(spec).contract
                 warnings = (
@@ -50,9 +50,9 @@ def report_templates(project: Project) -> list[TemplateReport]:
 def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
     """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are skipped."""
     for name, dataset in project.recipe.datasets.items():
-        with open_memory_context(project, name) as work:
-            loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
-            spec = tokenized_examples.resolve_renderer_spec(work, loaded)
+        with open_memory_context(project, name) as context:
+            loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+            spec = tokenized_examples.resolve_renderer_spec(context, loaded)
             if spec is not None:
                 on_dropped = {str(kind): policy for kind, policy in dataset.template.on_dropped.items()}
                 rules = MaskRules(spans=dataset.template.spans, on_dropped=on_dropped)

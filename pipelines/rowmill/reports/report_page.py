@@ -106,8 +106,8 @@ def _open_encoders(build: CurrentBuild) -> dict[str, Encoder]:
     for name in project.recipe.datasets:
         made = build.find_output(name, TOKENIZED_EXAMPLES)
         if made is not None:
-            work = StageContext(project.recipe, project.store, project.base, made.key, name, {}, LocalPool(1))
-            loaded, path = tokenizer_files.open_recipe_tokenizer(work)
+            context = StageContext(project.recipe, project.store, project.base, made.key, name, {}, LocalPool(1))
+            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
             if loaded.card.digest == made.card.get("tokenizer_digest"):
                 found[name] = tokenizer_files.open_encoder(project.store.root, path)
     return found

@@ -294,9 +294,9 @@ class _PlannedPart(Protocol):
 PlannedT = TypeVar("PlannedT", bound=_PlannedPart)
 
 
-def select_own_parts(work: StageContext, missing: Sequence[PlannedT]) -> Sequence[PlannedT]:
+def select_own_parts(context: StageContext, missing: Sequence[PlannedT]) -> Sequence[PlannedT]:
     """Return those of the missing parts that this process makes: all of them, except for a share."""
-    return missing if work.share is None else [one for one in missing if work.share.has(one.fingerprint)]
+    return missing if context.share is None else [one for one in missing if context.share.has(one.fingerprint)]
 
 
 def require_all_shares(own: Sequence[object], missing: Sequence[object]) -> None:
@@ -310,7 +310,7 @@ def _is_always_reusable(_: Part) -> bool:
 
 
 def make_parts(
-    work: StageContext,
+    context: StageContext,
     function: Callable[..., Part],
     planned: Sequence[PartTask],
     *,
@@ -330,19 +330,19 @@ def make_parts(
 
     """
     names = [p.fingerprint for p in planned]
-    kept = work.part_lists.find_parts(work.store, work.folder, function.__name__, names)
+    kept = context.part_lists.find_parts(context.store, context.folder, function.__name__, names)
     missing = [p for p in planned if p.fingerprint not in kept]
-    own = select_own_parts(work, missing)
-    make = partial(_make_and_keep, function, is_reusable, work.store, work.folder)
+    own = select_own_parts(context, missing)
+    make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
     size = sum(p.size_bytes for p in own)
-    made = work.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
-    for part, plan in zip(_report_progress(work, made, own), own, strict=True):
+    made = context.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
+    for part, plan in zip(_report_progress(context, made, own), own, strict=True):
         kept[plan.fingerprint] = part
     require_all_shares(own, missing)
     # Shares run at once, and each would overwrite the others' list.
-    if work.share is None:
+    if context.share is None:
         reusable = [part for part in kept.values() if is_reusable(part)]
-        work.part_lists.add_parts(work.store, work.folder, function.__name__, reusable)
+        context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 
@@ -359,14 +359,14 @@ def _make_and_keep(
     return part
 
 
-def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:
+def _report_progress(context: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:
     """Pass parts through, and report before the first part and after each how far the stage is."""
     begin, rows, tokens, total_rows = time.monotonic(), 0, 0, sum(plan.rows for plan in planned)
 
     def report(done: int) -> None:
-        if work.progress is not None and planned:
-            where, seconds = "/".join(work.key[1:]), time.monotonic() - begin
-            work.progress(
+        if context.progress is not None and planned:
+            where, seconds = "/".join(context.key[1:]), time.monotonic() - begin
+            context.progress(
                 where, done=done, total=len(planned), rows=rows, total_rows=total_rows, tokens=tokens, seconds=seconds
             )
 
@@ -379,12 +379,12 @@ def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence
 
 
 @contextmanager
-def open_host_scratch(work: StageContext) -> Generator[HostScratch]:
+def open_host_scratch(context: StageContext) -> Generator[HostScratch]:
     """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.
 
     Nothing in it is the only copy of anything: a task on another host makes it again from the store.
     """
-    local_folder = work.store.local(work.folder) if work.store.is_local else None
+    local_folder = context.store.local(context.folder) if context.store.is_local else None
     name = f"scratch-{uuid.uuid4().hex[:12]}"
     scratch = HostScratch(name, None if local_folder is None else os.path.abspath(local_folder / name))
     try:
@@ -392,16 +392,16 @@ def open_host_scratch(work: StageContext) -> Generator[HostScratch]:
     finally:
         gather.drop_scratch_maps()
         scratch.remove()
-        if local_folder is None and work.pool.spans_hosts:
+        if local_folder is None and context.pool.spans_hosts:
             # A host that cannot be reached any more has taken its files with it.
             with suppress(Exception):
-                work.pool.run_on_hosts(scratch.remove)
+                context.pool.run_on_hosts(scratch.remove)
 
 
 @contextmanager
-def scratch_folder(work: StageContext) -> Generator[Path]:
+def scratch_folder(context: StageContext) -> Generator[Path]:
     """Yield a local folder for memory-mapped files; in the stage's folder if the store is local."""
-    local_folder = Path(work.store.path(work.folder)) if work.store.is_local else None
+    local_folder = Path(context.store.path(context.folder)) if context.store.is_local else None
     if local_folder is not None:
         local_folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=local_folder) as name:

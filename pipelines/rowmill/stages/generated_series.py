@@ -92,12 +92,12 @@ def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def load_trained_model(work: StageContext) -> TrainedModel:
+def load_trained_model(context: StageContext) -> TrainedModel:
     """Return the model's training setup."""
-    meant = expected_texts(work)
-    told = work.input(TOKENIZED_EXAMPLES).details["records"]
+    meant = expected_texts(context)
+    told = context.input(TOKENIZED_EXAMPLES).details["records"]
     frame = told["frame"]
-    encoder = Encoder(tokenizer_files.open_recipe_tokenizer(work)[0])
+    encoder = Encoder(tokenizer_files.open_recipe_tokenizer(context)[0])
     return TrainedModel(
         mode=meant.mode,
         schema=meant.record_schema,
@@ -107,14 +107,14 @@ def load_trained_model(work: StageContext) -> TrainedModel:
         eos=meant.eos,
         special_tokens=tuple(frame["special_tokens"]),
         wire=meant.wire,
-        max_seq_length=work.recipe.limit_of(work.dataset_name or ""),
+        max_seq_length=context.recipe.limit_of(context.dataset_name or ""),
         longest_example=told["longest_example"],
         longest_group=told["longest_group"],
         encode=lambda text: encoder.encode_continuation_ids([text])[0].tolist(),
     )
 
 
-def make_generated_series(work: StageContext) -> StageOutput:
+def make_generated_series(context: StageContext) -> StageOutput:
     """Generate with the backend, and store the results.
 
     Raises
@@ -123,29 +123,29 @@ def make_generated_series(work: StageContext) -> StageOutput:
         If nothing was generated because the backend failed.
 
     """
-    form, options = get_generation_options(work)
+    form, options = get_generation_options(context)
     assert options.backend is not None
-    trained = load_trained_model(work)
+    trained = load_trained_model(context)
     completer = open_backend(options.backend)
     if trained.mode == "sequential":
         result = generation.generate_series(
-            completer, load_prefills(work, trained), trained=trained, options=options,
-            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=work.recipe.seed,
-            is_private=form.privacy.dp_enabled, where=f"datasets.{work.dataset_name}.format.time_series",
+            completer, load_prefills(context, trained), trained=trained, options=options,
+            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
+            is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
         )  # fmt: skip
     else:
         result = generation.generate_records(
-            completer, trained=trained, options=options, num_records=options.num_records, seed=work.recipe.seed
+            completer, trained=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
         )
-    _require_result(work, result)
-    return _build_series_output(work, expected_texts(work), result)
+    _require_result(context, result)
+    return _build_series_output(context, expected_texts(context), result)
 
 
-def _require_result(work: StageContext, result: GenerationResult) -> None:
+def _require_result(context: StageContext, result: GenerationResult) -> None:
     error = result.error or next((one.error for one in result.series if one.error), "")
     if result.status == "failed" and error:
         raise GenerationError(
-            f"{'/'.join(work.key)}: nothing was generated; the backend's last error: {error}; check that it runs, and "
+            f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, and "
             "run the command again"
         )
 
@@ -153,18 +153,18 @@ def _require_result(work: StageContext, result: GenerationResult) -> None:
 # ── Where series begin ─────────────────────────────────────────────────────────────────────────────
 
 
-def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
+def load_prefills(context: StageContext, trained: TrainedModel) -> list[Prefill]:
     """Return the initial prefill of each training series.
 
     Under differential privacy, no prefills are stored, and only the number of series is taken from the data.
     """
-    kept = work.input(TOKENIZED_EXAMPLES).files("prefill")
+    kept = context.input(TOKENIZED_EXAMPLES).files("prefill")
     if not kept:
-        return [Prefill({}, ())] * _count_train_groups(work)
+        return [Prefill({}, ())] * _count_train_groups(context)
     order = trained.place.order_column
     read = RecordDecoder(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
-    lines = [line for table in read_tables(work.store, kept) for line in table.to_pylist()]
+    lines = [line for table in read_tables(context.store, kept) for line in table.to_pylist()]
     # A large table has a file per partition, each in the order of keys.
     for line in sorted(lines, key=lambda line: group_sort_key(line["group_key"])):
         record = read(read_json(line["records"][0]))
@@ -189,11 +189,11 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
     return None if isinstance(read, RecordProblem) else read[column]
 
 
-def _count_train_groups(work: StageContext) -> int:
+def _count_train_groups(context: StageContext) -> int:
     """Count the training groups, by columns or by files; without groups there is one series."""
     keys: set[str] = set()
-    for part in work.inputs[(*work.dataset_key, CANONICAL_ROWS)].parts:
-        table = work.store.table(part.files["rows"], ["group_key", "split"])
+    for part in context.inputs[(*context.dataset_key, CANONICAL_ROWS)].parts:
+        table = context.store.table(part.files["rows"], ["group_key", "split"])
         own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
         keys |= {key for key in own.unique().to_pylist() if key is not None}
     return max(1, len(keys))
@@ -202,18 +202,20 @@ def _count_train_groups(work: StageContext) -> int:
 # ── What is kept ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
-    made, log = AcceptedRecords(), RejectLog(work.stage)
+def _build_series_output(context: StageContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
+    made, log = AcceptedRecords(), RejectLog(context.stage)
     made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
     for number, one in enumerate(result.rejected):
         raw = one.text.encode("utf-8", "surrogatepass")
         log.add(f"{one.source}#{number}", Rejected(one.reason, one.column), raw)
     statuses = Counter(one.status for one in result.series)
     content = digest_json([made.texts, log.row_ids, log.reasons])
-    part = generated_texts.save_parsed_part(work.store, work.folder, content, made, log, {"kept": len(result.records)})
+    part = generated_texts.save_parsed_part(
+        context.store, context.folder, content, made, log, {"kept": len(result.records)}
+    )
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
-    beside = generated_tables.compare_with_train(work, [part])
+    beside = generated_tables.compare_with_train(context, [part])
     return StageOutput(
         parts=[part],
         facts=GeneratedSeriesFacts(
@@ -266,7 +268,7 @@ STAGE = StageDeclaration(
     facts=GeneratedSeriesFacts,
     description="Records generated by the backend: series continued step by step, or groups and records.",
     identity=identify_generated_series,
-    prepare=lambda work: PreparedStage((), lambda: make_generated_series(work)),
+    prepare=lambda context: PreparedStage((), lambda: make_generated_series(context)),
     inputs=(TOKENIZED_EXAMPLES, CANONICAL_ROWS),
     applies=_has_backend,
     command="generate",

@@ -60,26 +60,26 @@ class _TrainSearchTask:
     stride: int
 
 
-def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainComparison:
+def compare_with_train(context: StageContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the rows that the model was trained on."""
-    trained = work.input(TOKENIZED_EXAMPLES)
-    key = (*work.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(work.store, key, trained.inputs["/".join(key)])
+    trained = context.input(TOKENIZED_EXAMPLES)
+    key = (*context.dataset_key, CANONICAL_ROWS)
+    rows = manifest.load_version(context.store, key, trained.inputs["/".join(key)])
     schema = load_observed_table(trained.details).schema
-    tables = [work.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
+    tables = [context.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
     train = read_facts(CanonicalRowsFacts, rows.facts).splits.get("train", 0)
     if not generated.num_rows or not train or not schema.names:
         return TrainComparison()
     # Numbered groups of private series are synthetic; only the other columns are compared.
-    left_out = get_table_options(work).group_columns if get_table_options(work).privacy.dp_enabled else ()
+    left_out = get_table_options(context).group_columns if get_table_options(context).privacy.dp_enabled else ()
     compared = tuple(name for name in schema.names if name not in left_out)
     cells = read_cells(generated.column("record"), schema.names)
     hashes = _sum_cell_hashes(cells, compared)
     files, stride = rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
-    tasks = [_TrainSearchTask(work.store.root, file, schema.names, compared, stride) for file in files]
+    tasks = [_TrainSearchTask(context.store.root, file, schema.names, compared, stride) for file in files]
     size = sum(file.bytes for file in files)
-    made = list(work.pool.map(search_train_part, tasks, size_bytes=size, shared=np.unique(hashes)))
+    made = list(context.pool.map(search_train_part, tasks, size_bytes=size, shared=np.unique(hashes)))
     copied = np.isin(hashes, np.concatenate([one for one, _, _ in made]))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])

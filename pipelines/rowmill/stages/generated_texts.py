@@ -248,21 +248,21 @@ def save_parsed_part(
     return Part(fingerprint, files, facts)
 
 
-def get_generation_options(work: StageContext) -> tuple[Records, Generation]:
+def get_generation_options(context: StageContext) -> tuple[Records, Generation]:
     """Return the dataset's records options and generation options."""
-    form = work.dataset.format.require_table()
+    form = context.dataset.format.require_table()
     assert form.generation is not None
     return form, form.generation
 
 
-def expected_texts(work: StageContext) -> GeneratedTextSpec:
+def expected_texts(context: StageContext) -> GeneratedTextSpec:
     """Return the expected form of the dataset's generated texts."""
-    form, generation = get_generation_options(work)
+    form, generation = get_generation_options(context)
     return load_text_spec(
-        work.input(TOKENIZED_EXAMPLES).details,
+        context.input(TOKENIZED_EXAMPLES).details,
         group_columns=form.group_columns,
         order_column=form.order_column,
         interval_seconds=form.time_series.timestamp_interval_seconds,
-        where=f"datasets.{work.dataset_name}.format",
+        where=f"datasets.{context.dataset_name}.format",
         validation=generation.validation.model_dump_json(),
     )

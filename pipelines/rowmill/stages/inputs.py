@@ -60,6 +60,6 @@ def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
     return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *padding]
 
 
-def get_packed_shards(work: StageContext) -> dict[str, Manifest]:
+def get_packed_shards(context: StageContext) -> dict[str, Manifest]:
     """Return the packed shards of each dataset, in recipe order."""
-    return {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in work.recipe.datasets}
+    return {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in context.recipe.datasets}

@@ -48,18 +48,18 @@ FOLDER = "generated"
 """Default folder of generated texts in the project; `generation.text_urls` replaces it."""
 
 
-def scan_generated_texts(work: StageContext) -> list[FileScan]:
+def scan_generated_texts(context: StageContext) -> list[FileScan]:
     """Scan the files of generated text; there may be none in the default folder."""
-    _, generation = get_generation_options(work)
+    _, generation = get_generation_options(context)
     chosen = generation.text_urls
     if chosen is None:
-        folder = f"{FOLDER}/{work.recipe.name}/{work.dataset_name}/"
-        if not _has_texts(work.base / folder):
+        folder = f"{FOLDER}/{context.recipe.name}/{context.dataset_name}/"
+        if not _has_texts(context.base / folder):
             return []
         chosen = [folder]
-    known = load_scans(manifest.load_current_if_intact(work.store, work.key))
-    stage = sources.StoreStager(work.store, f"{work.folder}/staged")
-    return scan_text_urls(chosen, work.base, stage, known)
+    known = load_scans(manifest.load_current_if_intact(context.store, context.key))
+    stage = sources.StoreStager(context.store, f"{context.folder}/staged")
+    return scan_text_urls(chosen, context.base, stage, known)
 
 
 def scan_text_urls(
@@ -120,32 +120,32 @@ def identify_parsed_records(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def prepare_parsed_records(work: StageContext) -> PreparedStage:
+def prepare_parsed_records(context: StageContext) -> PreparedStage:
     """Scan the files of generated text."""
-    scans = scan_generated_texts(work)
+    scans = scan_generated_texts(context)
     texts = [[one.url, [part.sha256 for part in one.parts]] for one in scans]
-    return PreparedStage((texts,), lambda: make_parsed_records(work, scans))
+    return PreparedStage((texts,), lambda: make_parsed_records(context, scans))
 
 
-def plan_parse_tasks(work: StageContext, scans: Sequence[FileScan], meant: GeneratedTextSpec) -> list[PartTask]:
+def plan_parse_tasks(context: StageContext, scans: Sequence[FileScan], meant: GeneratedTextSpec) -> list[PartTask]:
     """Return the parts to make, one per part of the files; a text file has one part."""
     planned: list[PartTask] = []
     for part in (part for one in scans for part in one.parts):
         fingerprint = digest_json("parsed", VERSION, sources.SCAN_VERSION, [part.part_id, part.sha256], asdict(meant))
-        task = ParseTask(work.store.root, work.folder, fingerprint, str(work.base), part, meant)
+        task = ParseTask(context.store.root, context.folder, fingerprint, str(context.base), part, meant)
         planned.append(PartTask(fingerprint, task, part.records, part.length))
     return planned
 
 
-def make_parsed_records(work: StageContext, scans: Sequence[FileScan]) -> StageOutput:
+def make_parsed_records(context: StageContext, scans: Sequence[FileScan]) -> StageOutput:
     """Parse all texts."""
-    meant = expected_texts(work)
-    made, reused, rows_made = make_parts(work, generated_texts.parse_texts, plan_parse_tasks(work, scans, meant))
+    meant = expected_texts(context)
+    made, reused, rows_made = make_parts(context, generated_texts.parse_texts, plan_parse_tasks(context, scans, meant))
     items, characters = sum_class_counts(made, "items"), sum_class_counts(made, "characters")
     report = parsing.SpanCounts(items, characters)
     reasons = sum_counts(part.facts["reasons"] for part in made)
     texts = sum(int(part.facts["texts"]) for part in made)
-    beside = generated_tables.compare_with_train(work, made)
+    beside = generated_tables.compare_with_train(context, made)
     return StageOutput(
         parts=made,
         facts=ParsedRecordsFacts(

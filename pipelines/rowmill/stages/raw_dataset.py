@@ -23,24 +23,26 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 2
 
 
-def scan_dataset_source(work: StageContext, *, first_records: int | None = None) -> list[FileScan]:
+def scan_dataset_source(context: StageContext, *, first_records: int | None = None) -> list[FileScan]:
     """Scan a dataset's source; files whose stamp did not change since the last build are not read again.
 
     With `first_records`, scan that many records of one file per format and split; generated records are read whole.
     """
-    stage, source = sources.StoreStager(work.store, f"{work.folder}/staged"), work.dataset.source
+    stage, source = sources.StoreStager(context.store, f"{context.folder}/staged"), context.dataset.source
     if isinstance(source, GeneratedSource):
-        [made] = work.inputs.values()
-        return generated_source.scan_generated(work.store, made, source, work.base, stage, _load_earlier_scans(work))
-    keeps = work.dataset.keeps_non_finite
+        [made] = context.inputs.values()
+        return generated_source.scan_generated(
+            context.store, made, source, context.base, stage, _load_earlier_scans(context)
+        )
+    keeps = context.dataset.keeps_non_finite
     if first_records is not None:
-        return sources.scan_first_source_records(source, work.base, stage, first_records, keeps_non_finite=keeps)
-    return sources.scan_source(source, work.base, stage, _load_earlier_scans(work), keeps_non_finite=keeps)
+        return sources.scan_first_source_records(source, context.base, stage, first_records, keeps_non_finite=keeps)
+    return sources.scan_source(source, context.base, stage, _load_earlier_scans(context), keeps_non_finite=keeps)
 
 
-def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
+def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:
     """Return the last build's scan of each file."""
-    known = load_scans(manifest.load_current_if_intact(work.store, work.key))
+    known = load_scans(manifest.load_current_if_intact(context.store, context.key))
     return {scan.url: scan for scan in known}
 
 
@@ -54,9 +56,9 @@ def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
 
 
-def prepare_raw_dataset(work: StageContext, *, first_records: int | None = None) -> PreparedStage:
+def prepare_raw_dataset(context: StageContext, *, first_records: int | None = None) -> PreparedStage:
     """Scan the source; its content is identified by the digests and places of its parts."""
-    scans = scan_dataset_source(work, first_records=first_records)
+    scans = scan_dataset_source(context, first_records=first_records)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
     outside = (
@@ -65,7 +67,7 @@ def prepare_raw_dataset(work: StageContext, *, first_records: int | None = None)
         *_identify_shared_groups(groups).values(),
         *_list_unusual_dialects(scans),
     )
-    return PreparedStage(outside, lambda: make_raw_dataset(work, scans, groups))
+    return PreparedStage(outside, lambda: make_raw_dataset(context, scans, groups))
 
 
 def _identify_shared_groups(groups: list[PartGroup]) -> dict[str, str]:
@@ -95,7 +97,7 @@ STAGE = StageDeclaration(
 )
 
 
-def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[PartGroup]) -> StageOutput:
+def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[PartGroup]) -> StageOutput:
     """Build the output from the scans."""
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
@@ -107,7 +109,7 @@ def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[Par
             empty_files=sum(1 for scan in scans if not scan.records),
             parts=len(groups),
         ),
-        tables={"files": _files_table(scans, _load_earlier_scans(work))},
+        tables={"files": _files_table(scans, _load_earlier_scans(context))},
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
         card={"parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts])}

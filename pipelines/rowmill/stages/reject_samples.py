@@ -30,13 +30,13 @@ MAX_VALUE_CHARS = 200
 """Longer values of the data are cut."""
 
 
-def describe_rejects(work: StageContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
+def describe_rejects(context: StageContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
     """Describe the most frequent reject reasons: count, and the first record's place and detail."""
     most_first = sort_by_count(reasons)
-    locator, lines = RowLocator(work), list[str]()
+    locator, lines = RowLocator(context), list[str]()
     for rank, (reason, count) in enumerate(most_first[:SHOWN_REASONS]):
         line = f"{reason}: {count:,}"
-        first = _find_first_reject(work.store, parts, reason)
+        first = _find_first_reject(context.store, parts, reason)
         if first is not None:
             row_id, detail = first
             line += f", the first is {locator.locate(row_id, reads_lines=rank == 0)}"
@@ -96,8 +96,8 @@ def _find_first_reject(store: Store, parts: Sequence[Part], reason: str) -> tupl
 class RowLocator:
     """Finds the place of rows in their source: `data/sales.csv line 20002 (3f0c…:17)`."""
 
-    def __init__(self, work: StageContext) -> None:
-        self._work = work
+    def __init__(self, context: StageContext) -> None:
+        self._work = context
 
     def locate(self, name: str, *, reads_lines: bool) -> str:
         """Describe the place of a row or example; finding its line requires reading the file, unlike its number."""
@@ -116,10 +116,12 @@ class RowLocator:
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
 
 
-def _find_scanned(work: StageContext) -> Manifest | None:
+def _find_scanned(context: StageContext) -> Manifest | None:
     """Return the `raw_dataset` manifest that a stage's inputs were built from."""
-    key = (*work.dataset_key, RAW_DATASET)
-    known = dict(work.inputs)
+    key = (*context.dataset_key, RAW_DATASET)
+    known = dict(context.inputs)
     while known and key not in known:
-        known = {name: made for one in known.values() for name, made in manifest.load_inputs(work.store, one).items()}
+        known = {
+            name: made for one in known.values() for name, made in manifest.load_inputs(context.store, one).items()
+        }
     return known.get(key)

@@ -52,9 +52,9 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     )
 
 
-def get_table_options(work: StageContext) -> Records:
+def get_table_options(context: StageContext) -> Records:
     """Return the dataset's options of records."""
-    return work.dataset.format.require_table()
+    return context.dataset.format.require_table()
 
 
 # ── Rows ────────────────────────────────────────────────────────────────────────────
@@ -69,17 +69,17 @@ class IndexOptions:
     is_series: bool
 
     @classmethod
-    def of(cls, work: StageContext, known: ObservedTable) -> "IndexOptions":
+    def of(cls, context: StageContext, known: ObservedTable) -> "IndexOptions":
         """Return the options of the dataset."""
-        form = get_table_options(work)
+        form = get_table_options(context)
         return cls(known.order, form.is_grouped, form.mode == "sequential")
 
 
-def index_parts(work: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
+def index_parts(context: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
-    options = IndexOptions.of(work, known)
+    options = IndexOptions.of(context, known)
     return row_index.load_row_index(
-        work.store,
+        context.store,
         [part.files["rows"] for part in parts],
         options.order,
         is_grouped=options.is_grouped,

@@ -51,11 +51,11 @@ class PartitionBorders:
         return self.bits == 0 and len(self.runs) <= 1
 
 
-def choose_borders(work: StageContext, rows: Sequence[File]) -> PartitionBorders:
+def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBorders:
     """Choose the partitions of a table by the sizes and digests of its parts."""
     whole = PartitionBorders(0, ((0, len(rows)),))
     counts, limit = [file.rows for file in rows], table_partitions.PARTITION_ROWS
-    form = get_table_options(work)
+    form = get_table_options(context)
     # Records of a single series are planned together.
     if sum(counts) <= limit or (form.mode == "sequential" and not form.is_grouped):
         return whole
@@ -144,7 +144,7 @@ class KeyBlockTask:
 
 
 def partition_rows(
-    work: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]
+    context: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]
 ) -> tuple[list[TablePartition], list[str]]:
     """Return the partitions of a table, and the fingerprints of what was written for them."""
     if not borders.bits:
@@ -153,11 +153,11 @@ def partition_rows(
     planned: list[PartTask] = []
     for block in blocks:
         fingerprint = digest_json("table keys", VERSION, [part.fingerprint for part in block], borders.bits)
-        task = KeyBlockTask(work.store.root, work.folder, fingerprint, block, borders.bits)
+        task = KeyBlockTask(context.store.root, context.folder, fingerprint, block, borders.bits)
         planned.append(
             PartTask(fingerprint, task, sum(one.rows.rows for one in block), sum(one.rows.bytes for one in block))
         )
-    made = make_parts(work, split_block_keys, planned)[0]
+    made = make_parts(context, split_block_keys, planned)[0]
     found: list[TablePartition] = []
     for number in range(1 << borders.bits):
         keys = tuple((len(block), one.files.get(str(number))) for block, one in zip(blocks, made, strict=True))

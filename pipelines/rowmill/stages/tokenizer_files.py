@@ -26,18 +26,18 @@ _ENCODERS: dict[str, Encoder] = {}
 """Open tokenizers by their path in a store, which names their content: a trial in memory opens what the build needs."""
 
 
-def open_recipe_tokenizer(work: StageContext) -> tuple[LoadedTokenizer, str]:
+def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
     """Return the recipe's tokenizer and its path in the store, loading it only if its files or an engine changed."""
-    found = find_recipe_tokenizer(work)
+    found = find_recipe_tokenizer(context)
     # Another release of an engine is another engine until it was compared with the reference.
     releases = {name: get_engine_version(name) for name in (*FAST_ENGINES, REFERENCE_ENGINE)}
     path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp, releases)}.json"
-    if not work.store.exists(path):
+    if not context.store.exists(path):
         encoder = tokenizer.load_encoder(found)
-        work.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
+        context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
         _remember_encoder(path, encoder)
         return encoder.loaded, path
-    return _read_stored_tokenizer(work.store.root, path), path
+    return _read_stored_tokenizer(context.store.root, path), path
 
 
 @lru_cache(maxsize=_MAX_OPEN)
@@ -70,14 +70,14 @@ def identify_tokenizer(recipe: Recipe) -> dict[str, Any]:
     return {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
 
 
-def find_recipe_tokenizer(work: StageContext) -> FoundTokenizer:
+def find_recipe_tokenizer(context: StageContext) -> FoundTokenizer:
     """Locate the recipe's tokenizer; the current commit of a hub revision is recorded in the store."""
-    choice = work.recipe.tokenizer_choice
+    choice = context.recipe.tokenizer_choice
     noted = f"{COMMIT_FOLDER}/{digest_json(choice.name, choice.revision)}.json"
-    last: dict[str, Any] = work.store.read_sealed(noted) or {}
-    found = tokenizer_source.find_tokenizer(choice, work.base, last_commit=last.get("commit"))
+    last: dict[str, Any] = context.store.read_sealed(noted) or {}
+    found = tokenizer_source.find_tokenizer(choice, context.base, last_commit=last.get("commit"))
     if found.commit is not None and found.commit != last.get("commit"):
-        work.store.write_sealed(noted, {"name": choice.name, "revision": choice.revision, "commit": found.commit})
+        context.store.write_sealed(noted, {"name": choice.name, "revision": choice.revision, "commit": found.commit})
     return found
 
 

@@ -32,7 +32,7 @@ BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
 
 
-def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> tuple[Integers, Integers]:
+def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) -> tuple[Integers, Integers]:
     """Return the rows that share a key with another row: the number of the key and the row.
 
     `starts` are the first rows of the parts; each part has its lines in the file `bands`, and their number in `lines`.
@@ -42,7 +42,7 @@ def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> 
     groups: list[Integers] = [np.empty(0, np.int32)]
     rows: list[Integers] = [np.empty(0, np.int32)]
     first = 0
-    for table in _find_shared_lines(work, signed, blocks, starts):
+    for table in _find_shared_lines(context, signed, blocks, starts):
         numbers = table.column("group").to_numpy()
         groups.append(narrow_integers(numbers + first))
         rows.append(narrow_integers(table.column("row").to_numpy()))
@@ -51,15 +51,15 @@ def collect_groups(work: StageContext, signed: Sequence[Part], starts: Ints) -> 
 
 
 def _find_shared_lines(
-    work: StageContext, signed: Sequence[Part], blocks: Sequence[PartBlock], starts: Ints
+    context: StageContext, signed: Sequence[Part], blocks: Sequence[PartBlock], starts: Ints
 ) -> Iterator[pa.Table]:
     """Yield the lines of each bucket whose key another row has, too."""
     if len(blocks) == 1:
-        lines = _read_band_lines(work.store, [part.files["bands"] for part in signed], starts[:-1])
+        lines = _read_band_lines(context.store, [part.files["bands"] for part in signed], starts[:-1])
         yield _find_shared_keys(lines)
         return
-    for one in _compare_blocks(work, blocks, starts):
-        yield from (work.store.table(file) for file in one.files.values())
+    for one in _compare_blocks(context, blocks, starts):
+        yield from (context.store.table(file) for file in one.files.values())
 
 
 def _read_band_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:
@@ -105,7 +105,7 @@ class _BandBucketTask:
     starts: tuple[int, ...]
 
 
-def _compare_blocks(work: StageContext, blocks: Sequence[PartBlock], starts: Ints) -> list[Part]:
+def _compare_blocks(context: StageContext, blocks: Sequence[PartBlock], starts: Ints) -> list[Part]:
     buckets = count_buckets(blocks)
     firsts = [int(starts[block.first]) for block in blocks]
     planned: list[PartTask] = []
@@ -113,19 +113,19 @@ def _compare_blocks(work: StageContext, blocks: Sequence[PartBlock], starts: Int
         bands = tuple(part.files["bands"] for part in block.parts)
         own = tuple((starts[block.first : block.first + len(bands)] - first).tolist())
         fingerprint = digest_json("bands", VERSION, [part.fingerprint for part in block.parts], own, buckets)
-        task = _BlockTask(work.store.root, work.folder, fingerprint, bands, own, buckets)
+        task = _BlockTask(context.store.root, context.folder, fingerprint, bands, own, buckets)
         planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in bands)))
-    split = make_parts(work, split_block_bands, planned)[0]
+    split = make_parts(context, split_block_bands, planned)[0]
     compared: list[PartTask] = []
     for name in sorted({name for one in split for name in one.files}, key=int):
         own = [(one.files[name], first) for one, first in zip(split, firsts, strict=True) if name in one.files]
         fingerprint = digest_json("shared bands", VERSION, [one.fingerprint for one in split], firsts, name)
         files, begins = tuple(file for file, _ in own), tuple(first for _, first in own)
-        task = _BandBucketTask(work.store.root, work.folder, fingerprint, files, begins)
+        task = _BandBucketTask(context.store.root, context.folder, fingerprint, files, begins)
         compared.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in files)))
-    found = make_parts(work, compare_band_bucket, compared)[0]
+    found = make_parts(context, compare_band_bucket, compared)[0]
     for one in split:
-        work.store.remove(part_folder(work.folder, one.fingerprint))
+        context.store.remove(part_folder(context.folder, one.fingerprint))
     return found
 
 

@@ -67,16 +67,16 @@ class ScannedBenchmark:
     scans: tuple[FileScan, ...]
 
 
-def scan_benchmarks(work: StageContext) -> tuple[ScannedBenchmark, ...]:
+def scan_benchmarks(context: StageContext) -> tuple[ScannedBenchmark, ...]:
     """Scan the files of a dataset's benchmarks; files whose stamp did not change are not read again."""
-    options = work.dataset.filters.decontaminate
+    options = context.dataset.filters.decontaminate
     if options is None:
         return ()
-    stage = sources.StoreStager(work.store, f"{work.folder}/staged")
-    earlier = manifest.load_current_if_intact(work.store, work.key)
+    stage = sources.StoreStager(context.store, f"{context.folder}/staged")
+    earlier = manifest.load_current_if_intact(context.store, context.key)
     known = {} if earlier is None else {scan.url: scan for scan in load_scans(earlier)}
     return tuple(
-        ScannedBenchmark(one, tuple(sources.scan_source(one.open_source(), work.base, stage, known)))
+        ScannedBenchmark(one, tuple(sources.scan_source(one.open_source(), context.base, stage, known)))
         for one in options.benchmarks
     )
 
@@ -100,14 +100,14 @@ class _IndexTask:
     scanned: tuple[ScannedBenchmark, ...]
 
 
-def make_index(work: StageContext, options: Decontaminate, scanned: tuple[ScannedBenchmark, ...]) -> Part:
+def make_index(context: StageContext, options: Decontaminate, scanned: tuple[ScannedBenchmark, ...]) -> Part:
     """Return the part that holds the items and the index, made now or by an earlier build."""
     decides = options.model_dump(mode="json", exclude={"coverage", "action"})
     fingerprint = digest_json("benchmark items", VERSION, decides, identify_benchmarks(scanned))
-    where = f"datasets.{work.dataset_name}.filters.decontaminate"
-    task = _IndexTask(work.store.root, work.folder, fingerprint, str(work.base), where, options, scanned)
+    where = f"datasets.{context.dataset_name}.filters.decontaminate"
+    task = _IndexTask(context.store.root, context.folder, fingerprint, str(context.base), where, options, scanned)
     records = sum(scan.records for one in scanned for scan in one.scans)
-    [made], _, _ = make_parts(work, _make_index_part, [PartTask(fingerprint, task, records, 0)])
+    [made], _, _ = make_parts(context, _make_index_part, [PartTask(fingerprint, task, records, 0)])
     return made
 
 

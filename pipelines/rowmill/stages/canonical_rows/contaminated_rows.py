@@ -74,25 +74,25 @@ class ContaminationSearch:
 
 
 def remove_contaminated_rows(
-    work: StageContext, made: list[Part], scanned: tuple[ScannedBenchmark, ...]
+    context: StageContext, made: list[Part], scanned: tuple[ScannedBenchmark, ...]
 ) -> ContaminationSearch | None:
     """Search all parts, and rewrite those with contaminated rows; None if the dataset names no benchmark."""
-    options = work.dataset.filters.decontaminate
+    options = context.dataset.filters.decontaminate
     if options is None:
         return None
-    index = make_index(work, options, scanned)
-    searched, _, _ = make_parts(work, search_part, [_plan_search(work, part, index, options) for part in made])
+    index = make_index(context, options, scanned)
+    searched, _, _ = make_parts(context, search_part, [_plan_search(context, part, index, options) for part in made])
     parts = made
     if options.action == "reject":
-        removals = [dict(_list_rejects(work, one)) for one in searched]
-        planned = [plan_removal(work, part, removed) for part, removed in zip(made, removals, strict=True)]
-        parts = rewrite_parts(work, made, planned)
+        removals = [dict(_list_rejects(context, one)) for one in searched]
+        planned = [plan_removal(context, part, removed) for part, removed in zip(made, removals, strict=True)]
+        parts = rewrite_parts(context, made, planned)
     return ContaminationSearch(
         parts=parts,
         found=[one.files for one in searched],
         rows=sum(int(one.facts["rows"]) for one in searched),
         fewest_items=min(int(items) for _, _, _, items in index.facts["files"]),
-        tables=_build_tables(work, index, searched),
+        tables=_build_tables(context, index, searched),
         made_of=frozenset({index.fingerprint, *(one.fingerprint for one in searched)}),
     )
 
@@ -108,12 +108,12 @@ class _SearchTask:
     options: Decontaminate
 
 
-def _plan_search(work: StageContext, part: Part, index: Part, options: Decontaminate) -> PartTask:
-    texts = TextSource.of_dataset(work)
+def _plan_search(context: StageContext, part: Part, index: Part, options: Decontaminate) -> PartTask:
+    texts = TextSource.of_dataset(context)
     decides = [index.fingerprint, options.coverage, *texts.identity]
     fingerprint = digest_json("contamination", VERSION, part.fingerprint, *decides)
     rows, files = part.files["rows"], tuple(sorted(index.files.items()))
-    task = _SearchTask(work.store.root, work.folder, fingerprint, rows, texts, files, options)
+    task = _SearchTask(context.store.root, context.folder, fingerprint, rows, texts, files, options)
     return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
@@ -170,11 +170,11 @@ def _describe_match(known: BenchmarkItems, row: int, texts: Sequence[str], match
     }
 
 
-def _list_rejects(work: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:
+def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:
     if CONTAMINATION_FILE not in searched.files:
         return
     columns = ("place", "benchmark", "item", "coverage", "ngram")
-    for line in work.store.table(searched.files[CONTAMINATION_FILE], columns).to_pylist():
+    for line in context.store.table(searched.files[CONTAMINATION_FILE], columns).to_pylist():
         detail = {
             "benchmark": line["benchmark"],
             "item": line["item"],
@@ -184,14 +184,14 @@ def _list_rejects(work: StageContext, searched: Part) -> Iterator[tuple[int, Rej
         yield line["place"], Rejected("contaminated", to_json(detail))
 
 
-def _build_tables(work: StageContext, index: Part, searched: Sequence[Part]) -> dict[str, DisplayTable]:
+def _build_tables(context: StageContext, index: Part, searched: Sequence[Part]) -> dict[str, DisplayTable]:
     """Tabulate what was removed beside what it matched, the highest coverage first, and the benchmarks' files."""
     shown: list[dict[str, Any]] = []
     rows_by_file: dict[tuple[str, str], int] = {}
     for one in searched:
         if CONTAMINATION_FILE not in one.files:
             continue
-        table = work.store.table(one.files[CONTAMINATION_FILE])
+        table = context.store.table(one.files[CONTAMINATION_FILE])
         names = zip(table.column("benchmark").to_pylist(), table.column("source").to_pylist(), strict=True)
         for name in names:
             rows_by_file[name] = rows_by_file.get(name, 0) + 1

@@ -60,28 +60,28 @@ class DistinctRows:
     made_of: frozenset[str] = frozenset()
 
 
-def drop_duplicates(work: StageContext, made: list[Part]) -> DistinctRows:
+def drop_duplicates(context: StageContext, made: list[Part]) -> DistinctRows:
     """Rewrite the parts that hold duplicates of earlier rows, without them."""
-    if work.dataset.filters.deduplicate == "off" or not made:
+    if context.dataset.filters.deduplicate == "off" or not made:
         return DistinctRows(made)
-    column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
+    column = "content_hash" if context.dataset.filters.deduplicate == "exact" else "dedupe_key"
     blocks = cut_blocks(made, "kept", BLOCK_ROWS)
     hashed: list[Part] = []
     if len(blocks) == 1:
-        rewrites = dict(_plan_one_block(work, blocks[0], column))
+        rewrites = dict(_plan_one_block(context, blocks[0], column))
     else:
-        hashed = _hash_blocks(work, blocks, column)
-        rewrites = dict(_plan_removals(work, blocks, _find_all_repeats(work, hashed)))
-    parts = rewrite_parts(work, made, [rewrites.get(number) for number in range(len(made))])
+        hashed = _hash_blocks(context, blocks, column)
+        rewrites = dict(_plan_removals(context, blocks, _find_all_repeats(context, hashed)))
+    parts = rewrite_parts(context, made, [rewrites.get(number) for number in range(len(made))])
     return DistinctRows(parts, frozenset(one.fingerprint for one in hashed))
 
 
-def _plan_one_block(work: StageContext, block: PartBlock, column: str) -> Iterator[tuple[int, PartTask]]:
+def _plan_one_block(context: StageContext, block: PartBlock, column: str) -> Iterator[tuple[int, PartTask]]:
     """Yield the number of each part that must be rewritten, and its task."""
-    repeats = _find_repeats(_read_lines(work.store, [part.files["rows"] for part in block.parts], column))
+    repeats = _find_repeats(_read_lines(context.store, [part.files["rows"] for part in block.parts], column))
     for number, removal in _split_removals(block.parts, repeats):
         part, removed = block.parts[number], tabulate_removed(removal.list_removed())
-        task = RewriteTask(work.store.root, work.folder, removal.fingerprint, part, removed)
+        task = RewriteTask(context.store.root, context.folder, removal.fingerprint, part, removed)
         yield number, PartTask(removal.fingerprint, task, 0, part.files["rows"].bytes)
 
 
@@ -98,15 +98,15 @@ class _HashTask:
     buckets: int
 
 
-def _hash_blocks(work: StageContext, blocks: Sequence[PartBlock], column: str) -> list[Part]:
+def _hash_blocks(context: StageContext, blocks: Sequence[PartBlock], column: str) -> list[Part]:
     buckets = count_buckets(blocks)
     planned: list[PartTask] = []
     for block in blocks:
         fingerprint = digest_json("row hashes", VERSION, [part.fingerprint for part in block.parts], column, buckets)
         rows = tuple(part.files["rows"] for part in block.parts)
-        task = _HashTask(work.store.root, work.folder, fingerprint, rows, column, buckets)
+        task = _HashTask(context.store.root, context.folder, fingerprint, rows, column, buckets)
         planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in rows)))
-    return make_parts(work, hash_block, planned)[0]
+    return make_parts(context, hash_block, planned)[0]
 
 
 def hash_block(task: _HashTask) -> Part:
@@ -146,7 +146,7 @@ class _BucketTask:
     lines: tuple[tuple[int, File], ...]
 
 
-def _find_all_repeats(work: StageContext, hashed: Sequence[Part]) -> list[Part]:
+def _find_all_repeats(context: StageContext, hashed: Sequence[Part]) -> list[Part]:
     """Compare the hashes of all blocks, bucket by bucket."""
     names = sorted({name for one in hashed for name in one.files}, key=int)
     known = [one.fingerprint for one in hashed]
@@ -154,9 +154,9 @@ def _find_all_repeats(work: StageContext, hashed: Sequence[Part]) -> list[Part]:
     for name in names:
         lines = tuple((block, one.files[name]) for block, one in enumerate(hashed) if name in one.files)
         fingerprint = digest_json("repeated rows", VERSION, known, name)
-        task = _BucketTask(work.store.root, work.folder, fingerprint, lines)
+        task = _BucketTask(context.store.root, context.folder, fingerprint, lines)
         planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for _, file in lines)))
-    return make_parts(work, find_bucket_repeats, planned)[0]
+    return make_parts(context, find_bucket_repeats, planned)[0]
 
 
 def find_bucket_repeats(task: _BucketTask) -> Part:
@@ -227,7 +227,7 @@ class _RemovalTask:
 
 
 def _plan_removals(
-    work: StageContext, blocks: Sequence[PartBlock], repeated: Sequence[Part]
+    context: StageContext, blocks: Sequence[PartBlock], repeated: Sequence[Part]
 ) -> Iterator[tuple[int, PartTask]]:
     """Yield the number of each part that must be rewritten, and its task, which names a file of what to remove."""
     known = [one.fingerprint for one in repeated]
@@ -235,12 +235,12 @@ def _plan_removals(
     for number, block in enumerate(blocks):
         repeats = tuple(one.files[str(number)] for one in repeated if str(number) in one.files)
         fingerprint = digest_json("removed duplicates", VERSION, known, number)
-        task = _RemovalTask(work.store.root, work.folder, fingerprint, block.parts, repeats)
+        task = _RemovalTask(context.store.root, context.folder, fingerprint, block.parts, repeats)
         planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in repeats)))
-    for block, made in zip(blocks, make_parts(work, plan_block_removals, planned)[0], strict=True):
+    for block, made in zip(blocks, make_parts(context, plan_block_removals, planned)[0], strict=True):
         for name, file in made.files.items():
             part, fingerprint = block.parts[int(name)], made.facts["rewritten"][name]
-            task = RewriteTask(work.store.root, work.folder, fingerprint, part, file)
+            task = RewriteTask(context.store.root, context.folder, fingerprint, part, file)
             yield block.first + int(name), PartTask(fingerprint, task, 0, part.files["rows"].bytes)
 
 

@@ -16,14 +16,14 @@ from rowmill.schema.rows import make_row_schema
 from rowmill.stages.base import StageContext, compute_share, scan_rows
 
 
-def measure_preferences(work: StageContext, final: Sequence[Part]) -> dict[str, Any]:
+def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[str, Any]:
     """Return the facts about preferences; nothing for other rows."""
-    if "rejected" not in make_row_schema(work.dataset.row_kind).names:
+    if "rejected" not in make_row_schema(context.dataset.row_kind).names:
         return {}
     files = [part.files["rows"] for part in final if part.files["rows"].rows]
     if not files:
         return {"swapped_pairs": 0, "nonpositive_margins": 0, "label_balance": NOT_APPLICABLE}
-    rows = scan_rows(work.store, files, ["messages", "chosen", "rejected", "margin"])
+    rows = scan_rows(context.store, files, ["messages", "chosen", "rejected", "margin"])
     pairs = rows.filter(pl.col("chosen").is_not_null() & pl.col("rejected").is_not_null())
     own, swapped = (
         pairs.select(pl.concat_str(["messages", *sides], separator="\0").hash().alias("pair"))
@@ -41,14 +41,14 @@ def measure_preferences(work: StageContext, final: Sequence[Part]) -> dict[str, 
         ),
         "nonpositive_margins": nonpositive,
         "label_balance": compute_share(min(good, bad), good + bad)
-        if work.recipe.objective == "unpaired"
+        if context.recipe.objective == "unpaired"
         else NOT_APPLICABLE,
     }
 
 
-def measure_fields(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def measure_fields(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
     """Return the share of rows that lack the declared field that most rows lack; nothing where none is declared."""
-    names = work.dataset.format.get_rollout_fields().names
+    names = context.dataset.format.get_rollout_fields().names
     if not names:
         return {}
     notes = sum_counts(part.facts["notes"] for part in made)
@@ -57,13 +57,13 @@ def measure_fields(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
     return {"fields_absent": compute_share(lacking, rows) if rows else NOT_APPLICABLE}
 
 
-def find_truth_conflicts(work: StageContext, made: Sequence[Part]) -> list[str] | None:
+def find_truth_conflicts(context: StageContext, made: Sequence[Part]) -> list[str] | None:
     """Return the first row of each prompt whose copies have different ground truths; None for rows without any."""
-    if "ground_truth" not in make_row_schema(work.dataset.row_kind).names:
+    if "ground_truth" not in make_row_schema(context.dataset.row_kind).names:
         return None
     if not made:
         return []
-    rows = scan_rows(work.store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
+    rows = scan_rows(context.store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
     by_prompt = rows.group_by("content_hash").agg(
         pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
     )

@@ -71,28 +71,28 @@ class NearDuplicateSearch:
     made_of: frozenset[str]
 
 
-def remove_near_duplicates(work: StageContext, made: list[Part]) -> NearDuplicateSearch | None:
+def remove_near_duplicates(context: StageContext, made: list[Part]) -> NearDuplicateSearch | None:
     """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
-    options = work.dataset.filters.near_duplicates
+    options = context.dataset.filters.near_duplicates
     if options is None:
         return None
-    signed, _, _ = make_parts(work, sign_part, [_plan_signatures(work, part, options) for part in made])
+    signed, _, _ = make_parts(context, sign_part, [_plan_signatures(context, part, options) for part in made])
     starts = make_offsets([int(part.facts["kept"]) for part in made])
-    removed = _find_removed(work, signed, starts, options.threshold)
-    names = _name_rows(work, made, starts, removed)
+    removed = _find_removed(context, signed, starts, options.threshold)
+    names = _name_rows(context, made, starts, removed)
     found: list[dict[str, File]] = []
     planned: list[PartTask | None] = []
     for number, part in enumerate(made):
         # Part by part: lines as Python objects take ten times the memory of the columns that they become.
         lines = _list_lines(removed, names, starts, number)
-        found.append(_write_lines(work, part, lines))
-        planned.append(plan_removal(work, part, _reject(lines)) if options.action == "reject" else None)
+        found.append(_write_lines(context, part, lines))
+        planned.append(plan_removal(context, part, _reject(lines)) if options.action == "reject" else None)
     return NearDuplicateSearch(
-        parts=rewrite_parts(work, made, planned),
+        parts=rewrite_parts(context, made, planned),
         found=found,
         rows=len(removed.rows),
         displaced=int((removed.kept > removed.rows).sum()),
-        tables=_tabulate_pairs(work, made, removed, names, starts),
+        tables=_tabulate_pairs(context, made, removed, names, starts),
         made_of=frozenset(one.fingerprint for one in signed),
     )
 
@@ -111,12 +111,12 @@ class _SignTask:
     min_words: int
 
 
-def _plan_signatures(work: StageContext, part: Part, options: NearDuplicates) -> PartTask:
-    texts = TextSource.of_dataset(work)
+def _plan_signatures(context: StageContext, part: Part, options: NearDuplicates) -> PartTask:
+    texts = TextSource.of_dataset(context)
     decides = [options.ngram, options.min_words, *texts.identity]
     fingerprint = digest_json("signatures", VERSION, part.fingerprint, decides)
     rows = part.files["rows"]
-    task = _SignTask(work.store.root, work.folder, fingerprint, rows, texts, options.ngram, options.min_words)
+    task = _SignTask(context.store.root, context.folder, fingerprint, rows, texts, options.ngram, options.min_words)
     return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
@@ -153,12 +153,12 @@ def _take_shingles(shingles: Shingles, rows: Ints) -> Shingles:
 # ── All parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:
+def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:
     """Return the rows that go, numbered through all parts."""
-    groups, rows = band_buckets.collect_groups(work, signed, starts)
-    with scratch_folder(work) as folder:
+    groups, rows = band_buckets.collect_groups(context, signed, starts)
+    with scratch_folder(context) as folder:
         candidates = np.unique(rows)
-        order, shingles = _read_candidates(work, signed, starts, candidates, folder)
+        order, shingles = _read_candidates(context, signed, starts, candidates, folder)
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
         ranked = narrow_integers(ranks)[np.searchsorted(candidates, rows)]
@@ -176,7 +176,7 @@ def _find_removed(work: StageContext, signed: Sequence[Part], starts: Ints, thre
 
 
 def _read_candidates(
-    work: StageContext, signed: Sequence[Part], starts: Ints, candidates: Integers, folder: Path
+    context: StageContext, signed: Sequence[Part], starts: Ints, candidates: Integers, folder: Path
 ) -> tuple[Ints, Shingles]:
     """Return the candidates' order by rank, and their shingles, which lie in a file in `folder`."""
     characters: list[Ints] = [np.empty(0, np.int64)]
@@ -189,7 +189,7 @@ def _read_candidates(
             if first == last:
                 continue
             asked = pa.array(candidates[first:last] - starts[number])
-            table = work.store.table(part.files["shingles"]).take(asked).combine_chunks()
+            table = context.store.table(part.files["shingles"]).take(asked).combine_chunks()
             characters.append(table.column("characters").to_numpy())
             raw = b"".join(table.column("content_hash").to_pylist())
             # As bytes are compared: the first byte counts most.
@@ -218,7 +218,7 @@ class _RowNames:
         return self.row_ids.take(pa.array(np.searchsorted(self.rows, rows))).to_pylist()
 
 
-def _name_rows(work: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> _RowNames:
+def _name_rows(context: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> _RowNames:
     """Return the ids of the rows that go, and of those that stay instead."""
     asked = np.unique(np.concatenate((removed.rows, removed.kept)))
     names: list[pa.Array] = []
@@ -226,7 +226,7 @@ def _name_rows(work: StageContext, parts: Sequence[Part], starts: Ints, removed:
         first, last = np.searchsorted(asked, starts[number : number + 2])
         if first < last:
             places = pa.array(asked[first:last] - starts[number])
-            ids = work.store.table(part.files["rows"], ["row_id"]).column(0)
+            ids = context.store.table(part.files["rows"], ["row_id"]).column(0)
             names.append(ids.take(places).combine_chunks().cast(pa.large_string()))
     # One array: taking from many looks up the chunk of every row.
     return _RowNames(asked, pa.chunked_array([pa.concat_arrays(names)] if names else [], pa.large_string()))
@@ -264,24 +264,24 @@ def _reject(lines: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
     }
 
 
-def _write_lines(work: StageContext, part: Part, lines: Sequence[Mapping[str, Any]]) -> dict[str, File]:
+def _write_lines(context: StageContext, part: Part, lines: Sequence[Mapping[str, Any]]) -> dict[str, File]:
     if not lines:
         return {}
     table = pa.Table.from_pylist(list(lines), schema=NEAR_DUPLICATE_SCHEMA)
     fingerprint = digest_json("near duplicates", VERSION, part.fingerprint, table.to_pydict())
-    path = f"{part_folder(work.folder, fingerprint)}/near_duplicates.parquet"
-    return {NEAR_DUPLICATES_FILE: write_parquet(work.store, path, table)}
+    path = f"{part_folder(context.folder, fingerprint)}/near_duplicates.parquet"
+    return {NEAR_DUPLICATES_FILE: write_parquet(context.store, path, table)}
 
 
 def _tabulate_pairs(
-    work: StageContext, parts: Sequence[Part], removed: Removed, names: _RowNames, starts: Ints
+    context: StageContext, parts: Sequence[Part], removed: Removed, names: _RowNames, starts: Ints
 ) -> dict[str, DisplayTable]:
     """Tabulate rows that go beside those that stay; the least similar first, which are the ones to look at."""
     shown = np.lexsort((removed.rows, removed.similarity))[:SHOWN_ROWS]
     if not len(shown):
         return {}
     rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
-    texts = _shorten_row_texts(work, parts, starts, np.unique([*rows, *kept]))
+    texts = _shorten_row_texts(context, parts, starts, np.unique([*rows, *kept]))
     of_rows, of_kept = names.take(removed.rows[shown]), names.take(removed.kept[shown])
     lines = zip(of_rows, rows, of_kept, kept, removed.similarity[shown].tolist(), strict=True)
     columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")
@@ -295,15 +295,15 @@ def _tabulate_pairs(
     }
 
 
-def _shorten_row_texts(work: StageContext, parts: Sequence[Part], starts: Ints, rows: Ints) -> dict[int, str]:
+def _shorten_row_texts(context: StageContext, parts: Sequence[Part], starts: Ints, rows: Ints) -> dict[int, str]:
     """Return the begin of each row's text."""
     found: dict[int, str] = {}
-    source = TextSource.of_dataset(work)
+    source = TextSource.of_dataset(context)
     for number, part in enumerate(parts):
         first, last = np.searchsorted(rows, starts[number : number + 2])
         if first < last:
             places = pa.array(rows[first:last] - starts[number])
-            texts = source.list_texts(work.store.table(part.files["rows"], source.columns).take(places))
+            texts = source.list_texts(context.store.table(part.files["rows"], source.columns).take(places))
             for k, row in enumerate(rows[first:last].tolist()):
                 found[row] = shorten_text("\n".join(texts.of_row(k)))
     return found

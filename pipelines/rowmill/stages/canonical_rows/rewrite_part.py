@@ -54,20 +54,20 @@ class RewriteTask:
     splits: bytes | None = None
 
 
-def rewrite_parts(work: StageContext, made: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
+def rewrite_parts(context: StageContext, made: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
     """Return the parts after what is planned for each of them; None: it stays as it is."""
-    rewritten = iter(make_parts(work, rewrite_rows, [plan for plan in planned if plan is not None])[0])
+    rewritten = iter(make_parts(context, rewrite_rows, [plan for plan in planned if plan is not None])[0])
     return [part if plan is None else next(rewritten) for part, plan in zip(made, planned, strict=True)]
 
 
-def plan_removal(work: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask | None:
+def plan_removal(context: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask | None:
     """Return the task that rejects some rows of a part; None if there are none."""
     drop = tuple(sorted(removed))
     if not drop:
         return None
     why = tuple(removed[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
-    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed(removed))
+    task = RewriteTask(context.store.root, context.folder, fingerprint, part, tabulate_removed(removed))
     return PartTask(fingerprint, task, 0, part.files["rows"].bytes)
 
 

@@ -62,11 +62,11 @@ class TextSource:
     tokenizer: str | None
 
     @classmethod
-    def of_dataset(cls, work: StageContext) -> "TextSource":
+    def of_dataset(cls, context: StageContext) -> "TextSource":
         """Find the columns of the dataset's kind of rows; open its tokenizer if they are token ids."""
         known = (*MESSAGE_COLUMNS, *PLAIN_COLUMNS, "record", ID_COLUMN)
-        columns = tuple(name for name in make_row_schema(work.dataset.row_kind).names if name in known)
-        return cls(columns, work.store.root, open_recipe_tokenizer(work)[1] if ID_COLUMN in columns else None)
+        columns = tuple(name for name in make_row_schema(context.dataset.row_kind).names if name in known)
+        return cls(columns, context.store.root, open_recipe_tokenizer(context)[1] if ID_COLUMN in columns else None)
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -56,11 +56,13 @@ class FilteredRows:
         return frozenset(name for one in found if one is not None for name in one.made_of)
 
 
-def filter_similar_rows(work: StageContext, made: list[Part], benchmarks: tuple[ScannedBenchmark, ...]) -> FilteredRows:
+def filter_similar_rows(
+    context: StageContext, made: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
+) -> FilteredRows:
     """Remove contaminated rows, then near duplicates among the others, as the dataset asks for it."""
-    contamination = contaminated_rows.remove_contaminated_rows(work, made, benchmarks)
+    contamination = contaminated_rows.remove_contaminated_rows(context, made, benchmarks)
     clean = made if contamination is None else contamination.parts
-    near = near_duplicate_rows.remove_near_duplicates(work, clean)
+    near = near_duplicate_rows.remove_near_duplicates(context, clean)
     scans = [scan.to_json() for one in benchmarks for scan in one.scans]
     return FilteredRows(clean if near is None else near.parts, contamination, near, scans)
 
@@ -78,11 +80,11 @@ def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
     return own | {"tokenizer": identify_tokenizer(recipe)} if dataset.row_kind == "tokens" else own
 
 
-def identify_texts(work: StageContext) -> list[str]:
+def identify_texts(context: StageContext) -> list[str]:
     """Return the digest of the tokenizer, if the filters of a dataset need one for its rows."""
-    if work.dataset.row_kind != "tokens" or not identify_removal_filters(work.dataset.filters):
+    if context.dataset.row_kind != "tokens" or not identify_removal_filters(context.dataset.filters):
         return []
-    return [open_recipe_tokenizer(work)[0].card.digest]
+    return [open_recipe_tokenizer(context)[0].card.digest]
 
 
 def _attach_files(parts: Sequence[Part], found: Sequence[dict[str, File]]) -> list[Part]:

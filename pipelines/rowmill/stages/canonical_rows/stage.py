@@ -78,77 +78,77 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **filters}
 
 
-def _digest_row_options(work: StageContext) -> str:
+def _digest_row_options(context: StageContext) -> str:
     """Return the digest of everything that decides the rows of a part, except the part itself."""
-    name = work.dataset_name or ""
-    return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(work.recipe, name)["rows"])
+    name = context.dataset_name or ""
+    return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
 
 
-def _prepare_canonical_rows(work: StageContext) -> PreparedStage:
+def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
-    benchmarks = benchmark_items.scan_benchmarks(work)
-    outside = [*benchmark_items.identify_benchmarks(benchmarks), *similar_rows.identify_texts(work)]
+    benchmarks = benchmark_items.scan_benchmarks(context)
+    outside = [*benchmark_items.identify_benchmarks(benchmarks), *similar_rows.identify_texts(context)]
     return PreparedStage(
-        tuple(outside), lambda: make_canonical_rows(work, benchmarks), partial(_is_under_contract, work)
+        tuple(outside), lambda: make_canonical_rows(context, benchmarks), partial(_is_under_contract, context)
     )
 
 
-def make_canonical_rows(work: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:
+def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:
     """Make the rows of all parts, and drop duplicates and what other filters remove."""
-    part_groups = inputs.load_part_groups(work.input(RAW_DATASET))
+    part_groups = inputs.load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
-    _require_one_holdout(work, scanned)
-    options = _digest_row_options(work)
-    if work.dataset.format.IS_TABLE:
+    _require_one_holdout(context, scanned)
+    options = _digest_row_options(context)
+    if context.dataset.format.IS_TABLE:
         # A cell is located by its place in its part, so small files of tables are not grouped.
         made, reused, rows_made, known = table_schema.make_table_rows(
-            work, _flatten_groups(_limit_groups(work, part_groups)), options
+            context, _flatten_groups(_limit_groups(context, part_groups)), options
         )
     else:
-        tasks = _plan_row_tasks(work, part_groups, options)
-        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, tasks)
+        tasks = _plan_row_tasks(context, part_groups, options)
+        made, reused, rows_made = make_parts(context, text_rows.canonicalize_part, tasks)
         known = None
-    distinct = duplicate_rows.drop_duplicates(work, made)
-    filtered = similar_rows.filter_similar_rows(work, distinct.parts, benchmarks)
-    split = time_splits.split_by_time(work, filtered.parts)
-    final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
+    distinct = duplicate_rows.drop_duplicates(context, made)
+    filtered = similar_rows.filter_similar_rows(context, distinct.parts, benchmarks)
+    split = time_splits.split_by_time(context, filtered.parts)
+    final = split.parts if known is None else table_schema.apply_exact_splits(context, split.parts, known)
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
-    groups = _count_group_rows(work, final)
-    facts = _count_rows(work, scanned, final, groups, boundaries, filtered)
-    facts = replace(facts, **kind_facts.measure_preferences(work, final), **kind_facts.measure_fields(work, made))
-    conflicts = kind_facts.find_truth_conflicts(work, made)
+    groups = _count_group_rows(context, final)
+    facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
+    facts = replace(facts, **kind_facts.measure_preferences(context, final), **kind_facts.measure_fields(context, made))
+    conflicts = kind_facts.find_truth_conflicts(context, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
-    draft = _build_rows_output(work, facts, final, groups)
+    draft = _build_rows_output(context, facts, final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
     steps = {part.fingerprint for part in (*made, *distinct.parts, *filtered.parts, *split.parts)}
     filtered.complete_output(draft)
     draft.details["made_of"] = sorted((steps | distinct.made_of | filtered.made_of) - ends)
-    return draft if known is None else table_report.complete_table_output(work, draft, facts, known)
+    return draft if known is None else table_report.complete_table_output(context, draft, facts, known)
 
 
-def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) -> None:
-    if work.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
+def _require_one_holdout(context: StageContext, scanned: list[sources.SourcePart]) -> None:
+    if context.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
         raise ConfigError(
-            f"datasets.{work.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
+            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
             "the two may say what is held out; delete time_key, or name a source without validation"
         )
 
 
-def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
+def list_taken_parts(context: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
     """Return the parts of a dataset's source, each with the number of its records to take (None: all)."""
-    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input(RAW_DATASET))))
+    return _flatten_groups(_limit_groups(context, inputs.load_part_groups(context.input(RAW_DATASET))))
 
 
 def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
     return [one for taken in groups for one in taken]
 
 
-def _limit_groups(work: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
+def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
     """Return each part with the number of its records that `max_items` admits (None: all)."""
-    left = work.dataset.filters.max_items
+    left = context.dataset.filters.max_items
     if left is None:
         return [tuple((part, None) for part in group) for group in groups]
     taken: list[TakenGroup] = []
@@ -162,21 +162,27 @@ def _limit_groups(work: StageContext, groups: Sequence[sources.PartGroup]) -> li
     return taken
 
 
-def _plan_row_tasks(work: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
+def _plan_row_tasks(context: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
     planned: list[PartTask] = []
-    for taken in _limit_groups(work, groups):
+    for taken in _limit_groups(context, groups):
         # A single part keeps the fingerprint that it had before small files were grouped.
         each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
         fingerprint = digest_json(options, *each[0]) if len(each) == 1 else digest_json(options, "group", each)
         task = text_rows.CanonicalTask(
-            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken
+            context.store.root,
+            context.folder,
+            fingerprint,
+            str(context.base),
+            context.dataset_name or "",
+            context.dataset,
+            taken,
         )
         planned.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
     return planned
 
 
 def _count_rows(
-    work: StageContext,
+    context: StageContext,
     scanned: Sequence[sources.SourcePart],
     final: Sequence[Part],
     groups: pl.DataFrame,
@@ -191,13 +197,13 @@ def _count_rows(
     # Blank lines are not records: they must not reduce the share of rejects.
     taken = records - left_out - reasons.get("blank", 0)
     kept = sum(int(p.facts["kept"]) for p in final)
-    options = work.dataset.splits
+    options = context.dataset.splits
     return CanonicalRowsFacts(
         nonempty=kept,
         # A custom class may make several rows of one record; each has its own ledger line.
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        unknown_roles=_share_unknown_roles(work, final, taken),
-        preference_data=_share_preference_data(work, final, taken),
+        unknown_roles=_share_unknown_roles(context, final, taken),
+        preference_data=_share_preference_data(context, final, taken),
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
@@ -207,7 +213,7 @@ def _count_rows(
         rejected=sum(reasons.values()),
         groups=int(groups["rows"].len()),
         splits=sum_counts(p.facts["splits"] for p in final),
-        **({} if work.dataset.format.IS_TABLE else _count_messages(final)),
+        **({} if context.dataset.format.IS_TABLE else _count_messages(final)),
         boundaries=boundaries,
         unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
         validation_source=any(part.split_hint == "validation" for part in scanned),
@@ -233,7 +239,7 @@ def _get_largest(groups: pl.DataFrame) -> int:
 
 
 def _build_rows_output(
-    work: StageContext, facts: CanonicalRowsFacts, final: list[Part], groups: pl.DataFrame
+    context: StageContext, facts: CanonicalRowsFacts, final: list[Part], groups: pl.DataFrame
 ) -> StageOutput:
     reasons = sum_counts(p.facts["reasons"] for p in final)
     samples = collect_samples(final, "examples_of_rejects")
@@ -247,69 +253,69 @@ def _build_rows_output(
             # New rows move boundaries that are computed from shares, so a recipe should pin them.
             **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
         },
-        histograms=_draw_group_sizes(groups, work),
+        histograms=_draw_group_sizes(groups, context),
         samples={
-            "rejects": reject_samples.describe_rejects(work, final, _select_unintended(reasons)),
+            "rejects": reject_samples.describe_rejects(context, final, _select_unintended(reasons)),
             "duplicates": samples.get("duplicate", ()),
-            "unknown_roles": _describe_unknown_roles(work, final),
-            "preference_data": _describe_preferences(work, final),
+            "unknown_roles": _describe_unknown_roles(context, final),
+            "preference_data": _describe_preferences(context, final),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
         | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
-        schema=tuple((f.name, str(f.type)) for f in _make_dataset_schema(work)),
+        schema=tuple((f.name, str(f.type)) for f in _make_dataset_schema(context)),
     )
 
 
-def _make_dataset_schema(work: StageContext) -> pa.Schema:
-    return make_row_schema(work.dataset.row_kind, work.dataset.format.get_rollout_fields().columns)
+def _make_dataset_schema(context: StageContext) -> pa.Schema:
+    return make_row_schema(context.dataset.row_kind, context.dataset.format.get_rollout_fields().columns)
 
 
 def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:
     return tuple(f"{name}: {at}" for name, at in facts.boundaries.items())
 
 
-def _describe_unknown_roles(work: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+def _describe_unknown_roles(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
     """Describe the unknown roles, and where the first row with the most frequent one is."""
     roles = sum_counts(p.facts["roles"] for p in final)
     if not roles:
         return ()
     most = reject_samples.sort_by_count(roles)[0][0]
     having = [part for part in final if most in part.facts["roles"]]
-    first = reject_samples.find_first_row(work.store, having, "unknown_roles", most)
-    place = reject_samples.RowLocator(work).locate(first, reads_lines=True) if first else ""
+    first = reject_samples.find_first_row(context.store, having, "unknown_roles", most)
+    place = reject_samples.RowLocator(context).locate(first, reads_lines=True) if first else ""
     return reject_samples.describe_values("role", roles, place)
 
 
-def _describe_preferences(work: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
     """Describe the columns of preference data, and where the first record with one of them is."""
     columns = sum_counts(p.facts.get("preference_columns", {}) for p in final)
     lines = reject_samples.describe_values("column", columns, "")
     first = collect_samples(final, "examples_of_preferences", limit=1).get("", ())
     if not first:
         return lines
-    return *lines, f"the first record is {reject_samples.RowLocator(work).locate(first[0], reads_lines=True)}"
+    return *lines, f"the first record is {reject_samples.RowLocator(context).locate(first[0], reads_lines=True)}"
 
 
-def _share_unknown_roles(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
+def _share_unknown_roles(context: StageContext, final: Sequence[Part], taken: int) -> float | str:
     """Return the share of rows with an unknown role; only messages have roles."""
-    if work.dataset.row_kind not in MESSAGE_KINDS:
+    if context.dataset.row_kind not in MESSAGE_KINDS:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
-def _share_preference_data(work: StageContext, final: Sequence[Part], taken: int) -> float | str:
+def _share_preference_data(context: StageContext, final: Sequence[Part], taken: int) -> float | str:
     """Return the share of records with a column of preference data that no option reads."""
-    if work.dataset.format.list_answer_columns() is None:
+    if context.dataset.format.list_answer_columns() is None:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
 
 
-def _count_group_rows(work: StageContext, final: list[Part]) -> pl.DataFrame:
+def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:
     """Count the rows of each group, largest first; empty without a group key."""
     files = [part.files["rows"] for part in final]
-    if work.dataset.splits.group_key is None or not files:
+    if context.dataset.splits.group_key is None or not files:
         return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
-    counted = scan_rows(work.store, files, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
+    counted = scan_rows(context.store, files, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 
@@ -377,13 +383,13 @@ def _build_message_tables(final: Sequence[Part], facts: CanonicalRowsFacts) -> d
     }
 
 
-def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, Histogram]:
+def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, Histogram]:
     if not len(groups):
         return {}
     sizes = groups["rows"].to_numpy().astype(np.int64)
     edges = np.unique(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
     counts, _ = np.histogram(sizes, bins=edges)
-    bound = getattr(work.recipe.gates, "group_size", None)
+    bound = getattr(context.recipe.gates, "group_size", None)
     limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
     return {
         "group_sizes": Histogram(
@@ -392,8 +398,8 @@ def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, His
     }
 
 
-def _is_under_contract(work: StageContext, kept: Manifest) -> bool:
-    return not work.dataset.format.IS_TABLE or table_schema.is_under_current_contract(work, kept)
+def _is_under_contract(context: StageContext, kept: Manifest) -> bool:
+    return not context.dataset.format.IS_TABLE or table_schema.is_under_current_contract(context, kept)
 
 
 STAGE = StageDeclaration(

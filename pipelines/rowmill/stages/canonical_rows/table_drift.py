@@ -29,17 +29,17 @@ MAX_SHOWN_DRIFTS = 30
 
 
 def report_contract(
-    work: StageContext,
+    context: StageContext,
     draft: StageOutput,
     known: ObservedTable,
     drifts: Sequence[ColumnDrift],
     mismatches: Mapping[str, ColumnMismatch],
 ) -> None:
     """Report the differences between contract and data, and store the contract for the next build."""
-    form, contract = get_table_options(work), known.contract
+    form, contract = get_table_options(context), known.contract
     if contract is None:
         return
-    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
+    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
     counts = {name: one.count for name, one in mismatches.items()}
     before = {} if known.earlier is None else known.earlier["mismatches"]
     draft.details["table"] = {
@@ -50,7 +50,7 @@ def report_contract(
         "mismatches": before if drifts else counts,
         "observed": list(known.observed),
     }
-    placed = [(one, describe_place(work, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
+    placed = [(one, describe_place(context, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
         rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
         draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
@@ -59,7 +59,7 @@ def report_contract(
         found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
         misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
         lines = [
-            (name, one.count, one.text, describe_column_contract(column), describe_place(work, parts, misfit))
+            (name, one.count, one.text, describe_column_contract(column), describe_place(context, parts, misfit))
             for (name, one, column), misfit in zip(found, misfits, strict=True)
         ]
         draft.tables["type_mismatch"] = DisplayTable(
@@ -82,13 +82,13 @@ def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
 
 
 def find_drifts(
-    work: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
+    context: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
 ) -> Iterator[ColumnDrift]:
     """Yield the differences between the data and the contract in force, pinned or the last build's."""
     assert known.contract is not None
-    yield from _find_dialect_drifts(work, known.contract)
+    yield from _find_dialect_drifts(context, known.contract)
     if known.earlier is None:
-        if get_table_options(work).table is not None:
+        if get_table_options(context).table is not None:
             yield from table_contract.find_missing_or_new(known.contract, known.evidence)
         return
     assert known.proposed is not None
@@ -97,10 +97,10 @@ def find_drifts(
     )
 
 
-def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
+def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
     """Yield the files whose delimiter or quote character differs from the contract's."""
     number = 0
-    for scan in load_scans(work.input(RAW_DATASET)):
+    for scan in load_scans(context.input(RAW_DATASET)):
         for what, own, wanted in (
             ("separated by", scan.delimiter, contract.delimiter),
             ("quoted with", scan.quote, contract.quote),
@@ -112,14 +112,16 @@ def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterato
         number += len(scan.parts)
 
 
-def describe_place(work: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift) -> str:
+def describe_place(
+    context: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
+) -> str:
     """Describe a cell's location: `data/sales.csv line 20002`."""
     if drift.place is None or drift.place[0] >= len(parts):
         return ""
     part, scan = parts[drift.place[0]]
     if drift.text is None and drift.column == "the header":
         return f"{part.url} line 1"
-    return sources.describe_place(part, scan, work.base, drift.place[1])
+    return sources.describe_place(part, scan, context.base, drift.place[1])
 
 
 def _describe_drift(drift: ColumnDrift, place: str) -> str:

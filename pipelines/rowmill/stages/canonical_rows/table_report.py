@@ -21,14 +21,14 @@ from rowmill.tabular.row_index import NO_KEY, count_group_sizes
 
 
 def complete_table_output(
-    work: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
+    context: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
 ) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
-    form = get_table_options(work)
+    form = get_table_options(context)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    times = _measure_intervals(work, draft, known)
+    times = _measure_intervals(context, draft, known)
     mismatches = merge_mismatches(draft.parts)
-    drifts = [] if known.contract is None else list(find_drifts(work, known, mismatches))
+    drifts = [] if known.contract is None else list(find_drifts(context, known, mismatches))
     facts = replace(
         facts,
         columns=len(known.schema.columns),
@@ -45,18 +45,18 @@ def complete_table_output(
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
-        keys, sizes = _count_groups(work, draft)
+        keys, sizes = _count_groups(context, draft)
         facts = replace(
             facts,
             group_size=int(sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
-            group_advice=_report_groups(work, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
+            group_advice=_report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
             groups=len(keys),
         )
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(known.schema.to_json())
-    report_contract(work, draft, known, drifts, mismatches)
+    report_contract(context, draft, known, drifts, mismatches)
     draft.facts = facts
     return draft
 
@@ -71,20 +71,20 @@ def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
     return sum(one.count for one in found.values())
 
 
-def _count_groups(work: StageContext, draft: StageOutput) -> tuple[tuple[str, ...], Ints]:
+def _count_groups(context: StageContext, draft: StageOutput) -> tuple[tuple[str, ...], Ints]:
     """Return all group keys and the rows of each, reading part by part; a lone series is one group."""
     files = [part.files["rows"] for part in draft.parts]
-    if get_table_options(work).is_grouped:
-        return count_group_sizes(work.store.table(file, ("group_key",)).column(0) for file in files)
+    if get_table_options(context).is_grouped:
+        return count_group_sizes(context.store.table(file, ("group_key",)).column(0) for file in files)
     return (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
 
 
 def _report_groups(
-    work: StageContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
+    context: StageContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
 ) -> int:
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
-    form = get_table_options(work)
-    record_budget = work.recipe.limit_of(work.dataset_name or "")
+    form = get_table_options(context)
+    record_budget = context.recipe.limit_of(context.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
         ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
@@ -108,13 +108,13 @@ def _report_groups(
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(work: StageContext, draft: StageOutput, known: ObservedTable) -> dict[str, Any]:
+def _measure_intervals(context: StageContext, draft: StageOutput, known: ObservedTable) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
-    form = get_table_options(work)
+    form = get_table_options(context)
     configured = form.time_series.timestamp_interval_seconds
     if form.mode != "sequential" and configured is None:
         return {"interval": None, "mismatch": NOT_APPLICABLE}
-    index = index_parts(work, draft.parts, known)
+    index = index_parts(context, draft.parts, known)
     found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0

@@ -71,7 +71,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_table_rows(
-    work: StageContext,
+    context: StageContext,
     scanned: Sequence[tuple[sources.SourcePart, int | None]],
     options: str,
     known: ObservedTable | None = None,
@@ -81,8 +81,8 @@ def make_table_rows(
     `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, the number of
     reused ones, the rows read for the others, and the observed table.
     """
-    seen = _observe_parts(work, scanned)
-    known = known or _decide_table(work, seen)
+    seen = _observe_parts(context, scanned)
+    known = known or _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     stored = None if known.contract is None else known.contract.to_json()
     contract = orjson.dumps(stored or {"columns": {}}).decode()
@@ -92,23 +92,23 @@ def make_table_rows(
             options, VERSION, known.to_json(), stored, own.fingerprint, part.part_id, part.split_hint
         )
         task = table_rows.TableRowsTask(
-            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
+            context.store.root, context.folder, fingerprint, str(context.base), context.dataset_name or "", context.dataset, part,
             take, contract, schema, known.order,
         )  # fmt: skip
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    made, reused, rows_made = make_parts(work, table_rows.make_table_part, planned)
+    made, reused, rows_made = make_parts(context, table_rows.make_table_part, planned)
     return made, reused, rows_made, known
 
 
-def _observe_parts(work: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
+def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
     planned: list[PartTask] = []
     for part, take in scanned:
         fingerprint = digest_json("observe", VERSION, sources.SCAN_VERSION, part.sha256, part.reader, take)
-        task = table_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take)
+        task = table_rows.ObserveTask(context.store.root, context.folder, fingerprint, str(context.base), part, take)
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
     # Equal parts are observed once: two workers must not write the same folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
-    made = {one.fingerprint: one for one in make_parts(work, table_rows.observe_part, distinct)[0]}
+    made = {one.fingerprint: one for one in make_parts(context, table_rows.observe_part, distinct)[0]}
     return [made[one.fingerprint] for one in planned]
 
 
@@ -121,47 +121,47 @@ class ContractProposal:
 
 
 def propose_contract(
-    work: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
+    context: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
 ) -> ContractProposal | None:
     """Observe a dataset and infer its table contract, keeping the columns of a pinned one; None without rows."""
-    form = get_table_options(work)
-    evidence = merge_part_evidence(work, _observe_parts(work, scanned))
+    form = get_table_options(context)
+    evidence = merge_part_evidence(context, _observe_parts(context, scanned))
     if not evidence.columns:
         return None
-    found = infer_dataset_contract(work, evidence)
+    found = infer_dataset_contract(context, evidence)
     pinned = {} if form.table is None else form.table.columns
     columns = {name: one for name, one in pinned.items() if name in found.columns}
     columns |= {name: one for name, one in found.columns.items() if name not in pinned}
     contract = found.model_copy(
         update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
     )
-    parts = [(part, scan) for scan in load_scans(work.input(RAW_DATASET)) for part in scan.parts]
+    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
     document = format_contract_yaml(
         contract,
         evidence,
-        title=f"{work.recipe.name}: datasets.{work.dataset_name}",
-        place_of=lambda place: describe_place(work, parts, ColumnDrift("", "", "", place)),
+        title=f"{context.recipe.name}: datasets.{context.dataset_name}",
+        place_of=lambda place: describe_place(context, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
     return ContractProposal(contract, document)
 
 
-def merge_part_evidence(work: StageContext, seen: Sequence[Part]) -> TableEvidence:
+def merge_part_evidence(context: StageContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
-    stored = map_reads(work.store, lambda one: work.store.read(one.files["seen"].path), seen)
+    stored = map_reads(context.store, lambda one: context.store.read(one.files["seen"].path), seen)
     return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(one)) for one in stored)
 
 
-def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
-    form, where = get_table_options(work), f"datasets.{work.dataset_name}.format"
-    _require_one_series(work, form, where)
-    evidence = merge_part_evidence(work, seen)
+def _decide_table(context: StageContext, seen: Sequence[Part]) -> ObservedTable:
+    form, where = get_table_options(context), f"datasets.{context.dataset_name}.format"
+    _require_one_series(context, form, where)
+    evidence = merge_part_evidence(context, seen)
     observed = tuple(one.fingerprint for one in seen)
     if not evidence.columns:
         return ObservedTable(RecordSchema(()), None, form.table, evidence, observed=observed)
-    declared = _read_declared_types(work)
-    proposed = infer_dataset_contract(work, evidence, declared)
-    earlier = None if form.table is not None else _load_earlier_table(work)
+    declared = _read_declared_types(context)
+    proposed = infer_dataset_contract(context, evidence, declared)
+    earlier = None if form.table is not None else _load_earlier_table(context)
     contract = form.table or (proposed if earlier is None else TableContract.from_json(earlier["contract"]))
     _require_columns(evidence, contract, form, where)
     schema = table_contract.build_record_schema(contract, evidence, declared, form.leading_columns)
@@ -181,16 +181,16 @@ def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
 
 
 def infer_dataset_contract(
-    work: StageContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
+    context: StageContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
 ) -> TableContract:
     """Infer the contract of a dataset from its data."""
-    form = get_table_options(work)
-    scans = load_scans(work.input(RAW_DATASET))
+    form = get_table_options(context)
+    scans = load_scans(context.input(RAW_DATASET))
     dialects = {(scan.delimiter, scan.quote) for scan in scans if scan.delimiter is not None and scan.records}
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
     return table_contract.infer_contract(
         evidence,
-        _read_declared_types(work) if declared is None else declared,
+        _read_declared_types(context) if declared is None else declared,
         order=form.order_column,
         leading=form.leading_columns,
         delimiter=delimiter,
@@ -198,34 +198,34 @@ def infer_dataset_contract(
     )
 
 
-def _load_earlier_table(work: StageContext) -> Mapping[str, Any] | None:
+def _load_earlier_table(context: StageContext) -> Mapping[str, Any] | None:
     """Return the last build's table, or None if its group or order columns were different."""
-    last = manifest.load_current_if_intact(work.store, work.key)
+    last = manifest.load_current_if_intact(context.store, context.key)
     table = None if last is None else last.details.get("table")
     is_comparable = (
-        table is not None and not table["pinned"] and table["roles"] == describe_roles(get_table_options(work))
+        table is not None and not table["pinned"] and table["roles"] == describe_roles(get_table_options(context))
     )
     return table if is_comparable else None
 
 
-def is_under_current_contract(work: StageContext, kept: Manifest) -> bool:
+def is_under_current_contract(context: StageContext, kept: Manifest) -> bool:
     """Tell whether existing rows of the same data were made under the contract that is in force now.
 
     An unpinned contract passes from build to build and is part of no fingerprint. Rows that are older than the
     contract, and found again because their data came back, would change it silently.
     """
-    if get_table_options(work).table is not None:
+    if get_table_options(context).table is not None:
         return True
-    earlier = _load_earlier_table(work)
+    earlier = _load_earlier_table(context)
     table = kept.details.get("table")
     return earlier is None or table is None or table["contract"] == earlier["contract"]
 
 
-def _require_one_series(work: StageContext, form: Records, where: str) -> None:
+def _require_one_series(context: StageContext, form: Records, where: str) -> None:
     """Refuse to treat several files as one series unless the recipe says so."""
     if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
         return
-    scans = load_scans(work.input(RAW_DATASET))
+    scans = load_scans(context.input(RAW_DATASET))
     files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
     if len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
@@ -250,9 +250,9 @@ def _require_columns(evidence: TableEvidence, contract: TableContract, form: Rec
             )
 
 
-def _read_declared_types(work: StageContext) -> dict[str, str]:
+def _read_declared_types(context: StageContext) -> dict[str, str]:
     """Return the types that sources declare; a column with two declared types is inferred from its values."""
-    scans = load_scans(work.input(RAW_DATASET))
+    scans = load_scans(context.input(RAW_DATASET))
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
@@ -263,39 +263,39 @@ def _read_declared_types(work: StageContext) -> dict[str, str]:
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
-def apply_exact_splits(work: StageContext, made: list[Part], known: ObservedTable) -> list[Part]:
+def apply_exact_splits(context: StageContext, made: list[Part], known: ObservedTable) -> list[Part]:
     """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
-    form = get_table_options(work)
+    form = get_table_options(context)
     is_lone = form.mode == "sequential" and bool(made)
-    if not work.dataset.splits.is_exact and not is_lone:
+    if not context.dataset.splits.is_exact and not is_lone:
         return made
-    index = index_parts(work, made, known)
-    if work.dataset.splits.is_exact:
-        wanted = _decide_exact_splits(work, made, index)
+    index = index_parts(context, made, known)
+    if context.dataset.splits.is_exact:
+        wanted = _decide_exact_splits(context, made, index)
     else:
         wanted = np.zeros(len(index.splits), np.int8)
-        if len(index.keys) != 1 or _find_hinted_rows(work, index).any():
+        if len(index.keys) != 1 or _find_hinted_rows(context, index).any():
             return made
-    return _rewrite_splits(work, made, index, wanted)
+    return _rewrite_splits(context, made, index, wanted)
 
 
-def _find_hinted_rows(work: StageContext, index: RowIndex) -> NDArray[np.bool_]:
+def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool_]:
     """Return which rows come from a validation source and stay in validation: bool[N]."""
-    hints = np.array([part.split_hint == "validation" for part in load_source_parts(work.input(RAW_DATASET))], bool)
+    hints = np.array([part.split_hint == "validation" for part in load_source_parts(context.input(RAW_DATASET))], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
-def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
+def _decide_exact_splits(context: StageContext, made: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
     """Assign splits by number to rows outside validation sources; such sources replace the validation share."""
-    options = work.dataset.splits
+    options = context.dataset.splits
     splitter = Splitter(options)
-    hinted = _find_hinted_rows(work, index)
+    hinted = _find_hinted_rows(context, index)
     if hinted.any():
         options = options.model_copy(update={"validation": 0})
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]
     else:
-        units, names = _number_units(work, made, by_group=options.group_key is not None)
+        units, names = _number_units(context, made, by_group=options.group_key is not None)
     rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
     own = np.flatnonzero(rows)
     places = np.array([splitter.place(names[unit]) for unit in own.tolist()], np.uint64)
@@ -304,17 +304,19 @@ def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowInd
     return np.where(hinted, index.splits, decided[units]).astype(np.int8)
 
 
-def _number_units(work: StageContext, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
+def _number_units(
+    context: StageContext, made: Sequence[Part], *, by_group: bool
+) -> tuple[NDArray[np.int64], list[bytes]]:
     """Return the unit of each row, by its group key or content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
-    tables = read_tables(work.store, [part.files["rows"] for part in made], [column])
+    tables = read_tables(context.store, [part.files["rows"] for part in made], [column])
     encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
     names = encoded.dictionary.to_pylist()
     as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), as_json
 
 
-def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
+def _rewrite_splits(context: StageContext, made: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
     planned: list[PartTask | None] = []
     for i, part in enumerate(made):
         own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
@@ -322,6 +324,8 @@ def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wante
             planned.append(None)
             continue
         fingerprint = digest_json(part.fingerprint, "splits", wanted[own].tobytes().hex())
-        task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed({}), wanted[own].tobytes())
+        task = RewriteTask(
+            context.store.root, context.folder, fingerprint, part, tabulate_removed({}), wanted[own].tobytes()
+        )
         planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return rewrite_parts(work, made, planned)
+    return rewrite_parts(context, made, planned)

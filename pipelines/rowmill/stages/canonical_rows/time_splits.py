@@ -42,32 +42,32 @@ class _SplitDecisions:
     rejected: dict[int, Rejected]
 
 
-def split_by_time(work: StageContext, made: list[Part]) -> TimeSplit:
+def split_by_time(context: StageContext, made: list[Part]) -> TimeSplit:
     """Put every row of a dataset into its split by time; parts without changes are kept."""
-    splits = work.dataset.splits
+    splits = context.dataset.splits
     if not splits.needs_all_rows or not made:
         return TimeSplit(made, None)
-    resolved = compute_boundaries(splits, _count_times(work, made)) if splits.boundaries is None else None
+    resolved = compute_boundaries(splits, _count_times(context, made)) if splits.boundaries is None else None
     boundaries = splits.boundaries or resolved
     if boundaries is None:
         return TimeSplit(made, None)
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
-    decided = [_decide_by_time(work, part, splitter) for part in made]
+    decided = [_decide_by_time(context, part, splitter) for part in made]
     if splits.group_key is not None:
-        decided = _reconcile_groups(work, made, decided, later=splits.crossing_groups == "later")
-    planned = [_plan_rewrite(work, part, one) for part, one in zip(made, decided, strict=True)]
-    return TimeSplit(rewrite_parts(work, made, planned), resolved)
+        decided = _reconcile_groups(context, made, decided, later=splits.crossing_groups == "later")
+    planned = [_plan_rewrite(context, part, one) for part, one in zip(made, decided, strict=True)]
+    return TimeSplit(rewrite_parts(context, made, planned), resolved)
 
 
-def _count_times(work: StageContext, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
+def _count_times(context: StageContext, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
     counted: Counter[str] = Counter()
     for part in made:
-        counted.update(work.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
+        counted.update(context.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
     yield from counted.items()
 
 
-def _decide_by_time(work: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
-    column = work.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
+def _decide_by_time(context: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
+    column = context.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
     outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
     codes = np.array([-1 if isinstance(one, Rejected) else SPLITS.index(one) for one in outcomes], np.int8)
     which = column.indices.to_numpy(zero_copy_only=False)
@@ -77,10 +77,10 @@ def _decide_by_time(work: StageContext, part: Part, splitter: Splitter) -> _Spli
 
 
 def _reconcile_groups(
-    work: StageContext, made: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
+    context: StageContext, made: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
 ) -> list[_SplitDecisions]:
     """Move each group to its latest split, or reject the rows of groups in several splits."""
-    frames = [_read_groups(work, part, one) for part, one in zip(made, decided, strict=True)]
+    frames = [_read_groups(context, part, one) for part, one in zip(made, decided, strict=True)]
     ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
     merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
     spanning = merged.filter(pl.col("first") < pl.col("last"))
@@ -92,8 +92,8 @@ def _reconcile_groups(
 _FIRST_SPLIT, _LAST_SPLIT = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
 
 
-def _read_groups(work: StageContext, part: Part, decided: _SplitDecisions) -> pl.DataFrame:
-    groups = work.store.table(part.files["rows"], ["group_key"]).column(0)
+def _read_groups(context: StageContext, part: Part, decided: _SplitDecisions) -> pl.DataFrame:
+    groups = context.store.table(part.files["rows"], ["group_key"]).column(0)
     return pl.DataFrame(
         {"group": groups.to_pylist(), "code": decided.codes}, schema={"group": pl.String, "code": pl.Int8}
     )
@@ -111,8 +111,8 @@ def _reconcile_part(
     return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
 
 
-def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> PartTask | None:
-    before = work.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
+def _plan_rewrite(context: StageContext, part: Part, decided: _SplitDecisions) -> PartTask | None:
+    before = context.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
         return None
     drop = sorted(decided.rejected)
@@ -120,5 +120,5 @@ def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> P
     codes = np.maximum(decided.codes, 0).tobytes()
     why = tuple(decided.rejected[place] for place in drop)
     fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
-    task = RewriteTask(work.store.root, work.folder, fingerprint, part, tabulate_removed(decided.rejected), codes)
+    task = RewriteTask(context.store.root, context.folder, fingerprint, part, tabulate_removed(decided.rejected), codes)
     return PartTask(fingerprint, task, 0, part.files["rows"].bytes)

@@ -50,18 +50,18 @@ def measure_segments(shard: NumberedShard, shelf: ExportShelf) -> bytes:
     return told.tobytes()
 
 
-def open_shelf(work: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShelf:
+def open_shelf(context: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShelf:
     """Return what the jobs of an export read."""
     shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
-    copies = ShardCopies(work.store.root, shards, scratch, keeps_padding=False)
+    copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
     return ExportShelf(copies, _locate_first_segments(source))
 
 
-def measure_shelf(work: StageContext, shelf: ExportShelf) -> "NDArray[np.void]":
+def measure_shelf(context: StageContext, shelf: ExportShelf) -> "NDArray[np.void]":
     """Return each segment's hash and targets over all shards."""
     shards = shelf.copies.shards
     size = 4 * sum(shard.file.bytes for shard in shards)
-    told = work.pool.map(measure_segments, shards, size_bytes=size, shared=shelf)
+    told = context.pool.map(measure_segments, shards, size_bytes=size, shared=shelf)
     return np.frombuffer(b"".join(told), _SEGMENT_DTYPE)
 
 
@@ -113,7 +113,7 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
 
 
 def write_export_files(
-    work: StageContext,
+    context: StageContext,
     export: Export,
     layout: ExportLayout,
     segments: Ints,
@@ -122,21 +122,21 @@ def write_export_files(
     at: str,
 ) -> tuple[list[FileDigests], str]:
     """Write all files of a layout; return them and the content hash of what was read back."""
-    if work.store.exists(at):
+    if context.store.exists(at):
         # Leftovers of a build that was killed.
-        work.store.remove(at)
+        context.store.remove(at)
     terms = build_export_terms(card, text=export_manifest.encode_json(card).decode())
     tasks = [_ExportTask(export, replace(job, segments=segments[job.segments]), at, terms) for job in layout.jobs]
     size = 4 * int(card["counts"]["tokens"])
     files: list[FileDigests] = []
     total = 0
-    for own, found in work.pool.map(write_export_job, tasks, size_bytes=size, shared=shelf):
+    for own, found in context.pool.map(write_export_job, tasks, size_bytes=size, shared=shelf):
         files += own
         total += found
     with shelf.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
         last = export.finish(folder, [one.written for one in files], terms)
-        files += _publish_written_files(work.store, folder, last, at)
+        files += _publish_written_files(context.store, folder, last, at)
     return files, f"{total % native.HASH_MODULUS:032x}"
 
 

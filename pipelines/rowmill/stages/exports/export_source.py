@@ -54,15 +54,15 @@ class ExportSource:
         return expand_ranges(self.first_segments[self.rows], counts)
 
 
-def collect_export_source(work: StageContext, export: Export) -> ExportSource:
+def collect_export_source(context: StageContext, export: Export) -> ExportSource:
     """Find the segments of an export's split, in training order."""
-    packed = inputs.get_packed_shards(work)
+    packed = inputs.get_packed_shards(context)
     parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
     shards = tuple(part.files["shard"] for part in parts)
     counts = [np.empty(0, np.int64)]
     lengths = [np.empty(0, np.int64)]
     for shard in shards:
-        column = work.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
+        column = context.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
         counts.append(np.diff(np.asarray(column.offsets, np.int64)))
         lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
     first_rows = compute_offsets([shard.rows for shard in shards])
@@ -73,14 +73,14 @@ def collect_export_source(work: StageContext, export: Export) -> ExportSource:
         first_rows=first_rows,
         first_segments=compute_offsets(np.concatenate(counts)),
         lengths=np.concatenate(lengths),
-        rows=_list_ordered_rows(work, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
+        rows=_list_ordered_rows(context, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
     )
 
 
-def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
+def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
     """Return the rows of the train shards in training order, without fillers."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    order = inputs.load_order(work.store, splits, ("dataset", "sequence_id", "pass", "filler"))
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "pass", "filler"))
     shown = pc.invert(order.column("filler"))
     if export.passes == "first":
         shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
@@ -90,26 +90,28 @@ def _list_ordered_rows(work: StageContext, export: Export, packed: Mapping[str, 
 
 
 def describe_export_shape(
-    work: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
+    context: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
 ) -> ExportIndex:
     """Return the input of an export's layout: lengths and order, without tokens."""
     segments = source.segments
     values, domains = (
-        _read_segment_domains(work, source) if export.BY_DOMAIN else ((None,), np.zeros(len(source.lengths), np.int64))
+        _read_segment_domains(context, source)
+        if export.BY_DOMAIN
+        else ((None,), np.zeros(len(source.lengths), np.int64))
     )
     return ExportIndex(
-        seq_len=work.recipe.seq_len,
-        vocab_size=_resolve_export_vocab_size(work, card),
+        seq_len=context.recipe.seq_len,
+        vocab_size=_resolve_export_vocab_size(context, card),
         bos_id=card["bos_id"],
         eos_id=card["eos_id"],
-        kinds=frozenset(one.row_kind for one in work.recipe.datasets.values()),
+        kinds=frozenset(one.row_kind for one in context.recipe.datasets.values()),
         lengths=source.lengths[segments],
         sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
         domains=domains[segments],
         domain_values=values,
-        name_of=lambda number: _name_segment(work, source, int(segments[number])),
+        name_of=lambda number: _name_segment(context, source, int(segments[number])),
         best_fit=_plan_best_fit,
-        objective=work.recipe.objective,
+        objective=context.recipe.objective,
     )
 
 
@@ -118,27 +120,27 @@ def _plan_best_fit(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
     return plan.examples, plan.sequence_offsets
 
 
-def _resolve_export_vocab_size(work: StageContext, card: Mapping[str, Any]) -> int:
-    return work.recipe.vocab_size or int(card["vocab_size"])
+def _resolve_export_vocab_size(context: StageContext, card: Mapping[str, Any]) -> int:
+    return context.recipe.vocab_size or int(card["vocab_size"])
 
 
-def _name_segment(work: StageContext, source: ExportSource, segment: int) -> str:
+def _name_segment(context: StageContext, source: ExportSource, segment: int) -> str:
     firsts = compute_offsets([file.rows for file in source.lineage])
     which = int(np.searchsorted(firsts, segment, "right")) - 1
-    column = work.store.table(source.lineage[which], ("example_id",)).column(0)
+    column = context.store.table(source.lineage[which], ("example_id",)).column(0)
     return str(column[segment - int(firsts[which])].as_py())
 
 
-def _read_segment_domains(work: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
+def _read_segment_domains(context: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
     """Return all domain values, and for each segment over all shards the index of its domain."""
     found = [pl.Series("domain", [], pl.String)]
-    for one in inputs.get_packed_shards(work).values():
+    for one in inputs.get_packed_shards(context).values():
         lineage = [file for file in one.files("segments") if file in source.lineage]
-        examples = _load_export_input(work, one, TOKENIZED_EXAMPLES).files("examples")
+        examples = _load_export_input(context, one, TOKENIZED_EXAMPLES).files("examples")
         if not lineage:
             continue
-        known = _read_frame(work.store, examples, ("example_id", "domain"))
-        wanted = _read_frame(work.store, lineage, ("example_id",))
+        known = _read_frame(context.store, examples, ("example_id", "domain"))
+        wanted = _read_frame(context.store, lineage, ("example_id",))
         found.append(wanted.join(known, on="example_id", how="left", maintain_order="left")["domain"])
     every = pl.concat(found)
     # This is the domain of rows without one; a record's value of the same name is indistinguishable.
@@ -152,18 +154,18 @@ def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> 
     return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
 
 
-def _load_export_input(work: StageContext, made: Manifest, stage: str) -> Manifest:
+def _load_export_input(context: StageContext, made: Manifest, stage: str) -> Manifest:
     key: StageKey = (*made.key[:-1], stage)
-    return manifest.load_version(work.store, key, made.inputs.get("/".join(key)))
+    return manifest.load_version(context.store, key, made.inputs.get("/".join(key)))
 
 
 def build_export_card(
-    work: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
+    context: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
 ) -> dict[str, Any]:
     """Return the identity card that is written next to the files."""
-    packed = inputs.get_packed_shards(work)
+    packed = inputs.get_packed_shards(context)
     own = next(iter(packed.values())).card
-    multiple = work.recipe.segment_multiple_of
+    multiple = context.recipe.segment_multiple_of
     return {
         "format": export.kind_name,
         "format_version": export.VERSION,
@@ -172,16 +174,16 @@ def build_export_card(
         "split": export.split,
         "passes": export.passes,
         **{name: own[name] for name in ("tokenizer_files", "tokenizer_digest")},
-        "vocab_size": _resolve_export_vocab_size(work, own),
+        "vocab_size": _resolve_export_vocab_size(context, own),
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
-        "seq_len": work.recipe.seq_len,
+        "seq_len": context.recipe.seq_len,
         **({"segment_multiple_of": multiple} if multiple > 1 else {}),
-        "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
-        **({} if work.recipe.objective == DEFAULT_OBJECTIVE else {"objective": work.recipe.objective}),
-        "recipe": work.recipe.name,
-        "order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"],
-        "datasets": {name: _build_dataset_card(work, one) for name, one in packed.items()},
-        "waivers": sorted({waiver for one in work.inputs.values() for waiver in one.waivers}),
+        "kinds": sorted({one.row_kind for one in context.recipe.datasets.values()}),
+        **({} if context.recipe.objective == DEFAULT_OBJECTIVE else {"objective": context.recipe.objective}),
+        "recipe": context.recipe.name,
+        "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
+        "datasets": {name: _build_dataset_card(context, one) for name, one in packed.items()},
+        "waivers": sorted({waiver for one in context.inputs.values() for waiver in one.waivers}),
         "builder": export_manifest.describe_builder(),
         "counts": dict(counts),
         "left_out": dict(layout.left_out),
@@ -190,8 +192,8 @@ def build_export_card(
     }
 
 
-def _build_dataset_card(work: StageContext, packed: Manifest) -> dict[str, Any]:
-    raw = _load_export_input(work, packed, RAW_DATASET)
+def _build_dataset_card(context: StageContext, packed: Manifest) -> dict[str, Any]:
+    raw = _load_export_input(context, packed, RAW_DATASET)
     return {
         "attention": packed.card["attention"],
         "template_digest": packed.card["template_digest"],

@@ -48,9 +48,9 @@ VERSION = 5
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
 
-def find_export(work: StageContext) -> Export:
+def find_export(context: StageContext) -> Export:
     """Return the options of the export that a step makes."""
-    return next(one for one in work.recipe.exports if one.name == work.key[-1])
+    return next(one for one in context.recipe.exports if one.name == context.key[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +85,42 @@ def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
 # ── Making it ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_export(work: StageContext) -> StageOutput:
+def make_export(context: StageContext) -> StageOutput:
     """Write one export, or reuse the one of an earlier build."""
-    at = part_folder(work.folder, _fingerprint_export(work))
-    part = load_kept_part(work.store, work.folder, _fingerprint_export(work))
+    at = part_folder(context.folder, _fingerprint_export(context))
+    part = load_kept_part(context.store, context.folder, _fingerprint_export(context))
     reused = part is not None
     if part is None:
-        part = _make_export_part(work, f"{at}/{work.key[-1]}")
-        save_kept_part(work.store, work.folder, part)
-    return _build_export_output(work, part, reused=reused)
+        part = _make_export_part(context, f"{at}/{context.key[-1]}")
+        save_kept_part(context.store, context.folder, part)
+    return _build_export_output(context, part, reused=reused)
 
 
-def _fingerprint_export(work: StageContext) -> str:
-    versions = sorted(("/".join(key), one.version) for key, one in work.inputs.items())
-    waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers})
-    return digest_json(EXPORTS, identify_export(work.recipe, work.key[-1]), versions, waivers)
+def _fingerprint_export(context: StageContext) -> str:
+    versions = sorted(("/".join(key), one.version) for key, one in context.inputs.items())
+    waivers = sorted({waiver for one in context.inputs.values() for waiver in one.waivers})
+    return digest_json(EXPORTS, identify_export(context.recipe, context.key[-1]), versions, waivers)
 
 
-def _make_export_part(work: StageContext, at: str) -> Part:
-    export = find_export(work)
-    source = collect_export_source(work, export)
-    tokenizer = next(iter(inputs.get_packed_shards(work).values())).card
+def _make_export_part(context: StageContext, at: str) -> Part:
+    export = find_export(context)
+    source = collect_export_source(context, export)
+    tokenizer = next(iter(inputs.get_packed_shards(context).values())).card
     if not len(source.rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "
             f"splits.{export.split}, or delete the export"
         )
-    layout = export.lay_out(describe_export_shape(work, export, source, tokenizer))
+    layout = export.lay_out(describe_export_shape(context, export, source, tokenizer))
     if not layout.jobs:
         raise ConfigError(
             f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(source.segments)} segments "
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
-    with open_host_scratch(work) as scratch:
-        shelf = open_shelf(work, source, scratch)
+    with open_host_scratch(context) as scratch:
+        shelf = open_shelf(context, source, scratch)
         chosen = np.concatenate([source.segments[job.segments] for job in layout.jobs])
-        expected = measure_shelf(work, shelf)[chosen]
+        expected = measure_shelf(context, shelf)[chosen]
         counts = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
@@ -128,15 +128,15 @@ def _make_export_part(work: StageContext, at: str) -> Part:
             "trained_tokens": int(expected["trained"].sum()),
         }
         content = f"{_sum_hashes(expected['hash']):032x}"
-        card = build_export_card(work, export, layout, counts, content)
-        files, found = write_export_files(work, export, layout, source.segments, shelf, card, at)
+        card = build_export_card(context, export, layout, counts, content)
+        files, found = write_export_files(context, export, layout, source.segments, shelf, card, at)
         facts = counts | {
             "content_hash": content,
             "conserved": found == content and _count_trained_tokens(files) == counts["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
-        published = publish_export_manifest(work.store, files, card, at)
-        return Part(_fingerprint_export(work), published, facts | {"card": card})
+        published = publish_export_manifest(context.store, files, card, at)
+        return Part(_fingerprint_export(context), published, facts | {"card": card})
 
 
 def _sum_hashes(hashes: "NDArray[np.void]") -> int:
@@ -152,7 +152,7 @@ def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
 # ── The manifest, and the messages for users ───────────────────────────────────────────────────────
 
 
-def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> StageOutput:
+def _build_export_output(context: StageContext, part: Part, *, reused: bool) -> StageOutput:
     facts, card = dict(part.facts), dict(part.facts["card"])
     rows = [
         (name, file.rows, file.bytes) for name, file in part.files.items() if name not in (CARD_FILE, MANIFEST_FILE)
@@ -227,7 +227,7 @@ STAGE = StageDeclaration(
     description="The same tokens and masks in one trainer's file format, with an identity card.",
     scope="export",
     identity=identify_export,
-    prepare=lambda work: PreparedStage((), lambda: make_export(work)),
+    prepare=lambda context: PreparedStage((), lambda: make_export(context)),
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     stats_inputs=StatsInputs(_count_export_rows),

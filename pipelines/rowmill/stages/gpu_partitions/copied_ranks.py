@@ -85,28 +85,28 @@ class _WrittenShards:
     padding: int
 
 
-def write_copied_ranks(work: StageContext, names: Sequence[str]) -> Iterator[Part]:
+def write_copied_ranks(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
     """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
-    sources = open_rank_sources(work)
+    sources = open_rank_sources(context)
     rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
     shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
-    tasks = {name: _plan_tasks(work, name, rows[name]) for name in names}
+    tasks = {name: _plan_tasks(context, name, rows[name]) for name in names}
     size = 4 * sum(shard.file.bytes for shard in shards)
-    with open_host_scratch(work) as scratch:
-        copies = ShardCopies(work.store.root, shards, scratch, keeps_padding=True)
+    with open_host_scratch(context) as scratch:
+        copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True)
         source = _RankSource(copies, sources.first_rows, sources.filler)
         every = [task for own in tasks.values() for task in own]
-        made = work.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
+        made = context.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
         for name, own in tasks.items():
             written = [next(made) for _ in own]
             yield _make_rank_part(sources, name, rows[name], written)
 
 
-def make_rank_schema(work: StageContext) -> pa.Schema:
+def make_rank_schema(context: StageContext) -> pa.Schema:
     """Return the columns of a rank's shards."""
-    columns = inputs.list_segment_columns(work.recipe, get_row_kind(work.recipe))
+    columns = inputs.list_segment_columns(context.recipe, get_row_kind(context.recipe))
     return native.make_sequence_schema(
-        weighted=work.recipe.has_loss_weights, token_fields=work.recipe.rollout_fields.per_token, columns=columns
+        weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=columns
     )
 
 
@@ -114,29 +114,29 @@ def _parse_rank(name: str) -> int:
     return int(name.split("-")[1])
 
 
-def _locate_rank(work: StageContext, name: str) -> str:
-    return f"{part_folder(work.folder, fingerprint_rank(work, name))}/{name}"
+def _locate_rank(context: StageContext, name: str) -> str:
+    return f"{part_folder(context.folder, fingerprint_rank(context, name))}/{name}"
 
 
-def _plan_tasks(work: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
-    per_shard = max(1, SHARD_TOKENS // work.recipe.seq_len)
+def _plan_tasks(context: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
+    per_shard = max(1, SHARD_TOKENS // context.recipe.seq_len)
     per_task = TASK_SHARDS * per_shard
     return [
         _RankTask(
-            root=work.store.root,
-            folder=_locate_rank(work, name),
+            root=context.store.root,
+            folder=_locate_rank(context, name),
             first=begin // per_shard,
             wanted=wanted[begin : begin + per_task],
             per_shard=per_shard,
-            group_rows=native.count_group_rows(work.recipe.seq_len),
-            card=make_rank_card(work, _parse_rank(name)),
+            group_rows=native.count_group_rows(context.recipe.seq_len),
+            card=make_rank_card(context, _parse_rank(name)),
         )
         for begin in range(0, len(wanted), per_task)
     ]
 
 
 def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequence[_WrittenShards]) -> Part:
-    work, expected = sources.work, sources.hashes.sum_content(rows)
+    context, expected = sources.context, sources.hashes.sum_content(rows)
     counted: dict[str, list[int]] = {}
     for one in written:
         for dataset, counts in one.counted.items():
@@ -145,13 +145,13 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
     found = sum(one.found for one in written) % native.HASH_MODULUS
     files = {file: value for one in written for file, value in one.files.items()}
     sequences = sum(file.rows for file in files.values())
-    files["facts"] = write_step_facts(sources, _locate_rank(work, name), _parse_rank(name))
+    files["facts"] = write_step_facts(sources, _locate_rank(context, name), _parse_rank(name))
     padding = sum(one.padding for one in written)
     facts = summarize_rank(sequences, counted, padding) | {
         "conserved": found == expected,
         "content_hash": f"{found:032x}",
     }
-    return Part(fingerprint_rank(work, name), files, facts)
+    return Part(fingerprint_rank(context, name), files, facts)
 
 
 # ── One task ───────────────────────────────────────────────────────────────────────────────────────

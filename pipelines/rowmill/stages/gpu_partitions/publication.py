@@ -19,7 +19,7 @@ from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, is_inde
 
 
 def publish_gpu_partitions(
-    work: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
+    context: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
 ) -> None:
     """Write `current.json` for trainers, once every rank of this order is built and its tokens are conserved.
 
@@ -31,14 +31,14 @@ def publish_gpu_partitions(
     facts = read_facts(GpuPartitionsFacts, made.facts)
     if facts.conservation or facts.ranks != facts.world_size:
         return
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
     ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)}
     order = read_facts(TrainingSplitsFacts, splits.facts)
-    packed = {name: work.inputs[(work.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
+    packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
     content = {
         "version": made.version,
-        "recipe": work.recipe.name,
+        "recipe": context.recipe.name,
         "order": splits.card["order"],
         "order_file": splits.parts[0].files["order"].path,
         # An order of more than a million places has several files, of which the one above is the first.
@@ -50,8 +50,10 @@ def publish_gpu_partitions(
         "places": order.places,
         "steps": order.steps,
         # Orders kept from a VERSION before 3 do not record it.
-        "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
-        "sets": {name: _describe_evaluation_set(work, name, one) for name, one in packed.items()},
+        "has_steps": splits.card["has_steps"]
+        if "has_steps" in splits.card
+        else bool(context.recipe.mixture.batch_sizes),
+        "sets": {name: _describe_evaluation_set(context, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
         "loosened": list(loosened),
@@ -70,8 +72,8 @@ def publish_gpu_partitions(
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,
     }
-    work.store.write_sealed(f"{work.folder}/current.json", content)
-    cross_stage.write_published_counts(work.store, made)
+    context.store.write_sealed(f"{context.folder}/current.json", content)
+    cross_stage.write_published_counts(context.store, made)
 
 
 def _describe_rank(part: Part) -> dict[str, Any]:
@@ -85,13 +87,13 @@ def _describe_rank(part: Part) -> dict[str, Any]:
     }
 
 
-def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
+def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
     """Describe a dataset's shards by split, in the order of its plans, and its tags, for evaluation."""
     shards: dict[str, list[list[Any]]] = {}
     for part in packed.parts:
         if "shard" in part.files:
             file = part.files["shard"]
             shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
-    dataset = work.recipe.datasets.get(name)
+    dataset = context.recipe.datasets.get(name)
     tags = dataset.source.tags if dataset is not None else ()
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}

@@ -57,23 +57,23 @@ RANK_INDEX_SCHEMA = pa.schema(
 """One line per sequence of a rank, in the order of training. A filler has no dataset's name, sequence and shard −1."""
 
 
-def write_rank_indexes(work: StageContext, names: Sequence[str]) -> Iterator[Part]:
+def write_rank_indexes(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
     """Write the indexes of some ranks, and yield each rank once its index was read back."""
-    sources = open_rank_sources(work)
-    yield from (_write_rank_index(work, sources, name) for name in names)
+    sources = open_rank_sources(context)
+    yield from (_write_rank_index(context, sources, name) for name in names)
 
 
-def _write_rank_index(work: StageContext, sources: RankSources, name: str) -> Part:
+def _write_rank_index(context: StageContext, sources: RankSources, name: str) -> Part:
     rank = int(name.split("-")[1])
-    fingerprint, card = fingerprint_rank(work, name), make_rank_card(work, rank)
-    folder = f"{part_folder(work.folder, fingerprint)}/{name}"
+    fingerprint, card = fingerprint_rank(context, name), make_rank_card(context, rank)
+    folder = f"{part_folder(context.folder, fingerprint)}/{name}"
     own = sources.select_rank(rank)
     files = {
-        "index": _save_index(work.store, f"{folder}/index.parquet", _tabulate_index(sources, own), card),
-        "filler": _save_filler(work.store, f"{folder}/filler.parquet", sources.filler, card),
+        "index": _save_index(context.store, f"{folder}/index.parquet", _tabulate_index(sources, own), card),
+        "filler": _save_filler(context.store, f"{folder}/filler.parquet", sources.filler, card),
         "facts": write_step_facts(sources, folder, rank),
     }
-    found = sources.hashes.sum_content(_locate_lines(work.store, files["index"], sources.first_rows))
+    found = sources.hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
     facts = summarize_rank(
         len(sources.rows[own]), _count_tokens(sources, own), int(sources.padding[sources.rows[own]].sum())
     ) | {

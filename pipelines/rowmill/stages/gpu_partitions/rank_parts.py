@@ -66,9 +66,11 @@ def rank_names(world_size: int) -> tuple[str, ...]:
     return tuple(rank_name(rank, world_size) for rank in range(world_size))
 
 
-def fingerprint_rank(work: StageContext, name: str) -> str:
+def fingerprint_rank(context: StageContext, name: str) -> str:
     """Return the fingerprint of a rank: the order, its sequences, the world size."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
     # The order names sequences by number only, so the shards' content must be included.
-    packed = [one.version for one in inputs.get_packed_shards(work).values()]
-    return digest_json(GPU_PARTITIONS, identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name)
+    packed = [one.version for one in inputs.get_packed_shards(context).values()]
+    return digest_json(
+        GPU_PARTITIONS, identify_gpu_partitions(context.recipe, "")["ranks"], splits.version, packed, name
+    )

@@ -34,7 +34,7 @@ from rowmill.stages.base import StageContext
 class RankSources:
     """The packed shards of the order, and the order."""
 
-    work: StageContext
+    context: StageContext
     packed: Mapping[str, Manifest]
     order: pa.Table
 
@@ -51,13 +51,13 @@ class RankSources:
     @cached_property
     def steps(self) -> pa.Table:
         """The facts of all ranks per step."""
-        splits = self.work.inputs[(self.work.recipe.name, TRAINING_SPLITS)]
-        return inputs.load_rank_steps(self.work.store, splits)
+        splits = self.context.inputs[(self.context.recipe.name, TRAINING_SPLITS)]
+        return inputs.load_rank_steps(self.context.store, splits)
 
     @cached_property
     def filler(self) -> pa.Table:
         """One sequence without a target, which fills a place that no sequence has."""
-        recipe, card = self.work.recipe, next(iter(self.packed.values())).card
+        recipe, card = self.context.recipe, next(iter(self.packed.values())).card
         return native.make_fillers(
             1,
             pad_id=native.choose_pad_id(card),
@@ -71,15 +71,15 @@ class RankSources:
     @cached_property
     def padding(self) -> Ints:
         """The pad tokens of each row: int64[R]; all 0 where the recipe pads no segments."""
-        if self.work.recipe.segment_multiple_of == 1:
+        if self.context.recipe.segment_multiple_of == 1:
             return np.zeros(int(self.first_rows[-1]), np.int64)
-        shards = (self.work.store.table(part.files["shard"], [PADDING_COLUMN]) for part in self.shards)
+        shards = (self.context.store.table(part.files["shard"], [PADDING_COLUMN]) for part in self.shards)
         return np.concatenate([list_padding_tokens(one) for one in (*shards, self.filler)])
 
     @cached_property
     def hashes(self) -> SequenceHashes:
         """The content hashes and sizes of all rows."""
-        store = self.work.store
+        store = self.context.store
         return join_hashes(
             [*(read_hashes(store, part) for part in self.shards), tabulate_hashes(self.filler.combine_chunks())]
         )
@@ -95,13 +95,13 @@ class RankSources:
 
     def select_rank(self, rank: int) -> slice:
         """Return the places of a rank."""
-        return slice(rank, None, self.work.recipe.partitions.world_size)
+        return slice(rank, None, self.context.recipe.partitions.world_size)
 
 
-def open_rank_sources(work: StageContext) -> RankSources:
+def open_rank_sources(context: StageContext) -> RankSources:
     """Open the order that ranks are made of."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    return RankSources(work, inputs.get_packed_shards(work), inputs.load_order(work.store, splits))
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    return RankSources(context, inputs.get_packed_shards(context), inputs.load_order(context.store, splits))
 
 
 def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
@@ -121,15 +121,15 @@ def get_row_kind(recipe: Recipe) -> RowKind:
     return next(iter(recipe.datasets.values())).row_kind
 
 
-def make_rank_card(work: StageContext, rank: int) -> dict[str, str]:
+def make_rank_card(context: StageContext, rank: int) -> dict[str, str]:
     """Return the identity card that every file of a rank carries."""
-    splits = work.inputs[(work.recipe.name, TRAINING_SPLITS)]
-    shard_card: dict[str, Any] = next(iter(inputs.get_packed_shards(work).values())).card
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    shard_card: dict[str, Any] = next(iter(inputs.get_packed_shards(context).values())).card
     own = {
-        "recipe": work.recipe.name,
+        "recipe": context.recipe.name,
         "order": str(splits.card["order"]),
         "rank": str(rank),
-        "world_size": str(work.recipe.partitions.world_size),
+        "world_size": str(context.recipe.partitions.world_size),
     }
     return {k: str(v) for k, v in shard_card.items() if k != "dataset"} | own
 
@@ -137,7 +137,7 @@ def make_rank_card(work: StageContext, rank: int) -> dict[str, str]:
 def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
     """Write a rank's facts per step beside its files, so that the folder of a rank is complete."""
     own = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
-    return part_files.write_parquet(sources.work.store, f"{folder}/facts.parquet", own)
+    return part_files.write_parquet(sources.context.store, f"{folder}/facts.parquet", own)
 
 
 def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding: int) -> dict[str, Any]:

@@ -40,43 +40,43 @@ from rowmill.stages.kept_parts import load_kept_part, save_kept_part
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 
-def prepare_gpu_partitions(work: StageContext) -> PreparedStage:
+def prepare_gpu_partitions(context: StageContext) -> PreparedStage:
     """Determine the ranks of the output: one can be built without the others."""
-    return PreparedStage(list_ranks(work), lambda: make_gpu_partitions(work))
+    return PreparedStage(list_ranks(context), lambda: make_gpu_partitions(context))
 
 
-def list_ranks(work: StageContext) -> tuple[str, ...]:
+def list_ranks(context: StageContext) -> tuple[str, ...]:
     """Return the ranks that the manifest will name: the wanted ones and those already built."""
-    names = rank_names(work.recipe.partitions.world_size)
-    wanted = set(work.ranks or names)
+    names = rank_names(context.recipe.partitions.world_size)
+    wanted = set(context.ranks or names)
     return tuple(
         name
         for name in names
-        if name in wanted or load_kept_part(work.store, work.folder, fingerprint_rank(work, name))
+        if name in wanted or load_kept_part(context.store, context.folder, fingerprint_rank(context, name))
     )
 
 
-def count_stale_ranks(work: StageContext, present: Sequence[str]) -> int:
+def count_stale_ranks(context: StageContext, present: Sequence[str]) -> int:
     """Count partitions kept for an older order or other shards.
 
     Ranks can be built one at a time; the others are then still from an older order, and must not be mixed with it.
     """
-    known = {name for one in manifest.list_versions(work.store, work.key) for name in one.card.get("ranks", ())}
-    return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
+    known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
+    return len(known & set(rank_names(context.recipe.partitions.world_size)) - set(present))
 
 
-def make_gpu_partitions(work: StageContext) -> StageOutput:
+def make_gpu_partitions(context: StageContext) -> StageOutput:
     """Write the wanted ranks that do not exist yet, and describe all."""
-    present = list_ranks(work)
-    kept = {name: load_kept_part(work.store, work.folder, fingerprint_rank(work, name)) for name in present}
+    present = list_ranks(context)
+    kept = {name: load_kept_part(context.store, context.folder, fingerprint_rank(context, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
     if missing:
-        write_ranks = _RANK_WRITERS[work.recipe.partitions.layout]
-        for name, part in zip(missing, write_ranks(work, missing), strict=True):
-            save_kept_part(work.store, work.folder, part)
+        write_ranks = _RANK_WRITERS[context.recipe.partitions.layout]
+        for name, part in zip(missing, write_ranks(context, missing), strict=True):
+            save_kept_part(context.store, context.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
-    return _build_ranks_output(work, list(present), ranks, reused=len(present) - len(missing))
+    return _build_ranks_output(context, list(present), ranks, reused=len(present) - len(missing))
 
 
 _RANK_WRITERS: Mapping[RankLayout, Callable[[StageContext, Sequence[str]], Iterator[Part]]] = {
@@ -88,7 +88,7 @@ _RANK_WRITERS: Mapping[RankLayout, Callable[[StageContext, Sequence[str]], Itera
 # ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
 
 
-def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
+def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
     trained = [int(part.facts["trained_tokens"]) for part in ranks]
     rows = [
         (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
@@ -98,9 +98,9 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
         parts=ranks,
         facts=GpuPartitionsFacts(
             conservation=sum(not part.facts["conserved"] for part in ranks),
-            stale_rank=count_stale_ranks(work, names),
+            stale_rank=count_stale_ranks(context, names),
             ranks=len(ranks),
-            world_size=work.recipe.partitions.world_size,
+            world_size=context.recipe.partitions.world_size,
             sequences=sum(int(p.facts["sequences"]) for p in ranks),
             fillers=sum(int(p.facts["fillers"]) for p in ranks),
             tokens=sum(int(p.facts["tokens"]) for p in ranks),
@@ -110,17 +110,17 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
         token_ledger=_account_rank_tokens(ranks),
         tables={
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
-            "datasets": _tabulate_datasets(work, ranks),
+            "datasets": _tabulate_datasets(context, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in _get_rank_schema(work)),
-        card={"order": work.inputs[(work.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
+        schema=tuple((f.name, str(f.type)) for f in _get_rank_schema(context)),
+        card={"order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
 
 
-def _get_rank_schema(work: StageContext) -> pa.Schema:
-    return make_rank_schema(work) if work.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA
+def _get_rank_schema(context: StageContext) -> pa.Schema:
+    return make_rank_schema(context) if context.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA
 
 
 def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
@@ -134,11 +134,11 @@ def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
     ]
 
 
-def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTable:
+def _tabulate_datasets(context: StageContext, ranks: Sequence[Part]) -> DisplayTable:
     """Tabulate each dataset's contribution to the ranks: sequences, tokens, trained tokens, and shares."""
     sums = {
         name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
-        for name in work.recipe.datasets
+        for name in context.recipe.datasets
     }
     totals = [sum(values[i] for values in sums.values()) for i in range(3)]
     measures = ("sequences", "tokens", "trained_tokens")

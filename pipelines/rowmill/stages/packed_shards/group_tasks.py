@@ -58,54 +58,54 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def build_shard_card(work: StageContext) -> dict[str, Any]:
+def build_shard_card(context: StageContext) -> dict[str, Any]:
     """Return the identity card of a dataset's shards, which each of them carries."""
-    blocked = work.dataset.packing.block_cross_document_attention
+    blocked = context.dataset.packing.block_cross_document_attention
     own = {
         "format": "native",
         "format_version": VERSION,
-        "seq_len": work.recipe.seq_len,
+        "seq_len": context.recipe.seq_len,
         "attention": "blocked" if blocked else "open",
-        "recipe": work.recipe.name,
-        "dataset": work.dataset_name or "",
+        "recipe": context.recipe.name,
+        "dataset": context.dataset_name or "",
     }
-    return work.input(TOKENIZED_EXAMPLES).card | own
+    return context.input(TOKENIZED_EXAMPLES).card | own
 
 
-def get_packing_rules(work: StageContext) -> PackingRules:
+def get_packing_rules(context: StageContext) -> PackingRules:
     """Return the rules that a dataset's examples are packed by."""
-    return PackingRules(work.dataset.packing, work.dataset.row_kind, work.recipe.seq_len)
+    return PackingRules(context.dataset.packing, context.dataset.row_kind, context.recipe.seq_len)
 
 
-def plan_groups(work: StageContext, held: HeldOutValidation | None) -> list[PartTask]:
+def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[PartTask]:
     """Cut the parts into groups and describe the work of each; parts without examples are in no group."""
-    rules = get_packing_rules(work)
-    parts = _list_example_parts(work, held)
+    rules = get_packing_rules(context)
+    parts = _list_example_parts(context, held)
     target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
     borders = cut_groups([one.tokens for one in parts], [one.file.digest for one in parts], target)
-    streams = _count_streams(work, rules, parts, held) if rules.strategy == "concat" else None
+    streams = _count_streams(context, rules, parts, held) if rules.strategy == "concat" else None
     planned: list[PartTask] = []
     for first, end in borders:
         stretches = None if streams is None else _find_stretches(rules, streams, first, end)
         last = end if streams is None or stretches is None else _find_last_part(streams, stretches, first, end)
-        planned.append(_make_task(work, rules, parts[first:last], end - first, stretches))
+        planned.append(_make_task(context, rules, parts[first:last], end - first, stretches))
     return planned
 
 
-def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[Part]) -> list[PartTask]:
+def plan_held_group(context: StageContext, held: HeldOutValidation, made: Sequence[Part]) -> list[PartTask]:
     """Describe the work of packing the validation sequences that the groups set aside."""
     files = [part.files["held"] for part in made if "held" in part.files]
     if not files:
         return []
-    rules = get_packing_rules(work)
+    rules = get_packing_rules(context)
     code = SPLITS.index("validation")
     tokens = int(held.tokens[held.splits == code].sum())
     plan = held.plan.plan
     # Sequences are held out of a few parts: the others are in no segment.
-    touched = [one for one in _list_example_parts(work, held) if one.splits is not None and code in one.splits]
+    touched = [one for one in _list_example_parts(context, held) if one.splits is not None and code in one.splits]
     sources = _locate_sources([source for one in touched for source in one.sources])
     fingerprint = digest_json(
-        _identify_group(work, files, 0),
+        _identify_group(context, files, 0),
         "held",
         _identify_sources(sources),
         digest_bytes(plan.examples.tobytes()),
@@ -113,20 +113,20 @@ def plan_held_group(work: StageContext, held: HeldOutValidation, made: Sequence[
         digest_bytes(plan.sequence_offsets.tobytes()),
     )
     task = PackGroupTask(
-        root=work.store.root,
-        folder=work.folder,
+        root=context.store.root,
+        folder=context.folder,
         fingerprint=fingerprint,
-        dataset=work.dataset_name or "",
+        dataset=context.dataset_name or "",
         rules=rules,
         files=tuple(files),
         own=len(files),
         tokens=tokens,
         sources=sources,
-        card=_format_card(work),
-        stores_weights=work.recipe.has_loss_weights,
-        weighted=work.recipe.has_loss_weights,
-        fields=work.recipe.rollout_fields,
-        pad_id=_choose_pad_id(work),
+        card=_format_card(context),
+        stores_weights=context.recipe.has_loss_weights,
+        weighted=context.recipe.has_loss_weights,
+        fields=context.recipe.rollout_fields,
+        pad_id=_choose_pad_id(context),
         splits=np.full(sum(file.rows for file in files), code, np.int8),
         planned=held.plan,
     )
@@ -147,10 +147,10 @@ class _ExamplePart:
     splits: "NDArray[np.int8] | None"
 
 
-def _list_example_parts(work: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
-    made = [part for part in work.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
-    scanned = work.input(RAW_DATASET)
-    is_table = work.dataset.format.IS_TABLE
+def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
+    made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
+    scanned = context.input(RAW_DATASET)
+    is_table = context.dataset.format.IS_TABLE
     sources = _list_table_sources(made, scanned) if is_table else inputs.load_part_groups(scanned)
     firsts = None if held is None else held.first_rows
     return [
@@ -187,7 +187,7 @@ def _identify_sources(sources: Mapping[str, tuple[str, int]]) -> list[tuple[str,
 
 
 def _make_task(
-    work: StageContext,
+    context: StageContext,
     rules: PackingRules,
     parts: Sequence[_ExamplePart],
     own: int,
@@ -198,52 +198,52 @@ def _make_task(
     splits = [one.splits for one in parts if one.splits is not None]
     joined = np.concatenate(splits) if splits else None
     fingerprint = digest_json(
-        _identify_group(work, files, own),
+        _identify_group(context, files, own),
         _identify_sources(sources),
         None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
         None if joined is None else digest_bytes(joined.tobytes()),
     )
     tokens = sum(one.tokens for one in parts)
     task = PackGroupTask(
-        root=work.store.root,
-        folder=work.folder,
+        root=context.store.root,
+        folder=context.folder,
         fingerprint=fingerprint,
-        dataset=work.dataset_name or "",
+        dataset=context.dataset_name or "",
         rules=rules,
         files=files,
         own=own,
         tokens=tokens,
         sources=sources,
-        card=_format_card(work),
-        stores_weights=work.dataset.loss.weights,
-        weighted=work.recipe.has_loss_weights,
-        fields=work.recipe.rollout_fields,
-        pad_id=_choose_pad_id(work),
+        card=_format_card(context),
+        stores_weights=context.dataset.loss.weights,
+        weighted=context.recipe.has_loss_weights,
+        fields=context.recipe.rollout_fields,
+        pad_id=_choose_pad_id(context),
         stretches=stretches,
         splits=joined,
     )
     return PartTask(fingerprint, task, sum(file.rows for file in files[:own]), tokens)
 
 
-def _identify_group(work: StageContext, files: Sequence[File], own: int) -> str:
-    name = work.dataset_name or ""
+def _identify_group(context: StageContext, files: Sequence[File], own: int) -> str:
+    name = context.dataset_name or ""
     # The card is in every shard: another one must not take the place of files that a kept version names.
     return digest_json(
         PACKED_SHARDS,
         name,
-        identify_packed_shards(work.recipe, name),
-        build_shard_card(work),
+        identify_packed_shards(context.recipe, name),
+        build_shard_card(context),
         [file.digest for file in files],
         own,
     )
 
 
-def _choose_pad_id(work: StageContext) -> int | None:
-    return native.choose_pad_id(build_shard_card(work)) if work.recipe.segment_multiple_of > 1 else None
+def _choose_pad_id(context: StageContext) -> int | None:
+    return native.choose_pad_id(build_shard_card(context)) if context.recipe.segment_multiple_of > 1 else None
 
 
-def _format_card(work: StageContext) -> dict[str, str]:
-    return {name: str(value) for name, value in build_shard_card(work).items()}
+def _format_card(context: StageContext) -> dict[str, str]:
+    return {name: str(value) for name, value in build_shard_card(context).items()}
 
 
 # ── Joined documents ───────────────────────────────────────────────────────────────────────────────
@@ -258,13 +258,13 @@ class _Streams:
 
 
 def _count_streams(
-    work: StageContext, rules: PackingRules, parts: Sequence[_ExamplePart], held: HeldOutValidation | None
+    context: StageContext, rules: PackingRules, parts: Sequence[_ExamplePart], held: HeldOutValidation | None
 ) -> _Streams:
     multiple = rules.packing.room_multiple
     if held is None and multiple == 1:
         counts = [_sum_split_tokens(one.facts) for one in parts]
     else:
-        counts = [_count_split_room(work, one, multiple) for one in parts]
+        counts = [_count_split_room(context, one, multiple) for one in parts]
     tokens = {split: np.array([one.get(split, 0) for one in counts], np.int64) for split in SPLITS}
     before = {split: np.concatenate((np.zeros(1, np.int64), np.cumsum(own))) for split, own in tokens.items()}
     return _Streams(tokens, before)
@@ -278,9 +278,9 @@ def _sum_split_tokens(facts: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _count_split_room(work: StageContext, part: _ExamplePart, multiple: int) -> dict[str, int]:
+def _count_split_room(context: StageContext, part: _ExamplePart, multiple: int) -> dict[str, int]:
     """Sum the tokens of a part's examples by split, each rounded up to a multiple."""
-    table = work.store.table(part.file, ["tokens", "split"])
+    table = context.store.table(part.file, ["tokens", "split"])
     room = round_up(table.column("tokens").to_numpy(), multiple)
     splits = part.splits
     if splits is None:

@@ -50,24 +50,26 @@ from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, g
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 
-def make_packed_shards(work: StageContext) -> StageOutput:
+def make_packed_shards(context: StageContext) -> StageOutput:
     """Pack all groups, and the validation sequences that are held out by number."""
-    wanted = get_holdout_size(work.recipe, work.dataset_name or "")
-    held = None if wanted is None else hold_out_validation(work, get_packing_rules(work), wanted)
-    groups, reused, rows = make_parts(work, pack_group, plan_groups(work, held), is_reusable=is_intact)
+    wanted = get_holdout_size(context.recipe, context.dataset_name or "")
+    held = None if wanted is None else hold_out_validation(context, get_packing_rules(context), wanted)
+    groups, reused, rows = make_parts(context, pack_group, plan_groups(context, held), is_reusable=is_intact)
     side: list[Part] = []
     if held is not None:
-        packed, again, more = make_parts(work, pack_group, plan_held_group(work, held, groups), is_reusable=is_intact)
+        packed, again, more = make_parts(
+            context, pack_group, plan_held_group(context, held, groups), is_reusable=is_intact
+        )
         groups, reused, rows = [*groups, *packed], reused + again, rows + more
-        side.append(_write_moved_rows(work, held))
-    return _build_shards_output(work, groups, side, reused=reused, rows_made=rows)
+        side.append(_write_moved_rows(context, held))
+    return _build_shards_output(context, groups, side, reused=reused, rows_made=rows)
 
 
-def _write_moved_rows(work: StageContext, held: HeldOutValidation) -> Part:
+def _write_moved_rows(context: StageContext, held: HeldOutValidation) -> Part:
     """Write which rows were held out by number."""
     fingerprint = digest_json(PACKED_SHARDS, "moved", held.moved.to_pylist())
-    path = f"{part_folder(work.folder, fingerprint)}/moved.parquet"
-    return Part(fingerprint, {"moved": part_files.write_parquet(work.store, path, held.moved)}, _NO_SPLIT)
+    path = f"{part_folder(context.folder, fingerprint)}/moved.parquet"
+    return Part(fingerprint, {"moved": part_files.write_parquet(context.store, path, held.moved)}, _NO_SPLIT)
 
 
 _NO_SPLIT = {"split": ""}
@@ -93,7 +95,7 @@ def _list_parts(groups: Sequence[Part]) -> list[Part]:
 
 
 def _build_shards_output(
-    work: StageContext, groups: Sequence[Part], side: Sequence[Part], *, reused: int, rows_made: int
+    context: StageContext, groups: Sequence[Part], side: Sequence[Part], *, reused: int, rows_made: int
 ) -> StageOutput:
     parts = _list_parts(groups)
     shards = [part for part in parts if "shard" in part.files]
@@ -106,13 +108,13 @@ def _build_shards_output(
     kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
     losses = _sum_losses(groups)
     found = _add_group_hashes(groups, "found")
-    padding = _measure_padding(work, shards, planned)
+    padding = _measure_padding(context, shards, planned)
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
             conservation=int(found != _add_group_hashes(groups, "expected")),
             shard_digests=sum(int(group.facts["damaged"]) for group in groups),
-            fill=compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
+            fill=compute_share(planned, sequences * context.recipe.seq_len) if sequences else 1,
             limit_cost=compute_share(sequences - sum(int(group.facts["unlimited"]) for group in groups), sequences),
             packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
             packing_losses=losses,
@@ -131,10 +133,10 @@ def _build_shards_output(
             *([("all", "dropped", total - planned)] if total > planned else []),
             *([("all", "padding", padding["padding"])] if padding else []),
         ],
-        tables={"splits": _tabulate_splits(work, groups, shards), "packing": _tabulate_packing(work, shards)},
+        tables={"splits": _tabulate_splits(context, groups, shards), "packing": _tabulate_packing(context, shards)},
         histograms={"fill": _make_fill_histogram(groups)},
-        schema=tuple((f.name, str(f.type)) for f in _make_packed_schema(work)),
-        card=build_shard_card(work),
+        schema=tuple((f.name, str(f.type)) for f in _make_packed_schema(context)),
+        card=build_shard_card(context),
         parts_reused=reused,
         rows_made=rows_made,
     )
@@ -144,16 +146,16 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 """How an example can end at this stage without a token in any sequence: state and reason."""
 
 
-def _make_packed_schema(work: StageContext) -> pa.Schema:
-    own = inputs.list_segment_columns(work.recipe, work.dataset.row_kind)
+def _make_packed_schema(context: StageContext) -> pa.Schema:
+    own = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
     return native.make_shard_schema(
-        weighted=work.recipe.has_loss_weights, token_fields=work.recipe.rollout_fields.per_token, columns=own
+        weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=own
     )
 
 
-def _measure_padding(work: StageContext, shards: Sequence[Part], tokens: int) -> dict[str, Any]:
+def _measure_padding(context: StageContext, shards: Sequence[Part], tokens: int) -> dict[str, Any]:
     """Count the pad tokens after segments, and their share of all; nothing where segments are not padded."""
-    if work.recipe.segment_multiple_of == 1:
+    if context.recipe.segment_multiple_of == 1:
         return {}
     padding = sum(int(part.facts["padding"]) for part in shards)
     return {"padding": padding, "padding_share": compute_share(padding, tokens + padding)}
@@ -186,7 +188,7 @@ def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
     return {name: sum(int(part.facts[name]) for part in shards if part.facts["split"] == split) for name in names}
 
 
-def _tabulate_packing(work: StageContext, shards: Sequence[Part]) -> DisplayTable:
+def _tabulate_packing(context: StageContext, shards: Sequence[Part]) -> DisplayTable:
     """Tabulate per split how full its sequences are, how many segments each has, and what share of it trains."""
     rows: list[tuple[Any, ...]] = []
     for split in SPLITS:
@@ -194,18 +196,18 @@ def _tabulate_packing(work: StageContext, shards: Sequence[Part]) -> DisplayTabl
         sequences, tokens = sums["sequences"], sums["tokens"]
         if sequences:
             each = round(sums["segments"] / sequences, 2)
-            fill = compute_share(tokens, sequences * work.recipe.seq_len)
+            fill = compute_share(tokens, sequences * context.recipe.seq_len)
             rows.append((split, sequences, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
     return DisplayTable(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
 
 
-def _tabulate_splits(work: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> DisplayTable:
+def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> DisplayTable:
     rows: list[tuple[Any, ...]] = []
     for split in SPLITS:
         examples = sum(int(group.facts["splits"][split]) for group in groups)
         sums = _sum_split(shards, split)
         if examples:
-            rows.append((work.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
+            rows.append((context.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
     return DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
@@ -218,7 +220,7 @@ STAGE = StageDeclaration(
     facts=PackedShardsFacts,
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
     identity=identify_packed_shards,
-    prepare=lambda work: PreparedStage((), lambda: make_packed_shards(work)),
+    prepare=lambda context: PreparedStage((), lambda: make_packed_shards(context)),
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
     # Shards are not packed past a failed check of the statistics.
     gates=(TRUNCATION_STATS,),

@@ -72,7 +72,7 @@ def get_holdout_size(recipe: Recipe, name: str) -> int | None:
     return (recipe.mixture.num_validation_sequences or {}).get(name)
 
 
-def hold_out_validation(work: StageContext, rules: PackingRules, wanted: int) -> HeldOutValidation:
+def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int) -> HeldOutValidation:
     """Hold out `wanted` validation sequences of train: groups by their hash, the plan's first sequences of them.
 
     Raises
@@ -81,10 +81,10 @@ def hold_out_validation(work: StageContext, rules: PackingRules, wanted: int) ->
         If the source has validation rows already, or train rows do not fill so many sequences.
 
     """
-    _require_no_other_validation(work)
-    files = work.input(TOKENIZED_EXAMPLES).files("examples")
-    lengths = _read_lengths(work, files, rules)
-    rows = _hash_rows(work, files)
+    _require_no_other_validation(context)
+    files = context.input(TOKENIZED_EXAMPLES).files("examples")
+    lengths = _read_lengths(context, files, rules)
+    rows = _hash_rows(context, files)
     u = np.concatenate([one.of_examples for one in rows]) if rows else np.empty(0, np.uint64)
     in_train = lengths.splits == _TRAIN
     train = np.flatnonzero(in_train)
@@ -95,7 +95,7 @@ def hold_out_validation(work: StageContext, rules: PackingRules, wanted: int) ->
     np.add.at(room, train[pieces.examples], 1 if alone else filled)
     chosen = hold_out_groups(u, room, in_train, wanted if alone else wanted * rules.seq_len)
     if chosen is None:
-        raise _make_shortage_error(work, wanted, int(room.sum()), alone=alone)
+        raise _make_shortage_error(context, wanted, int(room.sum()), alone=alone)
     whole = plan_split(rules, lengths, "validation", np.flatnonzero(chosen))
     first = _take_first_sequences(whole.plan, wanted)
     splits = lengths.splits.copy()
@@ -147,29 +147,29 @@ def _renumber_held(whole: SplitPlan, first: SequencePlan, held: Ints, tokens: In
     )
 
 
-def _read_lengths(work: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
+def _read_lengths(context: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
     own = [one.name for one in EXAMPLE_COLUMNS.get(rules.row_kind, ()) if one.name == SIDE_LENGTHS]
-    tables = read_tables(work.store, files, ["tokens", "trained_tokens", "split", *own])
+    tables = read_tables(context.store, files, ["tokens", "trained_tokens", "split", *own])
 
     def read_column(part: int, name: str) -> Any:
-        return work.store.table(files[part], [name]).column(0).combine_chunks()
+        return context.store.table(files[part], [name]).column(0).combine_chunks()
 
     return make_lengths(pa.concat_tables(tables), [table.num_rows for table in tables], read_column)
 
 
-def _require_no_other_validation(work: StageContext) -> None:
-    parts = inputs.load_source_parts(work.input(RAW_DATASET))
+def _require_no_other_validation(context: StageContext) -> None:
+    parts = inputs.load_source_parts(context.input(RAW_DATASET))
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
-            f"mixture.num_validation_sequences.{work.dataset_name}: the source has rows for validation of its own; one "
+            f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; one "
             "of the two may say what is held out; delete the number, or name a source without validation"
         )
 
 
-def _make_shortage_error(work: StageContext, wanted: int, room: int, *, alone: bool) -> ConfigError:
-    there = room if alone else room // work.recipe.seq_len
+def _make_shortage_error(context: StageContext, wanted: int, room: int, *, alone: bool) -> ConfigError:
+    there = room if alone else room // context.recipe.seq_len
     return ConfigError(
-        f"mixture.num_validation_sequences.{work.dataset_name}: {wanted} sequences; all train rows together fill "
+        f"mixture.num_validation_sequences.{context.dataset_name}: {wanted} sequences; all train rows together fill "
         f"{there}; lower it to less than that, or add rows"
     )
 
@@ -187,17 +187,17 @@ class _HashedRows:
         return self.u[self.row_of_example]
 
 
-def _hash_rows(work: StageContext, files: Sequence[File]) -> list[_HashedRows]:
+def _hash_rows(context: StageContext, files: Sequence[File]) -> list[_HashedRows]:
     """Return the hashes of the rows that the examples were made of, part by part."""
-    name = (*work.dataset_key, CANONICAL_ROWS)
-    canonical = manifest.load_version(work.store, name, work.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
-    splitter = Splitter(work.dataset.splits, by_group=work.dataset.format.has_groups(work.dataset))
+    name = (*context.dataset_key, CANONICAL_ROWS)
+    canonical = manifest.load_version(context.store, name, context.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
+    splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
     found: list[_HashedRows] = []
     for rows, examples in zip(canonical.files("rows"), files, strict=True):
-        table = work.store.table(rows, ["row_id", "group_key", "content_hash"])
+        table = context.store.table(rows, ["row_id", "group_key", "content_hash"])
         keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
         u = np.array([splitter.hash_unit(group, content) for group, content in keys], np.uint64)
-        first = pc.list_element(work.store.table(examples, ["row_ids"]).column(0).combine_chunks(), 0)
+        first = pc.list_element(context.store.table(examples, ["row_ids"]).column(0).combine_chunks(), 0)
         row_ids = table.column("row_id").combine_chunks()
         found.append(
             _HashedRows(row_ids, u, pc.index_in(first, row_ids).to_numpy(zero_copy_only=False).astype(np.int64))

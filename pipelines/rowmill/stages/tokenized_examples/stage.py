@@ -68,9 +68,9 @@ UNVERIFIED_REASONS = frozenset(
 )
 
 
-def describe_tokenizer_origin(work: StageContext, loaded: LoadedTokenizer) -> dict[str, Any]:
+def describe_tokenizer_origin(context: StageContext, loaded: LoadedTokenizer) -> dict[str, Any]:
     """Record the tokenizer's name and commit; they are not part of the output's identity."""
-    found = find_recipe_tokenizer(work)
+    found = find_recipe_tokenizer(context)
     return {
         "name": found.choice.name,
         "revision": found.choice.revision,
@@ -79,21 +79,21 @@ def describe_tokenizer_origin(work: StageContext, loaded: LoadedTokenizer) -> di
     }
 
 
-def describe_tokenizer_change(work: StageContext, earlier: Manifest) -> str | None:
+def describe_tokenizer_change(context: StageContext, earlier: Manifest) -> str | None:
     """Describe how the tokenizer differs from that of earlier examples although the recipe is the same."""
     was: dict[str, Any] = earlier.details.get("tokenizer", {})
-    now = describe_tokenizer_origin(work, open_recipe_tokenizer(work)[0])
+    now = describe_tokenizer_origin(context, open_recipe_tokenizer(context)[0])
     if (was.get("name"), was.get("revision")) != (now["name"], now["revision"]):
         return None
     if was["commit"] != now["commit"]:
-        of = tokenizer_source.describe_tokenizer(work.recipe.tokenizer_choice)
+        of = tokenizer_source.describe_tokenizer(context.recipe.tokenizer_choice)
         return f"{of} moved from {str(was['commit'])[:12]} to {str(now['commit'])[:12]} on the hub"
     return "its tokenizer's files changed" if was["digest"] != now["digest"] else None
 
 
-def resolve_renderer_spec(work: StageContext, loaded: LoadedTokenizer) -> RendererSpec | None:
+def resolve_renderer_spec(context: StageContext, loaded: LoadedTokenizer) -> RendererSpec | None:
     """Return the spec of the dataset's chat template; None for kinds without a template."""
-    return build_renderer_spec(work.dataset, work.base, loaded)
+    return build_renderer_spec(context.dataset, context.base, loaded)
 
 
 def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
@@ -154,84 +154,84 @@ def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
     return {**named, "name": recipe.tokenizer_choice.name} if is_by_name else named
 
 
-def prepare_tokenized_examples(work: StageContext) -> PreparedStage:
+def prepare_tokenized_examples(context: StageContext) -> PreparedStage:
     """Open tokenizer and template, which are identified by content."""
-    loaded, path = open_recipe_tokenizer(work)
-    open_in_workers(open_shared_encoder, work.store.root, path)
-    spec = resolve_renderer_spec(work, loaded)
-    partitions = table_examples.identify_partitions(work) if work.dataset.format.IS_TABLE else ()
+    loaded, path = open_recipe_tokenizer(context)
+    open_in_workers(open_shared_encoder, context.store.root, path)
+    spec = resolve_renderer_spec(context, loaded)
+    partitions = table_examples.identify_partitions(context) if context.dataset.format.IS_TABLE else ()
     outside = (loaded.card.digest, _spec_to_json(spec), *partitions)
-    return PreparedStage(outside, lambda: make_tokenized_examples(work))
+    return PreparedStage(outside, lambda: make_tokenized_examples(context))
 
 
 def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
     return None if spec is None else asdict(spec) | {"now": spec.now.isoformat()}
 
 
-def _digest_example_options(work: StageContext, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
+def _digest_example_options(context: StageContext, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
     """Return the digest of everything that decides the examples of a part, except its rows."""
-    own = identify_tokenized_examples(work.recipe, work.dataset_name or "")["examples"]
+    own = identify_tokenized_examples(context.recipe, context.dataset_name or "")["examples"]
     return digest_json(TOKENIZED_EXAMPLES, own, loaded.card.digest, _spec_to_json(spec))
 
 
-def _resolve_vocab_size(work: StageContext, loaded: LoadedTokenizer) -> int:
-    return work.recipe.vocab_size or loaded.card.vocab_size
+def _resolve_vocab_size(context: StageContext, loaded: LoadedTokenizer) -> int:
+    return context.recipe.vocab_size or loaded.card.vocab_size
 
 
-def make_tokenized_examples(work: StageContext) -> StageOutput:
+def make_tokenized_examples(context: StageContext) -> StageOutput:
     """Tokenize all parts."""
-    loaded, path = open_recipe_tokenizer(work)
-    make_examples = table_examples.make_table_examples if work.dataset.format.IS_TABLE else _tokenize_dataset
-    draft = make_examples(work, loaded, path)
-    draft.details["tokenizer"] = describe_tokenizer_origin(work, loaded)
+    loaded, path = open_recipe_tokenizer(context)
+    make_examples = table_examples.make_table_examples if context.dataset.format.IS_TABLE else _tokenize_dataset
+    draft = make_examples(context, loaded, path)
+    draft.details["tokenizer"] = describe_tokenizer_origin(context, loaded)
     card = loaded.card
     draft.details["engine"] = {"name": card.engine, "version": card.engine_version, "refused": card.refused}
     return draft
 
 
-def _tokenize_dataset(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
-    spec = resolve_renderer_spec(work, loaded)
-    rows = work.input(CANONICAL_ROWS).parts
-    options = _digest_example_options(work, loaded, spec)
+def _tokenize_dataset(context: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
+    spec = resolve_renderer_spec(context, loaded)
+    rows = context.input(CANONICAL_ROWS).parts
+    options = _digest_example_options(context, loaded, spec)
     planned = [
-        _plan_tokenize_task(work, path, spec, part, digest_json(options, part.files["rows"].digest), loaded)
+        _plan_tokenize_task(context, path, spec, part, digest_json(options, part.files["rows"].digest), loaded)
         for part in rows
     ]
-    made, reused, rows_made = make_parts(work, text_parts.tokenize_part, planned)
-    _raise_overlong(work, made)
-    return _build_examples_output(work, made, loaded, spec, reused=reused, rows_made=rows_made)
+    made, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
+    _raise_overlong(context, made)
+    return _build_examples_output(context, made, loaded, spec, reused=reused, rows_made=rows_made)
 
 
 def _plan_tokenize_task(
-    work: StageContext, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer
+    context: StageContext, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer
 ) -> PartTask:
     task = text_parts.TokenizeTask(
-        root=work.store.root,
-        folder=work.folder,
+        root=context.store.root,
+        folder=context.folder,
         fingerprint=fingerprint,
         tokenizer=path,
-        dataset=work.dataset,
+        dataset=context.dataset,
         renderer=spec,
-        limit=work.recipe.limit_of(work.dataset_name or ""),
-        vocab_size=_resolve_vocab_size(work, loaded),
+        limit=context.recipe.limit_of(context.dataset_name or ""),
+        vocab_size=_resolve_vocab_size(context, loaded),
         rows=part.files["rows"],
-        base=str(work.base),
+        base=str(context.base),
     )
     # Compressed rows have about a quarter of their text's size.
     return PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
 
 
-def _raise_overlong(work: StageContext, made: list[Part]) -> None:
+def _raise_overlong(context: StageContext, made: list[Part]) -> None:
     found = [(str(row_id), int(length)) for part in made for row_id, length in part.facts["overlong"]]
     total = sum(int(part.facts["overlong_rows"]) for part in made)
-    if total and work.dataset.truncation.overlong == "raise":
+    if total and context.dataset.truncation.overlong == "raise":
         raise text_parts.make_overlong_error(
-            work.recipe.limit_of(work.dataset_name or ""), total, found, f"datasets.{work.dataset_name}"
+            context.recipe.limit_of(context.dataset_name or ""), total, found, f"datasets.{context.dataset_name}"
         )
 
 
 def _build_examples_output(
-    work: StageContext,
+    context: StageContext,
     made: list[Part],
     loaded: LoadedTokenizer,
     spec: RendererSpec | None,
@@ -254,7 +254,7 @@ def _build_examples_output(
         accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
         rejects=compute_share(sum(refused.values()), rows),
         mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
-        zero_loss_rows=_share_untrained(work, reasons, rows),
+        zero_loss_rows=_share_untrained(context, reasons, rows),
         token_ids=counted["outside_vocabulary"],
         rows=rows,
         kept=kept,
@@ -265,10 +265,10 @@ def _build_examples_output(
         trained_share=compute_share(classes.get("trained", 0), tokens),
         dropped_kinds=sum_counts(p.facts["dropped"] for p in made),
         text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
-        short_documents=_compute_short_share(work.input(CANONICAL_ROWS).parts, made),
-        **_summarize_template(work, made, spec, reasons, rows),
-        **_summarize_token_rows(work, made),
-        **_summarize_pairs(work, made),
+        short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, made),
+        **_summarize_template(context, made, spec, reasons, rows),
+        **_summarize_token_rows(context, made),
+        **_summarize_pairs(context, made),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
         reference_path_texts=counted["reference_path_texts"],
@@ -287,22 +287,22 @@ def _build_examples_output(
         token_ledger=_account_split_tokens(made),
         tables=_build_examples_tables(made, reasons, facts),
         samples={
-            "rejects": describe_rejects(work, made, refused),
-            "content_dropped": describe_rejects(work, made, _select_reasons(reasons, ("content_dropped",))),
-            "zero_loss_rows": describe_rejects(work, made, _select_reasons(reasons, NO_TARGET_REASONS)),
+            "rejects": describe_rejects(context, made, refused),
+            "content_dropped": describe_rejects(context, made, _select_reasons(reasons, ("content_dropped",))),
+            "zero_loss_rows": describe_rejects(context, made, _select_reasons(reasons, NO_TARGET_REASONS)),
             "render_equal": samples.get("render_mismatch", ()),
             "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
         },
-        schema=tuple((f.name, str(f.type)) for f in _make_part_schema(work.dataset)),
+        schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
         card=build_examples_card(loaded, spec),
         parts_reused=reused,
         rows_made=rows_made,
     )
 
 
-def _summarize_token_rows(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def _summarize_token_rows(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
     """Return the facts about rows that are ids already; nothing for other rows."""
-    if work.dataset.row_kind != "tokens":
+    if context.dataset.row_kind != "tokens":
         return {}
     names = ("unknown_ids", "retokenized", "same_tokenization")
     unknown, compared, same = (sum(int(part.facts.get(name, 0)) for part in made) for name in names)
@@ -310,17 +310,17 @@ def _summarize_token_rows(work: StageContext, made: Sequence[Part]) -> dict[str,
     return {"unknown_ids": unknown, "same_tokenization": share}
 
 
-def _summarize_pairs(work: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def _summarize_pairs(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
     """Return the fact about the lengths of pairs; nothing for other rows."""
-    if work.dataset.row_kind != "preference":
+    if context.dataset.row_kind != "preference":
         return {}
     pairs, longer = (sum(int(part.facts.get(name, 0)) for part in made) for name in ("pairs", "longer_chosen"))
     return {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
 
 
-def _share_untrained(work: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
+def _share_untrained(context: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
     """Return the share of rows that were rejected because nothing of them trains; of prompts, nothing does."""
-    if work.recipe.objective == "prompts":
+    if context.recipe.objective == "prompts":
         return NOT_APPLICABLE
     return compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows)
 
@@ -353,7 +353,7 @@ def _compute_short_share(rows: Sequence[Part], made: Sequence[Part]) -> float | 
 
 
 def _summarize_template(
-    work: StageContext, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
+    context: StageContext, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
 ) -> dict[str, Any]:
     """Return the template's facts for the checks; all parts have the same template."""
     found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
@@ -366,7 +366,7 @@ def _summarize_template(
     compared, controlled, differ = (
         sum(int(p.facts[name]) for p in made) for name in ("prompts_compared", "controlled_rows", "prompts_that_differ")
     )
-    is_compared = work.dataset.template.verify_render > 0
+    is_compared = context.dataset.template.verify_render > 0
     return {
         "render_equal": reasons.get("render_mismatch", 0) if is_compared else NOT_APPLICABLE,
         "content_dropped": compute_share(reasons.get("content_dropped", 0), rows),
@@ -422,7 +422,7 @@ def _build_examples_tables(
     return tables
 
 
-def require_tokenizer_ready(work: StageContext) -> None:
+def require_tokenizer_ready(context: StageContext) -> None:
     """Open the tokenizer and find the template.
 
     Raises
@@ -431,12 +431,12 @@ def require_tokenizer_ready(work: StageContext) -> None:
         If one of them is missing.
 
     """
-    loaded, path = open_recipe_tokenizer(work)
-    open_in_workers(open_shared_encoder, work.store.root, path)
+    loaded, path = open_recipe_tokenizer(context)
+    open_in_workers(open_shared_encoder, context.store.root, path)
     try:
-        resolve_renderer_spec(work, loaded)
+        resolve_renderer_spec(context, loaded)
     except ConfigError as error:
-        raise ConfigError(f"datasets.{work.dataset_name}: {error}") from error
+        raise ConfigError(f"datasets.{context.dataset_name}: {error}") from error
 
 
 def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> Sequence[str]:

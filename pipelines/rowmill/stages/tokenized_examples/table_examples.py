@@ -72,22 +72,22 @@ def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def identify_partitions(work: StageContext) -> tuple[str, ...]:
+def identify_partitions(context: StageContext) -> tuple[str, ...]:
     """Return what identifies the examples of a table in partitions; those of others keep their identity."""
-    borders = choose_borders(work, _list_row_files(work))
+    borders = choose_borders(context, _list_row_files(context))
     return () if borders.is_whole else (f"partitions {table_partitions.VERSION}",)
 
 
-def _list_row_files(work: StageContext) -> list[File]:
-    return [part.files["rows"] for part in work.input(CANONICAL_ROWS).parts]
+def _list_row_files(context: StageContext) -> list[File]:
+    return [part.files["rows"] for part in context.input(CANONICAL_ROWS).parts]
 
 
-def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
+def resolve_prompt_frame(context: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
     """Return the prompt and delimiters of the dataset."""
-    form, card, encoder = get_table_options(work), loaded.card, Encoder(loaded, fast_path=False)
+    form, card, encoder = get_table_options(context), loaded.card, Encoder(loaded, fast_path=False)
     vocabulary = prompt.Vocabulary(
-        name=work.recipe.tokenizer_choice.name,
-        size=work.recipe.vocab_size or card.vocab_size,
+        name=context.recipe.tokenizer_choice.name,
+        size=context.recipe.vocab_size or card.vocab_size,
         bos_id=card.bos_id,
         eos_id=card.eos_id,
         adds_bos=card.adds_bos,
@@ -104,7 +104,7 @@ def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: Obs
         bos=form.tokens.bos,
         eos=form.tokens.eos,
         is_grouped=form.mode == "grouped",
-        where=f"datasets.{work.dataset_name}.format",
+        where=f"datasets.{context.dataset_name}.format",
     )
 
 
@@ -112,9 +112,9 @@ def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: Obs
 
 
 def _fingerprint_tokens(
-    work: StageContext, known: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
+    context: StageContext, known: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
 ) -> str:
-    wire = get_table_options(work).codec.wire
+    wire = get_table_options(context).codec.wire
     return digest_json(
         "tokens", VERSION, tokenizer.TOKENIZATION_VERSION, loaded.card.digest, wire, known.schema.to_json(),
         frame.special_tokens,
@@ -123,7 +123,7 @@ def _fingerprint_tokens(
 
 
 def _encode_parts(
-    work: StageContext,
+    context: StageContext,
     known: ObservedTable,
     loaded: LoadedTokenizer,
     path: str,
@@ -137,33 +137,33 @@ def _encode_parts(
     With `keep`, ids are stored part by part before planning, so that the build after an overflow or a kill reuses them.
     Lengths are returned only where the calling process plans.
     """
-    rows = _list_row_files(work)
-    names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
+    rows = _list_row_files(context)
+    names = [_fingerprint_tokens(context, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
     made_by = table_tokens.encode_part.__name__
-    kept = work.part_lists.find_parts(work.store, work.folder, made_by, names)
+    kept = context.part_lists.find_parts(context.store, context.folder, made_by, names)
     tasks = [
         EncodeTask(
-            work.store.root, work.folder if keep else None, name, path, file, schema,
-            get_table_options(work).codec.wire, frame.special_tokens, kept.get(name), returns_lengths,
+            context.store.root, context.folder if keep else None, name, path, file, schema,
+            get_table_options(context).codec.wire, frame.special_tokens, kept.get(name), returns_lengths,
         )
         for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip
     missing = [task for task in tasks if task.kept is None]
-    own = select_own_parts(work, missing)
+    own = select_own_parts(context, missing)
     wanted = tasks if len(own) == len(missing) else own
     size = sum(4 * task.rows.bytes for task in own)
-    encoded = list(work.pool.map(table_tokens.encode_part, wanted, size_bytes=size))
+    encoded = list(context.pool.map(table_tokens.encode_part, wanted, size_bytes=size))
     require_all_shares(own, missing)
-    if keep and work.share is None:
-        work.part_lists.add_parts(work.store, work.folder, made_by, [one.require_kept() for one in encoded])
+    if keep and context.share is None:
+        context.part_lists.add_parts(context.store, context.folder, made_by, [one.require_kept() for one in encoded])
     return encoded, names, [task.kept is None for task in tasks]
 
 
 def _describe_options(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, limits: ExampleLimits
+    context: StageContext, known: ObservedTable, frame: PromptFrame, limits: ExampleLimits
 ) -> dict[str, Any]:
-    form = get_table_options(work)
+    form = get_table_options(context)
     return {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
         "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
@@ -179,7 +179,7 @@ def _list_widest_names(known: ObservedTable) -> str:
 
 
 def _prepare_planning(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, loaded: LoadedTokenizer
+    context: StageContext, known: ObservedTable, frame: PromptFrame, loaded: LoadedTokenizer
 ) -> TablePlanning:
     """Return what the table is planned with.
 
@@ -189,16 +189,16 @@ def _prepare_planning(
         If no record can fit.
 
     """
-    form, limits = get_table_options(work), _get_example_limits(work, frame)
-    name = work.dataset_name or ""
+    form, limits = get_table_options(context), _get_example_limits(context, frame)
+    name = context.dataset_name or ""
     require_record_room(name, limits, _list_widest_names(known))
-    request = TablePlanRequest(dataset=name, seed=work.recipe.seed, form=form, limits=limits, wanted=form.wanted)
-    vocab_size = work.recipe.vocab_size or loaded.card.vocab_size
-    return TablePlanning(request, IndexOptions.of(work, known), known.schema, frame, vocab_size)
+    request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=form, limits=limits, wanted=form.wanted)
+    vocab_size = context.recipe.vocab_size or loaded.card.vocab_size
+    return TablePlanning(request, IndexOptions.of(context, known), known.schema, frame, vocab_size)
 
 
 def _join_plan(
-    work: StageContext,
+    context: StageContext,
     known: ObservedTable,
     planning: TablePlanning,
     splits: tuple[SplitFacts, ...],
@@ -206,7 +206,7 @@ def _join_plan(
     encoded: Sequence[EncodedPart],
 ) -> TablePlan:
     limits = planning.request.limits
-    options = _describe_options(work, known, planning.frame, limits)
+    options = _describe_options(context, known, planning.frame, limits)
     changed = sum(int(one.facts["changed"]) for one in encoded)
     return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
 
@@ -221,7 +221,7 @@ class MeasuredTable:
     lengths: Ints
 
 
-def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> TablePlan:
+def dry_run_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> TablePlan:
     """Plan as a build would, without writing to the store.
 
     Raises
@@ -230,59 +230,61 @@ def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> Tab
         If a unit does not fit and the recipe makes this an error, or if no record can fit.
 
     """
-    known = load_observed_table(work.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(work, loaded, known)
-    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False, returns_lengths=True)
-    planning = _prepare_planning(work, known, frame, loaded)
-    files = _list_row_files(work)
+    known = load_observed_table(context.input(CANONICAL_ROWS).details)
+    frame = resolve_prompt_frame(context, loaded, known)
+    encoded, _, _ = _encode_parts(context, known, loaded, path, frame, keep=False, returns_lengths=True)
+    planning = _prepare_planning(context, known, frame, loaded)
+    files = _list_row_files(context)
     lengths = [one.require_lengths() for one in encoded]
-    held = list(hold_partitions(work.store, files, lengths, choose_borders(work, files), planning.options))
-    plans = plan_held_partitions(work.store, planning, held)
+    held = list(hold_partitions(context.store, files, lengths, choose_borders(context, files), planning.options))
+    plans = plan_held_partitions(context.store, planning, held)
     splits = join_split_facts([plan.summarize_splits() for plan in plans], SPLITS)
     overflows = OverflowFacts.join([OverflowFacts.of(plan.overflows) for plan in plans])
-    return _join_plan(work, known, planning, splits, overflows, encoded)
+    return _join_plan(context, known, planning, splits, overflows, encoded)
 
 
-def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
+def measure_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, without writing to the store."""
-    known = load_observed_table(work.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(work, loaded, known)
-    index = index_parts(work, work.input(CANONICAL_ROWS).parts, known)
-    encoded, _, _ = _encode_parts(work, known, loaded, path, frame, keep=False, returns_lengths=True)
+    known = load_observed_table(context.input(CANONICAL_ROWS).details)
+    frame = resolve_prompt_frame(context, loaded, known)
+    index = index_parts(context, context.input(CANONICAL_ROWS).parts, known)
+    encoded, _, _ = _encode_parts(context, known, loaded, path, frame, keep=False, returns_lengths=True)
     lengths = join_lengths([one.require_lengths() for one in encoded])
-    return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, lengths)
+    return MeasuredTable(get_table_options(context), _get_example_limits(context, frame), index, lengths)
 
 
-def _get_example_limits(work: StageContext, frame: PromptFrame) -> ExampleLimits:
+def _get_example_limits(context: StageContext, frame: PromptFrame) -> ExampleLimits:
     return ExampleLimits(
-        work.recipe.limit_of(work.dataset_name or ""), len(frame.prompt_ids), get_table_options(work).cap
+        context.recipe.limit_of(context.dataset_name or ""), len(frame.prompt_ids), get_table_options(context).cap
     )
 
 
-def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
+def make_table_examples(context: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
-    known = load_observed_table(work.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(work, loaded, known)
-    files = _list_row_files(work)
-    borders = choose_borders(work, files)
-    encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, keep=True, returns_lengths=borders.is_whole)
+    known = load_observed_table(context.input(CANONICAL_ROWS).details)
+    frame = resolve_prompt_frame(context, loaded, known)
+    files = _list_row_files(context)
+    borders = choose_borders(context, files)
+    encoded, names, fresh = _encode_parts(
+        context, known, loaded, path, frame, keep=True, returns_lengths=borders.is_whole
+    )
     parts = [
         RowPart(file, one.require_kept().files["tokens"], name)
         for file, one, name in zip(files, encoded, names, strict=True)
     ]
-    planning = _prepare_planning(work, known, frame, loaded)
-    with open_host_scratch(work) as scratch:
+    planning = _prepare_planning(context, known, frame, loaded)
+    with open_host_scratch(context) as scratch:
         if borders.is_whole:
             lengths = [one.require_lengths() for one in encoded]
-            [whole] = hold_partitions(work.store, files, lengths, borders, planning.options)
-            planned = plan_whole_table(work, planning, whole, parts, encoded, scratch)
+            [whole] = hold_partitions(context.store, files, lengths, borders, planning.options)
+            planned = plan_whole_table(context, planning, whole, parts, encoded, scratch)
         else:
-            planned = plan_partitions(work, planning, borders, parts, encoded, scratch)
-        accounts = make_parts(work, account_part, planned.ledgers)[0]
-        built, reused, _ = make_parts(work, table_tokens.build_part, planned.examples)
+            planned = plan_partitions(context, planning, borders, parts, encoded, scratch)
+        accounts = make_parts(context, account_part, planned.ledgers)[0]
+        built, reused, _ = make_parts(context, table_tokens.build_part, planned.examples)
     rows_made = sum(file.rows for file, is_fresh in zip(files, fresh, strict=True) if is_fresh)
-    joined = _join_plan(work, known, planning, planned.splits, planned.overflows, encoded)
+    joined = _join_plan(context, known, planning, planned.splits, planned.overflows, encoded)
     return build_table_output(
-        work, known, frame, joined, accounts, [*built, *planned.prefills], loaded,
+        context, known, frame, joined, accounts, [*built, *planned.prefills], loaded,
         reused=reused, rows_made=rows_made, made_of=planned.made_of,
     )  # fmt: skip

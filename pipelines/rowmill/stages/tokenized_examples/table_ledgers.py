@@ -126,7 +126,11 @@ class LedgerTask:
 
 
 def plan_ledgers(
-    work: StageContext, plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], encoded: Sequence[EncodedPart]
+    context: StageContext,
+    plan: PartitionPlan,
+    index: RowIndex,
+    parts: Sequence[RowPart],
+    encoded: Sequence[EncodedPart],
 ) -> list[PartTask]:
     """Return the tasks of the ledgers of a table that is one partition."""
     overflows = _OverflowDetails.of(plan)
@@ -137,12 +141,12 @@ def plan_ledgers(
         _note_rejects(states, details, one.facts)
         held = states.tobytes()
         fingerprint = digest_json(part.fingerprint, "account", held.hex(), details)
-        planned.append(_plan_ledger(work, part, one, fingerprint, held, details))
+        planned.append(_plan_ledger(context, part, one, fingerprint, held, details))
     return planned
 
 
 def plan_joined_ledgers(
-    work: StageContext,
+    context: StageContext,
     parts: Sequence[RowPart],
     encoded: Sequence[EncodedPart],
     states: Mapping[int, Sequence[PartStates]],
@@ -152,12 +156,12 @@ def plan_joined_ledgers(
     for number, (part, one) in enumerate(zip(parts, encoded, strict=True)):
         own = tuple(states.get(number, ()))
         fingerprint = digest_json(part.fingerprint, "joined account", [found.digest for found in own])
-        planned.append(_plan_ledger(work, part, one, fingerprint, None, {}, own))
+        planned.append(_plan_ledger(context, part, one, fingerprint, None, {}, own))
     return planned
 
 
 def _plan_ledger(
-    work: StageContext,
+    context: StageContext,
     part: RowPart,
     one: EncodedPart,
     fingerprint: str,
@@ -166,7 +170,7 @@ def _plan_ledger(
     partitions: tuple[PartStates, ...] = (),
 ) -> PartTask:
     task = LedgerTask(
-        work.store.root, work.folder, fingerprint, part.rows, part.tokens, one.facts, states, details, partitions,
+        context.store.root, context.folder, fingerprint, part.rows, part.tokens, one.facts, states, details, partitions,
     )  # fmt: skip
     return PartTask(fingerprint, task, part.rows.rows, 4 * part.rows.bytes)
 

@@ -22,7 +22,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
 def build_table_output(
-    work: StageContext,
+    context: StageContext,
     known: ObservedTable,
     frame: PromptFrame,
     plan: TablePlan,
@@ -99,14 +99,14 @@ def build_table_output(
         histograms=_draw_length_histograms(plan),
         samples={
             "rejects": describe_rejects(
-                work, accounts, {r: n for r, n in reasons.items() if not r.endswith("_overflow")}
+                context, accounts, {r: n for r, n in reasons.items() if not r.endswith("_overflow")}
             ),
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
         card=_build_table_card(loaded),
         details={
-            "records": _describe_table_model(work, known, frame, plan),
+            "records": _describe_table_model(context, known, frame, plan),
             **({"made_of": sorted(made_of)} if made_of else {}),
         },
         parts_reused=reused,
@@ -115,14 +115,14 @@ def build_table_output(
 
 
 def _describe_table_model(
-    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
+    context: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
 ) -> dict[str, Any]:
     """Return the details that parsing and generation read."""
-    earlier = work.input(CANONICAL_ROWS).details["records"]
+    earlier = context.input(CANONICAL_ROWS).details["records"]
     return {
         **earlier,
         "frame": frame.to_json(),
-        "wire": get_table_options(work).codec.wire,
+        "wire": get_table_options(context).codec.wire,
         "options": plan.options,
         **plan.longest,
     }

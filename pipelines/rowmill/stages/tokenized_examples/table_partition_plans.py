@@ -130,7 +130,7 @@ def _plan_rows(store: Store, request: TablePlanRequest, rows: PartitionRows, fil
 
 
 def plan_whole_table(
-    work: StageContext,
+    context: StageContext,
     planning: TablePlanning,
     whole: HeldPartition,
     parts: Sequence[RowPart],
@@ -138,15 +138,15 @@ def plan_whole_table(
     scratch: HostScratch,
 ) -> PlannedTable:
     """Plan a table that is one partition, and hand each task its own slice and states."""
-    [plan] = plan_held_partitions(work.store, planning, [whole])
+    [plan] = plan_held_partitions(context.store, planning, [whole])
     sources = _list_sources(parts)
     examples = [
-        _plan_examples(work, planning, scratch, tuple(sources[n] for n in piece.parts.tolist()), piece)
+        _plan_examples(context, planning, scratch, tuple(sources[n] for n in piece.parts.tolist()), piece)
         for piece in cut_slices(plan, whole.rows.index, parts, planning.frame)
     ]
-    ledgers = plan_ledgers(work, plan, whole.rows.index, parts, encoded)
+    ledgers = plan_ledgers(context, plan, whole.rows.index, parts, encoded)
     overflows = OverflowFacts.of(plan.overflows)
-    prefills = write_prefill(work.store, work.folder, planning.prefill, whole.files, whole.rows.index, plan)
+    prefills = write_prefill(context.store, context.folder, planning.prefill, whole.files, whole.rows.index, plan)
     return PlannedTable(plan.summarize_splits(), overflows, ledgers, examples, prefills)
 
 
@@ -155,15 +155,15 @@ def _list_sources(parts: Sequence[RowPart]) -> tuple[RecordSource, ...]:
 
 
 def _plan_examples(
-    work: StageContext,
+    context: StageContext,
     planning: TablePlanning,
     scratch: HostScratch,
     sources: tuple[RecordSource, ...],
     piece: "ExampleSlice | SavedSlice",
 ) -> PartTask:
     task = BuildExamplesTask(
-        root=work.store.root,
-        folder=work.folder,
+        root=context.store.root,
+        folder=context.folder,
         fingerprint=piece.fingerprint,
         sources=sources,
         piece=piece if isinstance(piece, ExampleSlice) else piece.file,
@@ -202,7 +202,7 @@ class PartitionPlanTask:
 
 
 def plan_partitions(
-    work: StageContext,
+    context: StageContext,
     planning: TablePlanning,
     borders: PartitionBorders,
     parts: Sequence[RowPart],
@@ -210,14 +210,14 @@ def plan_partitions(
     scratch: HostScratch,
 ) -> PlannedTable:
     """Plan the partitions of a table by a map; errors as in `plan_held_partitions`."""
-    partitions, blocks = partition_rows(work, borders, parts)
-    tasks = _list_plan_tasks(work, planning, partitions)
+    partitions, blocks = partition_rows(context, borders, parts)
+    tasks = _list_plan_tasks(context, planning, partitions)
     planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    made = make_parts(work, plan_partition_part, planned)[0]
+    made = make_parts(context, plan_partition_part, planned)[0]
     overflows = OverflowFacts.join([OverflowFacts.from_json(one.facts["overflows"]) for one in made])
     require_fitting_units(planning.request.dataset, planning.request.form, overflows)
     examples = [
-        _plan_examples(work, planning, scratch, sources, SavedSlice(*facts, file=one.files[facts[0]]))
+        _plan_examples(context, planning, scratch, sources, SavedSlice(*facts, file=one.files[facts[0]]))
         for partition, one in zip(partitions, made, strict=True)
         for sources in [_list_sources(partition.parts)]
         for facts in one.facts["slices"]
@@ -230,7 +230,7 @@ def plan_partitions(
     return PlannedTable(
         join_split_facts(splits, SPLITS),
         overflows,
-        plan_joined_ledgers(work, parts, encoded, states),
+        plan_joined_ledgers(context, parts, encoded, states),
         examples,
         [Part(name, {"prefill": one.files[name]}) for one in made for name in one.facts["prefills"]],
         made_of=[*blocks, *(one.fingerprint for one in made)],
@@ -238,11 +238,11 @@ def plan_partitions(
 
 
 def _list_plan_tasks(
-    work: StageContext, planning: TablePlanning, partitions: Sequence[TablePartition]
+    context: StageContext, planning: TablePlanning, partitions: Sequence[TablePartition]
 ) -> list[PartitionPlanTask]:
     plain = [
         PartitionPlanTask(
-            work.store.root, work.folder, "", one, planning.options, replace(planning.request, partition=one.name),
+            context.store.root, context.folder, "", one, planning.options, replace(planning.request, partition=one.name),
             planning.prefill,
         )
         for one in partitions
@@ -250,7 +250,7 @@ def _list_plan_tasks(
     shares: list[int | None] = [None] * len(partitions)
     if planning.request.wanted is not None:
         size = sum(one.bytes for one in partitions)
-        shares = planning.divide_sample([*work.pool.map(count_partition_rows, plain, size_bytes=size)])
+        shares = planning.divide_sample([*context.pool.map(count_partition_rows, plain, size_bytes=size)])
     return [_identify_plan(task, share) for task, share in zip(plain, shares, strict=True)]
 
 

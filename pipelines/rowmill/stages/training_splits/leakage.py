@@ -53,28 +53,28 @@ class LeakReport:
             self.samples[check] = tuple(ids[:MAX_SAMPLE_IDS])
 
 
-def find_leaks(work: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
+def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
     """Count every kind of leak between the splits of all datasets."""
     leaks = LeakReport()
-    sources = {name: _LeakSource.of(work, name, one) for name, one in packed.items()}
-    frames = [frame for one in sources.values() if (frame := one.rows(work.store)) is not None]
+    sources = {name: _LeakSource.of(context, name, one) for name, one in packed.items()}
+    frames = [frame for one in sources.values() if (frame := one.rows(context.store)) is not None]
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held = rows.filter(pl.col("split") != "train")
     _count_split_overlaps(leaks, "same_row", rows, held, ["content_hash"])
-    if any(has_groups(one) for one in work.recipe.datasets.values()):
+    if any(has_groups(one) for one in context.recipe.datasets.values()):
         _count_split_overlaps(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
-    if any(not one.format.IS_TABLE for one in work.recipe.datasets.values()):
-        _measure_same_prompt(leaks, rows, _exclude_tables(work, held))
+    if any(not one.format.IS_TABLE for one in context.recipe.datasets.values()):
+        _measure_same_prompt(leaks, rows, _exclude_tables(context, held))
     else:
         leaks.facts["same_prompt"] = NOT_APPLICABLE
-    if any(one.splits.time_key is not None for one in work.recipe.datasets.values()):
-        _count_time_leaks(leaks, work, sources)
+    if any(one.splits.time_key is not None for one in context.recipe.datasets.values()):
+        _count_time_leaks(leaks, context, sources)
     else:
         leaks.facts["time_order"] = NOT_APPLICABLE
-    _measure_near_duplicates(leaks, work, packed, sources)
-    leaks.facts["split_share"] = _measure_split_share(work, rows, sources)
+    _measure_near_duplicates(leaks, context, packed, sources)
+    leaks.facts["split_share"] = _measure_split_share(context, rows, sources)
     return leaks
 
 
@@ -86,9 +86,9 @@ class _LeakSource:
     moved: Sequence[File]
 
     @classmethod
-    def of(cls, work: StageContext, name: str, packed: Manifest) -> "_LeakSource":
-        tokenized = _load_leak_input(work, packed, (work.recipe.name, name, TOKENIZED_EXAMPLES))
-        canonical = _load_leak_input(work, tokenized, (work.recipe.name, name, CANONICAL_ROWS))
+    def of(cls, context: StageContext, name: str, packed: Manifest) -> "_LeakSource":
+        tokenized = _load_leak_input(context, packed, (context.recipe.name, name, TOKENIZED_EXAMPLES))
+        canonical = _load_leak_input(context, tokenized, (context.recipe.name, name, CANONICAL_ROWS))
         return cls(canonical, packed.files("moved"))
 
     def rows(self, store: Store) -> pl.LazyFrame | None:
@@ -105,8 +105,8 @@ class _LeakSource:
         return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
 
 
-def _load_leak_input(work: StageContext, made: Manifest, key: StageKey) -> Manifest:
-    return manifest.load_version(work.store, key, made.inputs.get("/".join(key)))
+def _load_leak_input(context: StageContext, made: Manifest, key: StageKey) -> Manifest:
+    return manifest.load_version(context.store, key, made.inputs.get("/".join(key)))
 
 
 def has_groups(dataset: Dataset) -> bool:
@@ -140,9 +140,9 @@ def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFra
     )
 
 
-def _exclude_tables(work: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
+def _exclude_tables(context: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
     """Exclude the rows of records datasets, which have no prompts."""
-    tables = [name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE]
+    tables = [name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE]
     return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
 
@@ -159,11 +159,11 @@ def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) 
     return sorted(found["row_id"].to_list())[:MAX_SAMPLE_IDS]
 
 
-def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mapping[str, _LeakSource]) -> float:
+def _measure_split_share(context: StageContext, rows: pl.LazyFrame, sources: Mapping[str, _LeakSource]) -> float:
     """Return the largest distance of a split's share of rows from its configured share, if there is one."""
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
-    for name, dataset in work.recipe.datasets.items():
+    for name, dataset in context.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
         has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
         # Rows of a validation source do not count toward configured shares.
@@ -179,18 +179,18 @@ def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mappin
 # ── Time ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _count_time_leaks(leaks: LeakReport, work: StageContext, sources: Mapping[str, _LeakSource]) -> None:
+def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping[str, _LeakSource]) -> None:
     """Count rows in an earlier split than their time allows: training would see what evaluation asks about."""
     found: list[str] = []
     count = 0
     for name, source in sources.items():
-        splits = work.recipe.datasets[name].splits
+        splits = context.recipe.datasets[name].splits
         boundaries = splits.boundaries or _load_boundaries(source.canonical)
         if splits.time_key is None or boundaries is None:
             continue
         splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
         for file in source.canonical.files("rows"):
-            table = work.store.table(file, ("row_id", "order_key", "split"))
+            table = context.store.table(file, ("row_id", "order_key", "split"))
             early = _find_early_rows(splitter, table)
             count += len(early)
             found += early[: MAX_SAMPLE_IDS - len(found)]
@@ -221,12 +221,12 @@ def _find_early_rows(splitter: Splitter, table: pa.Table) -> list[str]:
 
 
 def _measure_near_duplicates(
-    leaks: LeakReport, work: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
+    leaks: LeakReport, context: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
 ) -> None:
     """Measure the share of held-out examples (records for tables) that nearly duplicate training data."""
-    tables = {name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE}
-    near = [_find_dataset_near_records(work, name, sources[name]) for name in packed if name in tables]
-    examples, names = _find_near_examples(work, [one for name, one in packed.items() if name not in tables])
+    tables = {name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE}
+    near = [_find_dataset_near_records(context, name, sources[name]) for name in packed if name in tables]
+    examples, names = _find_near_examples(context, [one for name, one in packed.items() if name not in tables])
     names += [row_id for one in near for row_id in one.row_ids]
     examples += sum(one.compared for one in near)
     if not examples and len(tables) == len(packed):
@@ -235,22 +235,24 @@ def _measure_near_duplicates(
         leaks.note("near_duplicate", compute_share(len(names), examples), names)
 
 
-def _find_dataset_near_records(work: StageContext, name: str, source: _LeakSource) -> table_leakage.NearRecords:
-    form = work.recipe.datasets[name].format.require_table()
-    return table_leakage.find_near_records(work, source.canonical, form.group_columns)
+def _find_dataset_near_records(context: StageContext, name: str, source: _LeakSource) -> table_leakage.NearRecords:
+    form = context.recipe.datasets[name].format.require_table()
+    return table_leakage.find_near_records(context, source.canonical, form.group_columns)
 
 
-def _find_near_examples(work: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
+def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
     """Count held-out examples, and list those with at least half of their n-grams in train."""
     parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    held = [_NgramTask(work.store.root, file) for file in others]
-    grams = _HeldOutNgrams.of(list(work.pool.map(sample_held_out, held, size_bytes=sum(file.bytes for file in others))))
+    held = [_NgramTask(context.store.root, file) for file in others]
+    grams = _HeldOutNgrams.of(
+        list(context.pool.map(sample_held_out, held, size_bytes=sum(file.bytes for file in others)))
+    )
     seen = np.zeros(len(grams.distinct), np.bool_)
-    tasks = [_NgramTask(work.store.root, file) for file in train if len(grams.distinct)]
+    tasks = [_NgramTask(context.store.root, file) for file in train if len(grams.distinct)]
     size = sum(file.bytes for file in train)
-    for places in work.pool.map(find_ngrams_in_train, tasks, size_bytes=size, shared=grams.distinct):
+    for places in context.pool.map(find_ngrams_in_train, tasks, size_bytes=size, shared=grams.distinct):
         seen[places] = True
     return grams.examples, grams.examples_with(seen)
 

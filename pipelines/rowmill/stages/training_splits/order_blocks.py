@@ -87,14 +87,14 @@ class WrittenOrder:
     labels: Ints
 
 
-def write_order(work: StageContext, source: OrderSource, identity: Sequence[Any]) -> WrittenOrder:
+def write_order(context: StageContext, source: OrderSource, identity: Sequence[Any]) -> WrittenOrder:
     """Write the order; `identity` is what decides it."""
     tasks = list(_cut_order(source, identity))
     if len(tasks) == 1:
         made = [write_order_block(tasks[0], source)]
     else:
         planned = [PartTask(task.fingerprint, task, task.end - task.begin, 64 * BLOCK_PLACES) for task in tasks]
-        made = make_parts(work, write_order_block, planned, shared=source)[0]
+        made = make_parts(context, write_order_block, planned, shared=source)[0]
     labels = np.zeros((len(source.schedule.block_offsets) - 1, len(source.sizes)), np.int64)
     for part in made:
         counts = np.array(part.facts["labels"], np.int64).reshape(-1, len(source.sizes))

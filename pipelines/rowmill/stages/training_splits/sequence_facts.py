@@ -67,26 +67,26 @@ def _fetch(root: str, relative: str, path: str) -> None:
 
 
 @contextmanager
-def open_sequences(work: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
+def open_sequences(context: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
     """Lend the facts of all train sequences."""
-    tasks = [task for one in packed.values() for task in _list_tasks(work, one)]
+    tasks = [task for one in packed.values() for task in _list_tasks(context, one)]
     count, size = sum(task.shard.rows for task in tasks), sum(task.shard.bytes for task in tasks)
-    found = work.pool.map(read_shard_sequences, tasks, size_bytes=size)
-    with open_host_scratch(work) as scratch:
+    found = context.pool.map(read_shard_sequences, tasks, size_bytes=size)
+    with open_host_scratch(context) as scratch:
         if count <= SENT_SEQUENCES:
             yield SequenceTable(count, np.concatenate([np.empty(0, SEQUENCE_DTYPE), *found]), scratch)
             return
         scratch.require({_FILE: partial(_write_sequences, found)})
-        if not work.pool.spans_hosts or work.store.is_local:
+        if not context.pool.spans_hosts or context.store.is_local:
             yield SequenceTable(count, None, scratch)
             return
-        relative = f"{work.folder}/{scratch.name}/{_FILE}"
+        relative = f"{context.folder}/{scratch.name}/{_FILE}"
         try:
-            with Path(scratch.locate(_FILE)).open("rb") as file, work.store.create(relative) as stored:
+            with Path(scratch.locate(_FILE)).open("rb") as file, context.store.create(relative) as stored:
                 shutil.copyfileobj(file, stored)
-            yield SequenceTable(count, None, scratch, (work.store.root, relative))
+            yield SequenceTable(count, None, scratch, (context.store.root, relative))
         finally:
-            work.store.remove(relative)
+            context.store.remove(relative)
 
 
 def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
@@ -105,12 +105,12 @@ class _ShardTask:
     """None: costs are not wanted."""
 
 
-def _list_tasks(work: StageContext, packed: Manifest) -> Iterator[_ShardTask]:
-    partitions = work.recipe.partitions
+def _list_tasks(context: StageContext, packed: Manifest) -> Iterator[_ShardTask]:
+    partitions = context.recipe.partitions
     linear = partitions.flops_linear if partitions.balance == "flops" else None
     for part in packed.parts:
         if part.facts["split"] == "train":
-            yield _ShardTask(work.store.root, part.files["shard"], linear)
+            yield _ShardTask(context.store.root, part.files["shard"], linear)
 
 
 def list_open_datasets(recipe: Recipe) -> Sequence[str]:

@@ -72,37 +72,37 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def make_training_splits(work: StageContext) -> StageOutput:
+def make_training_splits(context: StageContext) -> StageOutput:
     """Mix the datasets, assign ranks, and measure leaks."""
-    packed = get_packed_shards(work)
-    _require_one_tokenizer(work, packed)
+    packed = get_packed_shards(context)
+    _require_one_tokenizer(context, packed)
     sizes = {name: _count_train_sequences(one) for name, one in packed.items()}
-    mixture = work.recipe.mixture
-    schedule = schedule_sequences(mixture, sizes, work.recipe.seed)
+    mixture = context.recipe.mixture
+    schedule = schedule_sequences(mixture, sizes, context.recipe.seed)
     steps = rank_assignment.plan_steps(
-        work.recipe.partitions, schedule.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=mixture.steps
+        context.recipe.partitions, schedule.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=mixture.steps
     )
-    order = identify_training_splits(work.recipe, "")["order"]
-    with open_sequences(work, packed) as sequences:
+    order = identify_training_splits(context.recipe, "")["order"]
+    with open_sequences(context, packed) as sequences:
         source = OrderSource(
-            root=work.store.root,
-            folder=work.folder,
+            root=context.store.root,
+            folder=context.folder,
             schedule=schedule,
             steps=steps,
             sequences=sequences,
             sizes=tuple(sizes.values()),
-            world_size=work.recipe.partitions.world_size,
-            load=_name_load(work.recipe),
+            world_size=context.recipe.partitions.world_size,
+            load=_name_load(context.recipe),
         )
         identity = (TRAINING_SPLITS, order, [one.version for one in packed.values()])
-        return _build_order_output(work, packed, sizes, source, write_order(work, source, identity))
+        return _build_order_output(context, packed, sizes, source, write_order(context, source, identity))
 
 
 def _count_train_sequences(packed: Manifest) -> int:
     return sum(part.files["shard"].rows for part in packed.parts if part.facts["split"] == "train")
 
 
-def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -> None:
+def _require_one_tokenizer(context: StageContext, packed: Mapping[str, Manifest]) -> None:
     """Refuse datasets tokenized with different tokenizers: the tokenizer changed, or an old version is in use."""
     made_with: dict[str, list[str]] = {}
     for name, one in packed.items():
@@ -110,7 +110,7 @@ def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -
     if len(made_with) > 1:
         found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
         raise IntegrityError(
-            f"{'/'.join(work.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
+            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
             "one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
         )
 
@@ -123,18 +123,22 @@ def _name_load(recipe: Recipe) -> str:
 
 
 def _build_order_output(
-    work: StageContext, packed: dict[str, Manifest], sizes: dict[str, int], source: OrderSource, written: WrittenOrder
+    context: StageContext,
+    packed: dict[str, Manifest],
+    sizes: dict[str, int],
+    source: OrderSource,
+    written: WrittenOrder,
 ) -> StageOutput:
     total = sum(sizes.values())
     places, fillers = (sum(int(part.facts[name]) for part in written.parts) for name in ("places", "fillers"))
-    steps = _sum_steps(work, written)
-    states = find_sequence_states(work.store, source, written)
+    steps = _sum_steps(context, written)
+    states = find_sequence_states(context.store, source, written)
     dropped_places = sum(map(len, source.steps.dropped))
-    leaking = leakage.find_leaks(work, packed)
+    leaking = leakage.find_leaks(context, packed)
     held = places - fillers
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
     orders = [part.files["order"].digest for part in written.parts]
-    has_targets = work.recipe.objective != "prompts"
+    has_targets = context.recipe.objective != "prompts"
     return StageOutput(
         parts=written.parts,
         facts=TrainingSplitsFacts(
@@ -151,13 +155,13 @@ def _build_order_output(
             steps=len(source.steps.step_offsets) - 1,
             tokens=steps.tokens,
             trained_tokens=int(written.trained_tokens.sum()),
-            flops=steps.flops if work.recipe.partitions.balance == "flops" else UNCOUNTED,
+            flops=steps.flops if context.recipe.partitions.balance == "flops" else UNCOUNTED,
         ),
         ledger=[line for line in states.count_lines() if line[2] or line[0] == KEPT],
         tables={
             "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-            "shares": _shares_table(work, rows),
-            "mixture": _mixture_table(work, source, written, sizes),
+            "shares": _shares_table(context, rows),
+            "mixture": _mixture_table(context, source, written, sizes),
             "schedule": tabulate_schedule(list(sizes), source, written, states),
         },
         histograms=steps.draw_loads(),
@@ -167,16 +171,16 @@ def _build_order_output(
             "order": orders[0] if len(orders) == 1 else digest_json(orders),
             "datasets": list(sizes),
             "packed": {name: one.version for name, one in packed.items()},
-            "has_steps": bool(work.recipe.mixture.batch_sizes),
+            "has_steps": bool(context.recipe.mixture.batch_sizes),
         },
         rows_made=total,
     )
 
 
-def _shares_table(work: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
+def _shares_table(context: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
     """Tabulate each split's share of examples with the configured share, if there is one."""
     lines: list[tuple[Any, ...]] = []
-    for name, dataset in work.recipe.datasets.items():
+    for name, dataset in context.recipe.datasets.items():
         own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
         asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
         shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
@@ -216,13 +220,13 @@ class _StepTotals:
         }
 
 
-def _sum_steps(work: StageContext, written: WrittenOrder) -> _StepTotals:
-    load = _name_load(work.recipe)
+def _sum_steps(context: StageContext, written: WrittenOrder) -> _StepTotals:
+    load = _name_load(context.recipe)
     excess = [pl.Series([], dtype=pl.Float64)]
     loads = Counter[int]()
     tokens = flops = 0
     for part in written.parts:
-        table = work.store.table(part.files["rank_steps"])
+        table = context.store.table(part.files["rank_steps"])
         frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", *{load, "tokens", "trained_tokens"}])))
         per_step = frame.group_by("step", maintain_order=True).agg(
             pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
@@ -244,10 +248,10 @@ def _sum_steps(work: StageContext, written: WrittenOrder) -> _StepTotals:
 
 
 def _mixture_table(
-    work: StageContext, source: OrderSource, written: WrittenOrder, sizes: dict[str, int]
+    context: StageContext, source: OrderSource, written: WrittenOrder, sizes: dict[str, int]
 ) -> DisplayTable:
     shares = compute_wanted_shares(source.schedule)
-    first = work.recipe.mixture.stages
+    first = context.recipe.mixture.stages
     weights = first[0][1] if first else {name: Fraction(size) for name, size in sizes.items()}
     rows: list[tuple[Any, ...]] = []
     for number, (name, size) in enumerate(sizes.items()):
@@ -271,7 +275,7 @@ STAGE = StageDeclaration(
     description="The training order of all sequences, mixed by weight, with checks of leaks between splits.",
     scope="recipe",
     identity=identify_training_splits,
-    prepare=lambda work: PreparedStage((), lambda: make_training_splits(work)),
+    prepare=lambda context: PreparedStage((), lambda: make_training_splits(context)),
     inputs=(PACKED_SHARDS,),
     shows_overdue=True,
     stats_inputs=StatsInputs(

@@ -60,15 +60,15 @@ class _HeldCells:
     cells: Hashes
 
 
-def find_near_records(work: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
+def find_near_records(context: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
     """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
     if len(names) < 2:
         return NearRecords(0, ())
     files = canonical.files("rows")
-    tasks = [_NearRecordTask(work.store.root, file, tuple(names)) for file in files]
+    tasks = [_NearRecordTask(context.store.root, file, tuple(names)) for file in files]
     size = sum(file.bytes for file in files)
-    parts = list(work.pool.map(hash_held_cells, tasks, size_bytes=size))
+    parts = list(context.pool.map(hash_held_cells, tasks, size_bytes=size))
     row_ids = [row_id for ids, _ in parts for row_id in ids]
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
@@ -77,7 +77,7 @@ def find_near_records(work: StageContext, canonical: Manifest, group_columns: Se
     seen = np.zeros(len(looked_for.signatures), bool)
     counts = np.zeros(len(looked_for.cells), np.int64)
     total = 0
-    for places, own, rows in work.pool.map(find_cells_in_train, tasks, size_bytes=size, shared=looked_for):
+    for places, own, rows in context.pool.map(find_cells_in_train, tasks, size_bytes=size, shared=looked_for):
         seen[places] = True
         counts += own
         total += rows

@@ -58,7 +58,7 @@ class ReplanTask:
 
 
 def replan_table(
-    work: StageContext,
+    context: StageContext,
     request: TablePlanRequest,
     options: IndexOptions,
     rows: Sequence[File],
@@ -70,16 +70,16 @@ def replan_table(
     `rows` are the files of its rows, `tokens` those of their ids.
     """
     parts = [RowPart(*both, digest_json(*(one.digest for one in both))) for both in zip(rows, tokens, strict=True)]
-    borders = choose_borders(work, rows)
-    partitions, blocks = partition_rows(work, borders, parts)
+    borders = choose_borders(context, rows)
+    partitions, blocks = partition_rows(context, borders, parts)
     requests = [_limit_request(request, limit) for limit in limits]
     if borders.is_whole:
-        held = read_partition(work.store, partitions[0], options)
+        held = read_partition(context.store, partitions[0], options)
         return [replan_partition(one, held.index, held.lengths) for one in requests], []
-    tasks = _list_replan_tasks(work, partitions, options, requests)
+    tasks = _list_replan_tasks(context, partitions, options, requests)
     planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    made = make_parts(work, replan_partition_part, planned)[0]
-    return _join_partitions(work.store, limits, made), sorted([*blocks, *(one.fingerprint for one in made)])
+    made = make_parts(context, replan_partition_part, planned)[0]
+    return _join_partitions(context.store, limits, made), sorted([*blocks, *(one.fingerprint for one in made)])
 
 
 def _limit_request(request: TablePlanRequest, limit: int) -> TablePlanRequest:
@@ -87,21 +87,26 @@ def _limit_request(request: TablePlanRequest, limit: int) -> TablePlanRequest:
 
 
 def _list_replan_tasks(
-    work: StageContext,
+    context: StageContext,
     partitions: Sequence[TablePartition],
     options: IndexOptions,
     requests: Sequence[TablePlanRequest],
 ) -> list[ReplanTask]:
     plain = [
         ReplanTask(
-            work.store.root, work.folder, "", one, options, tuple(replace(own, partition=one.name) for own in requests)
+            context.store.root,
+            context.folder,
+            "",
+            one,
+            options,
+            tuple(replace(own, partition=one.name) for own in requests),
         )
         for one in partitions
     ]
     wanted = requests[0].wanted if requests else None
     if wanted is not None:
         # What fits depends on the length, and with it the share of each partition.
-        counts = list(work.pool.map(count_partition_samples, plain, size_bytes=sum(one.bytes for one in partitions)))
+        counts = list(context.pool.map(count_partition_samples, plain, size_bytes=sum(one.bytes for one in partitions)))
         shares = [share_sample(wanted, own) for own in zip(*counts, strict=True)]
         plain = [
             replace(

@@ -57,13 +57,13 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def make_truncation_stats(work: StageContext) -> StageOutput:
+def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
-    if work.dataset.format.IS_TABLE:
-        return table_lengths.make_table_lengths(work)
-    manifest = work.input(TOKENIZED_EXAMPLES)
-    limit = _limit_examples(work)
-    columns = _read_length_columns(work, manifest.files("examples"))
+    if context.dataset.format.IS_TABLE:
+        return table_lengths.make_table_lengths(context)
+    manifest = context.input(TOKENIZED_EXAMPLES)
+    limit = _limit_examples(context)
+    columns = _read_length_columns(context, manifest.files("examples"))
     splits = columns.column("split").combine_chunks()
     original, removed = (
         _read_ints(columns, "original_tokens"),
@@ -80,7 +80,7 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
         for name in sorted(splits.unique().to_pylist())
     }
     whole = stats.make_length_histogram(original, limit)
-    what_if = _compare_seq_lens(work, original, trained, limit)
+    what_if = _compare_seq_lens(context, original, trained, limit)
     return StageOutput(
         facts=TruncationStatsFacts(
             context_overflow=compute_share(int(shortened.sum()) + dropped, rows),
@@ -103,17 +103,17 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
-        samples={"context_overflow": _describe_overflow(work, original[shortened])},
+        samples={"context_overflow": _describe_overflow(context, original[shortened])},
     )
 
 
-def _limit_examples(work: StageContext) -> int:
+def _limit_examples(context: StageContext) -> int:
     """Return the most tokens of an example; that of a pair is shared by its sides."""
-    return work.recipe.limit_of(work.dataset_name or "") * work.dataset.format.count_sides()
+    return context.recipe.limit_of(context.dataset_name or "") * context.dataset.format.count_sides()
 
 
-def _read_length_columns(work: StageContext, files: Sequence[File]) -> pa.Table:
-    tables = read_tables(work.store, files, COLUMNS)
+def _read_length_columns(context: StageContext, files: Sequence[File]) -> pa.Table:
+    tables = read_tables(context.store, files, COLUMNS)
     return pa.concat_tables(tables or [EXAMPLE_SCHEMA.empty_table().select(list(COLUMNS))])
 
 
@@ -121,28 +121,28 @@ def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
     return pc.equal(splits, name).to_numpy(zero_copy_only=False)
 
 
-def _describe_overflow(work: StageContext, shortened: NDArray[np.int64]) -> tuple[str, ...]:
+def _describe_overflow(context: StageContext, shortened: NDArray[np.int64]) -> tuple[str, ...]:
     """Describe the examples that lost tokens, by their lengths before, and the rows dropped for their length."""
-    manifest = work.input(TOKENIZED_EXAMPLES)
+    manifest = context.input(TOKENIZED_EXAMPLES)
     dropped = {reason: count for _, reason, count in manifest.ledger if reason in DROPPED}
-    lines = describe_rejects(work, manifest.parts, dropped)
-    return lines if not len(shortened) else (_describe_shortened(work, manifest, shortened), *lines)
+    lines = describe_rejects(context, manifest.parts, dropped)
+    return lines if not len(shortened) else (_describe_shortened(context, manifest, shortened), *lines)
 
 
-def _describe_shortened(work: StageContext, manifest: Manifest, shortened: NDArray[np.int64]) -> str:
+def _describe_shortened(context: StageContext, manifest: Manifest, shortened: NDArray[np.int64]) -> str:
     """Describe the first example that lost tokens, read from as few parts as possible, and the longest one."""
-    limit = _limit_examples(work)
+    limit = _limit_examples(context)
     for file in manifest.files("examples"):
-        table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
+        table = context.store.table(file, ("example_id", "original_tokens", "tokens"))
         over = table.filter(pc.greater(table.column("original_tokens"), table.column("tokens")))
         if over.num_rows:
             first = over.slice(0, 1).to_pylist()[0]
-            place = RowLocator(work).locate(first["example_id"], reads_lines=True)
+            place = RowLocator(context).locate(first["example_id"], reads_lines=True)
             tokens = f"{first['original_tokens']:,} tokens, at most {limit:,}"
             longest = int(shortened.max())
             longer = f"; the longest has {longest:,}" if longest > first["original_tokens"] else ""
             return f"truncated: {len(shortened):,}, the first is {place}: {tokens}{longer}"
-    raise AssertionError(work.key)
+    raise AssertionError(context.key)
 
 
 def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
@@ -150,24 +150,24 @@ def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
 
 
 def _compare_seq_lens(
-    work: StageContext, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int
+    context: StageContext, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int
 ) -> DisplayTable:
     """Tabulate the effect of other limits; documents that are cut into pieces lose nothing at any limit."""
     candidates = stats.choose_candidate_seq_lens(limit)
-    if not _cuts_into_pieces(work):
-        return stats.estimate_seq_len_effects(original, trained, candidates, plan=_make_sequence_counter(work))
-    joined = work.dataset.packing.strategy_for(work.dataset.row_kind) == "concat"
+    if not _cuts_into_pieces(context):
+        return stats.estimate_seq_len_effects(original, trained, candidates, plan=_make_sequence_counter(context))
+    joined = context.dataset.packing.strategy_for(context.dataset.row_kind) == "concat"
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in candidates:
         pieces = slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
-        room = int(round_up(original, work.dataset.packing.room_multiple).sum())
-        sequences = -(-room // seq_len) if joined else _make_sequence_counter(work)(pieces, seq_len)
+        room = int(round_up(original, context.dataset.packing.room_multiple).sum())
+        sequences = -(-room // seq_len) if joined else _make_sequence_counter(context)(pieces, seq_len)
         rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))
     return DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
 
 
-def _cuts_into_pieces(work: StageContext) -> bool:
-    dataset = work.dataset
+def _cuts_into_pieces(context: StageContext) -> bool:
+    dataset = context.dataset
     policy = dataset.truncation.policy(dataset.row_kind, sliced=dataset.keeps_overlong)
     if policy == "keep":
         joined = dataset.packing.strategy_for(dataset.row_kind) == "concat"
@@ -175,8 +175,8 @@ def _cuts_into_pieces(work: StageContext) -> bool:
     return policy == "split" and dataset.row_kind == "text"
 
 
-def _make_sequence_counter(work: StageContext) -> Any:
-    options = work.dataset.packing
+def _make_sequence_counter(context: StageContext) -> Any:
+    options = context.dataset.packing
 
     def plan(lengths: NDArray[np.int64], limit: int) -> int:
         if options.segment_limit == 1:
@@ -243,7 +243,7 @@ STAGE = StageDeclaration(
     facts=TruncationStatsFacts,
     description="Length distribution, what truncation removed, and the effect of other context lengths.",
     identity=identify_truncation_stats,
-    prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),
+    prepare=lambda context: PreparedStage((), lambda: make_truncation_stats(context)),
     inputs=(TOKENIZED_EXAMPLES,),
     # It writes no rows; these are the measured ones.
     stats_inputs=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),

@@ -47,12 +47,12 @@ def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"records": VERSION, "format": format_options, "seed": recipe.seed, "seq_len": recipe.seq_len}
 
 
-def make_table_lengths(work: StageContext) -> StageOutput:
+def make_table_lengths(context: StageContext) -> StageOutput:
     """Measure the examples, and plan the records at other lengths."""
-    made = work.input(TOKENIZED_EXAMPLES)
-    limit = work.recipe.limit_of(work.dataset_name or "")
+    made = context.input(TOKENIZED_EXAMPLES)
+    limit = context.recipe.limit_of(context.dataset_name or "")
     columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
-    tables = read_tables(work.store, columns, ["tokens"])
+    tables = read_tables(context.store, columns, ["tokens"])
     own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
     lengths = np.concatenate([np.empty(0, np.int64), *own])
     records = sum(count for _, _, count in made.ledger)
@@ -69,7 +69,7 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     }
     quantiles = stats.compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
-    what_if, made_of = _compare_table_seq_lens(work, made, limit)
+    what_if, made_of = _compare_table_seq_lens(context, made, limit)
     return StageOutput(
         facts=TruncationStatsFacts(
             context_overflow=compute_share(over, records),
@@ -91,7 +91,7 @@ def make_table_lengths(work: StageContext) -> StageOutput:
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
-        samples={"context_overflow": describe_rejects(work, made.parts, overflows)},
+        samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
         details={"made_of": made_of} if made_of else {},
     )
 
@@ -99,23 +99,23 @@ def make_table_lengths(work: StageContext) -> StageOutput:
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
+def _compare_table_seq_lens(context: StageContext, made: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
     """Return the result at each length: examples, records in no example, and packed sequences.
 
     Followed by the fingerprints of what was written to find out.
     """
     limits = stats.choose_candidate_seq_lens(limit)
-    form = get_table_options(work)
+    form = get_table_options(context)
     own = ExampleLimits(limit, _read_prompt_tokens(made), form.cap)
-    request = TablePlanRequest(work.dataset_name or "", work.recipe.seed, form, own, form.wanted)
-    key = (*work.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(work.store, key, made.inputs["/".join(key)])
-    options = IndexOptions.of(work, load_observed_table(made.details))
-    replanned, made_of = replan_table(work, request, options, rows.files("rows"), made.files("tokens"), limits)
+    request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, form, own, form.wanted)
+    key = (*context.dataset_key, CANONICAL_ROWS)
+    rows = manifest.load_version(context.store, key, made.inputs["/".join(key)])
+    options = IndexOptions.of(context, load_observed_table(made.details))
+    replanned, made_of = replan_table(context, request, options, rows.files("rows"), made.files("tokens"), limits)
     lines: list[tuple[int, ...]] = []
     for one in replanned:
         examples = sum(len(split) for split in one.lengths)
-        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
+        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(context, one)))
     columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
     return DisplayTable(columns, tuple(lines)), made_of
 
@@ -124,17 +124,17 @@ def _read_prompt_tokens(made: Manifest) -> int:
     return require_counted(read_facts(TokenizedExamplesFacts, made.facts).prompt_tokens)
 
 
-def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
+def _count_sequences(context: StageContext, planned: ReplannedTable) -> int:
     """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
-    options = work.dataset.packing
-    has_own_limit = get_table_options(work).assembly.max_seq_length is not None
-    seq_len = max(planned.limit, work.recipe.seq_len) if has_own_limit else planned.limit
+    options = context.dataset.packing
+    has_own_limit = get_table_options(context).assembly.max_seq_length is not None
+    seq_len = max(planned.limit, context.recipe.seq_len) if has_own_limit else planned.limit
     measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
     plans = (
         plan_slices(
             keep_examples_whole(room),
             limit=capacity,
-            strategy=options.strategy_for(work.dataset.row_kind),
+            strategy=options.strategy_for(context.dataset.row_kind),
             max_segments=options.segment_limit,
             tail=options.tail,
         )

@@ -45,10 +45,10 @@ def make_partitions_spec(project: Project, step: Step) -> dg.AssetSpec:
     )
 
 
-def iterate_materializations(step: Step, made: Manifest) -> Iterator[dg.AssetMaterialization]:
+def iterate_materializations(step: Step, output: Manifest) -> Iterator[dg.AssetMaterialization]:
     """Yield a materialization of each partition of an output; none for a stage without partitions."""
     if step.stage.partitions is not None:
-        for rank in made.card.get("ranks", ()):
-            page = metadata.make_rank_page(made, rank)
+        for rank in output.card.get("ranks", ()):
+            page = metadata.make_rank_page(output, rank)
             tags = {"dagster/data_version": str(page["rank content"].value)} if page else None
             yield dg.AssetMaterialization(make_partitions_key(step), partition=rank, metadata=page, tags=tags)

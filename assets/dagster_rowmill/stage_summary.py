@@ -66,16 +66,16 @@ def make_summary(project: Project, step: Step, report: StepReport) -> StageSumma
     return StageSummary(results, describe_changes(project, report))
 
 
-def write_summary(made: Manifest, summary: StageSummary, link: str) -> str:
+def write_summary(output: Manifest, summary: StageSummary, link: str) -> str:
     """Return the summary as Markdown; `link` is the address of the report, empty if it is not served."""
     first = [*describe_results(summary.results), *([f"[report]({link})"] if link else [])]
-    counts = list_numbers(made)
+    counts = list_numbers(output)
     between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
     numbers = between.join(f"**{one}**" for one in counts)
     changes = textwrap.wrap(summary.changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
     texts = [one for one in (LINE_BREAK.join(first), numbers, LINE_BREAK.join(changes)) if one]
     for bars, lines in DETAILS:
-        picture = draw_picture(made, bars, lines)
+        picture = draw_picture(output, bars, lines)
         shown = [texts[0], *([f"![]({picture})"] if picture else []), *texts[1:]]
         text = "\n\n".join(shown)
         if len(text) < MAX_INLINE_CHARS:
@@ -106,12 +106,12 @@ def describe_results(results: Sequence[CheckResult]) -> list[str]:
     ]
 
 
-def list_numbers(made: Manifest) -> list[str]:
+def list_numbers(output: Manifest) -> list[str]:
     """Return three numbers with their units: the stage's own, then the size of the output and the time it took."""
-    own = console.summarize_output(made).split(" · ")
-    size = sum(file.bytes for part in made.parts for file in part.files.values())
+    own = console.summarize_output(output).split(" · ")
+    size = sum(file.bytes for part in output.parts for file in part.files.values())
     more = [number_text.format_size(size)] if size else []
-    return [*own, *more, f"made in {number_text.format_seconds(made.seconds)}"][:3]
+    return [*own, *more, f"made in {number_text.format_seconds(output.seconds)}"][:3]
 
 
 def describe_changes(project: Project, report: StepReport) -> str:
@@ -138,30 +138,30 @@ def _format_change(one: NumberComparison) -> str:
     return f"{one.name} {100 * change:+.2f} points" if one.is_share else f"{one.name} {change:+,.6g}"
 
 
-def draw_picture(made: Manifest, bars: int, lines: int) -> str:
+def draw_picture(output: Manifest, bars: int, lines: int) -> str:
     """Return the data URI of the picture that says most about an output; empty if there is nothing to draw."""
-    for found in _iterate_drawable(made):
+    for found in _iterate_drawable(output):
         if isinstance(found, Histogram):
             return inline_plots.make_inline_uri(inline_plots.draw_inline_histogram(found, max_bars=bars))
         return inline_plots.make_inline_uri(inline_plots.draw_inline_bars(found, max_bars=lines))
     return ""
 
 
-def _iterate_drawable(made: Manifest) -> Iterator[Histogram | list[tuple[str, float]]]:
+def _iterate_drawable(output: Manifest) -> Iterator[Histogram | list[tuple[str, float]]]:
     """Yield what can be drawn, the most telling first: a distribution, tokens by class, a table, reasons of rejects."""
-    spread = [one for one in made.histograms.values() if sum(1 for count in one.counts if count) > NAMED_FAILURES]
+    spread = [one for one in output.histograms.values() if sum(1 for count in one.counts if count) > NAMED_FAILURES]
     if spread:
         yield spread[0]
-    if tokens := _sum_by_name((name, count) for _, name, count in made.token_ledger):
+    if tokens := _sum_by_name((name, count) for _, name, count in output.token_ledger):
         yield tokens
     for name, column in DRAWN_COLUMNS.items():
-        table = made.tables.get(name)
+        table = output.tables.get(name)
         if table is not None and column in table.columns and table.rows:
             named = table.columns.index("split") if "split" in table.columns else 0
             yield [(str(row[named]), row[table.columns.index(column)]) for row in table.rows]
-    if records := _sum_by_name((reason or state, count) for state, reason, count in made.ledger):
+    if records := _sum_by_name((reason or state, count) for state, reason, count in output.ledger):
         yield records
-    yield from made.histograms.values()
+    yield from output.histograms.values()
 
 
 DRAWN_COLUMNS: Final[Mapping[str, str]] = {"ranks": "trained_tokens", "splits": "sequences", "files": "records"}

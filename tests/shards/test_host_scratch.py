@@ -16,13 +16,13 @@ import pytest
 from rowmill.shards.host_scratch import HostScratch
 
 
-def write_text(text: str, made: list[str], path: str) -> None:
-    made.append(text)
+def write_text(text: str, parts: list[str], path: str) -> None:
+    parts.append(text)
     Path(path).write_text(text)
 
 
-def makers(made: list[str], *names: str) -> dict[str, Callable[[str], object]]:
-    return {name: partial(write_text, name, made) for name in names}
+def makers(parts: list[str], *names: str) -> dict[str, Callable[[str], object]]:
+    return {name: partial(write_text, name, parts) for name in names}
 
 
 def test_a_host_makes_only_what_it_lacks(tmp_path: Path) -> None:

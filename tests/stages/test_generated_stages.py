@@ -101,10 +101,10 @@ def run(workspace: Workspace, stage: str) -> tuple[Manifest, list[CheckResult], 
     return report.manifest, results, report.reused
 
 
-def records_of(workspace: Workspace, made: Manifest) -> list[dict[str, Any]]:
+def records_of(workspace: Workspace, output: Manifest) -> list[dict[str, Any]]:
     return [
         json.loads(row["record"])
-        for file in made.files("records")
+        for file in output.files("records")
         for row in workspace.project.store.table(file).to_pylist()
     ]
 

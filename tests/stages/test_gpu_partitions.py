@@ -88,8 +88,8 @@ def test_ranks_are_equal_however_many_tasks_copy_them(tmp_path: Path, monkeypatc
     assert found[0] == found[1] == found[2]
 
 
-def counted(made: Manifest) -> dict[str, int]:
-    return {name: tokens for _, name, tokens in made.token_ledger}
+def counted(output: Manifest) -> dict[str, int]:
+    return {name: tokens for _, name, tokens in output.token_ledger}
 
 
 def classes(labels: Iterable[list[int]]) -> dict[str, int]:

@@ -105,21 +105,21 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     """
     graph = project.graph
 
-    def thresholds(made: Manifest) -> Sequence[Threshold]:
+    def thresholds(output: Manifest) -> Sequence[Threshold]:
         # A kept version may belong to a dataset that the recipe removed or renamed: the same checks apply. A waiver
         # names a dataset of its own recipe, and generated records may belong to another recipe's dataset.
-        is_own = made.key[0] == project.recipe.name and catalog.find_stage(made.stage).scope == "dataset"
-        dataset = made.key[1] if is_own else None
-        return graph.thresholds.get(made.key) or list_output_thresholds(project.recipe.gates, made, dataset)
+        is_own = output.key[0] == project.recipe.name and catalog.find_stage(output.stage).scope == "dataset"
+        dataset = output.key[1] if is_own else None
+        return graph.thresholds.get(output.key) or list_output_thresholds(project.recipe.gates, output, dataset)
 
     upstream.require_passing_ancestors(
         project.store, inputs, thresholds=thresholds, beside=_find_sibling_gates, gated=gated
     )
 
 
-def _find_sibling_gates(made: Manifest) -> list[StageKey]:
+def _find_sibling_gates(output: Manifest) -> list[StageKey]:
     """Return the stages whose checks a dataset's output waits for without reading them."""
-    return [(*made.key[:-1], name) for name in sorted(catalog.find_stage(made.stage).gates)]
+    return [(*output.key[:-1], name) for name in sorted(catalog.find_stage(output.stage).gates)]
 
 
 def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:

@@ -36,10 +36,10 @@ class HeldVersion:
         )
 
 
-def hold_version(store: Store, made: Manifest) -> HeldVersion:
+def hold_version(store: Store, output: Manifest) -> HeldVersion:
     """Keep a version current in every build until it is released."""
-    held = HeldVersion(made.key, made.version, datetime.now(UTC).isoformat(timespec="seconds"))
-    store.write_sealed(_held_file(made.key), {"version": held.version, "since": held.since})
+    held = HeldVersion(output.key, output.version, datetime.now(UTC).isoformat(timespec="seconds"))
+    store.write_sealed(_held_file(output.key), {"version": held.version, "since": held.since})
     return held
 
 

@@ -189,19 +189,19 @@ def _place_error(step: Step, error: PipelineError) -> str:
 # ── What the first records show ────────────────────────────────────────────────────────────────────
 
 
-def _judge_output(project: Project, trial: Project, step: Step, made: Manifest, *, tried: int) -> list[Finding]:
+def _judge_output(project: Project, trial: Project, step: Step, output: Manifest, *, tried: int) -> list[Finding]:
     """Return the checks that fail for certain, and those that probably will once all records are read."""
     if step.name == PACKED_SHARDS:
         # What packing leaves over is most of a few records.
         return []
-    failed = [one for one in judge.run_checks(trial.store, made, step.thresholds) if one.failed and not one.waiver]
+    failed = [one for one in judge.run_checks(trial.store, output, step.thresholds) if one.failed and not one.waiver]
     failed = [one for one in failed if one.check in CHECKS_BY_NAME]
     certain = [one for one in failed if one.blocking and _is_certain(one)]
     if len(certain) > 1:
         # Why nothing came out is what another check says.
         certain = [one for one in certain if one.check != "nonempty"]
     probable = [one for one in failed if one not in certain and _is_probable(one, tried)]
-    texts = {one.check: _word_result(project, trial, step, made, one, tried) for one in (*certain, *probable)}
+    texts = {one.check: _word_result(project, trial, step, output, one, tried) for one in (*certain, *probable)}
     mistakes = [Finding(texts[one.check], GateError(texts[one.check])) for one in certain]
     return [*mistakes, *(Finding(texts[one.check], is_warning=True) for one in probable)]
 
@@ -233,7 +233,9 @@ def _compute_least_share(share: float, count: int) -> float:
     return (middle - margin) / (1 + z**2 / count)
 
 
-def _word_result(project: Project, trial: Project, step: Step, made: Manifest, result: CheckResult, tried: int) -> str:
+def _word_result(
+    project: Project, trial: Project, step: Step, output: Manifest, result: CheckResult, tried: int
+) -> str:
     """Return a failed check in four parts, with its causes and a record."""
     option = _OPTION_BY_STAGE.get(step.name)
     at = f"{step.recipe}: datasets.{step.dataset}{f'.{option}' if option else ''}"
@@ -242,7 +244,7 @@ def _word_result(project: Project, trial: Project, step: Step, made: Manifest, r
         one.remedy for one in step.thresholds if one.check == result.check
     )
     remedy = format_remedy(remedy, format_recipe_argument(step.recipe, project.store.root), step.dataset or "")
-    record = _find_first_rejected(trial.store, made) if result.check in _CHECKS_OF_REJECTS else None
+    record = _find_first_rejected(trial.store, output) if result.check in _CHECKS_OF_REJECTS else None
     causes = [
         *(_TRIAL_ROW_ID.sub("", cause) for cause in result.causes),
         *([f"the record: {clean_value(record)}"] if record else []),
@@ -256,9 +258,9 @@ _TRIAL_ROW_ID = re.compile(r" \([0-9a-f]{16}[~0-9]*:\d+(\.\d+)?(#\d+)?\)")
 _CHECKS_OF_REJECTS = frozenset({"nonempty", "rejects", "content_dropped", "zero_loss_rows"})
 
 
-def _find_first_rejected(store: Store, made: Manifest) -> str | None:
+def _find_first_rejected(store: Store, output: Manifest) -> str | None:
     """Return the first record with the most frequent reason to reject."""
-    files = [part.files["rejects"] for part in made.parts if "rejects" in part.files]
+    files = [part.files["rejects"] for part in output.parts if "rejects" in part.files]
     tables = [cast("pl.DataFrame", pl.from_arrow(store.table(file, ["reason", "raw"]))) for file in files]
     if not tables or not (rejects := pl.concat(tables)).height:
         return None

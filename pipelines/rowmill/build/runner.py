@@ -220,12 +220,12 @@ def _record_report(project: Project, step: Step, context: StageContext, report: 
     return report
 
 
-def _publish_output(project: Project, step: Step, context: StageContext, made: Manifest, publish: Publish) -> None:
+def _publish_output(project: Project, step: Step, context: StageContext, output: Manifest, publish: Publish) -> None:
     """Run an output's checks, and publish it if none blocks; otherwise the earlier publication stays."""
-    results = judge.run_checks(project.store, made, step.thresholds)
+    results = judge.run_checks(project.store, output, step.thresholds)
     if not any(result.blocking for result in results):
         loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
-        publish(context, made, results, loosened)
+        publish(context, output, results, loosened)
 
 
 def _restore_version(project: Project, step: Step, context: StageContext, version: str, started: float) -> StepReport:
@@ -282,17 +282,17 @@ def publish_statistics(project: Project) -> None:
 
 
 def check_step(
-    project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None
+    project: Project, step: Step, output: Manifest, *, only: Collection[str] | None = None
 ) -> list[CheckResult]:
     """Run a step's checks under the recipe's thresholds, or only the named ones; save the results and their page."""
     chosen = [one for one in step.thresholds if only is None or one.check in only]
     with explain_disk_full(project.store, "/".join(step.key)):
-        results = judge.run_checks(project.store, made, chosen)
+        results = judge.run_checks(project.store, output, chosen)
         # A check that runs alone must not hide the results of the others.
-        known = results if only is None else judge.load_check_results(project.store, made, step.thresholds)
-        stats.write_check_results(project.store, made, known)
+        known = results if only is None else judge.load_check_results(project.store, output, step.thresholds)
+        stats.write_check_results(project.store, output, known)
         shown = [one for one in known if one.check not in step.off_checks]
-        expectations_page.write_expectations_page(project.store, made, step.shown_thresholds, shown)
+        expectations_page.write_expectations_page(project.store, output, step.shown_thresholds, shown)
     return results
 
 

@@ -102,10 +102,10 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     )
 
 
-def _count_rejected(made: Manifest, chosen: frozenset[str]) -> tuple[int, int]:
+def _count_rejected(output: Manifest, chosen: frozenset[str]) -> tuple[int, int]:
     """Return how many records a stage rejected unintentionally, and how many it should have kept."""
-    kept = sum(count for state, _, count in made.ledger if state == KEPT)
-    rejected = sum(count for state, reason, count in made.ledger if state == REJECTED and reason not in chosen)
+    kept = sum(count for state, _, count in output.ledger if state == KEPT)
+    rejected = sum(count for state, reason, count in output.ledger if state == REJECTED and reason not in chosen)
     return rejected, kept + rejected
 
 
@@ -180,10 +180,10 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
     return {"version": ranks.version, "at": at, "stages": stages}
 
 
-def read_counts(made: Manifest) -> dict[str, float]:
+def read_counts(output: Manifest) -> dict[str, float]:
     """Return the counts of an output that should not decrease from build to build, by name."""
-    count = SHRINKING_COUNTS.get(made.stage)
-    return {} if count is None else count(made)
+    count = SHRINKING_COUNTS.get(output.stage)
+    return {} if count is None else count(output)
 
 
 def _count_source(scanned: Manifest) -> dict[str, float]:
@@ -217,13 +217,13 @@ SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
 """Counts by stage, for the stages of the check `shrunk`."""
 
 
-def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
+def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
     """Return the largest share by which a count of an output fell since the published build."""
-    published = _load_published(store, made.key[0])
-    before = (published or {}).get("stages", {}).get("/".join(made.key))
+    published = _load_published(store, output.key[0])
+    before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:
         return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
-    now = read_counts(made)
+    now = read_counts(output)
     fell = {name: 1 - now.get(name, 0) / count for name, count in before["counts"].items() if count}
     if not fell:
         return CrossStageMeasurement(NOT_APPLICABLE, "the published build had no such counts")
@@ -236,24 +236,24 @@ def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
         f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
         f"{_format_count_or_share(before['counts'][name])} {since}"
     )
-    changed = _find_changed_options(store, made, published["stages"])
+    changed = _find_changed_options(store, output, published["stages"])
     return CrossStageMeasurement(
         value, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
     )
 
 
-def _find_changed_options(store: Store, made: Manifest, published: Mapping[str, Any]) -> str:
+def _find_changed_options(store: Store, output: Manifest, published: Mapping[str, Any]) -> str:
     """Return a stage of an output's history whose options differ from the published build's, or ""."""
-    for one in _iterate_history(store, made):
+    for one in _iterate_history(store, output):
         name = "/".join(one.key)
         if published.get(name, {}).get("code_version") != one.code_version:
             return name
     return ""
 
 
-def _iterate_history(store: Store, made: Manifest) -> Iterator[Manifest]:
+def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
     """Yield an output and all its ancestors, each once."""
-    waiting, seen = [made], set[StageKey]()
+    waiting, seen = [output], set[StageKey]()
     while waiting:
         one = waiting.pop()
         if one.key not in seen:
@@ -262,13 +262,13 @@ def _iterate_history(store: Store, made: Manifest) -> Iterator[Manifest]:
             waiting += manifest.load_inputs(store, one).values()
 
 
-def _find_compared_version(store: Store, made: Manifest) -> str:
+def _find_compared_version(store: Store, output: Manifest) -> str:
     """Return the published version that an output is compared with; a published one keeps its comparison."""
-    published = _load_published(store, made.key[0])
+    published = _load_published(store, output.key[0])
     if published is None:
         return ""
-    own = published["stages"].get("/".join(made.key), {})
-    return str(own["compared_with"] if own.get("version") == made.version else published["version"])
+    own = published["stages"].get("/".join(output.key), {})
+    return str(own["compared_with"] if own.get("version") == output.version else published["version"])
 
 
 def _format_count_or_share(count: float) -> str:

@@ -316,12 +316,12 @@ def list_thresholds(
     return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
-def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
+def list_output_thresholds(gates: GatesBase, output: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
     """Return the thresholds of an output whose dataset the recipe may no longer have; its facts show its kind."""
     row_kinds: list[RowKind | None] = [
-        check.only_for for check in CHECKS if check.only_for and check.name in made.facts
+        check.only_for for check in CHECKS if check.only_for and check.name in output.facts
     ]
-    return list_thresholds(gates, made.stage, dataset, row_kind=row_kinds[0] if row_kinds else None)
+    return list_thresholds(gates, output.stage, dataset, row_kind=row_kinds[0] if row_kinds else None)
 
 
 def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, *, is_table: bool) -> Threshold:

@@ -85,15 +85,15 @@ def _iterate_ancestors(
 
 
 def _find_sibling_version(
-    store: Store, made: Manifest, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
+    store: Store, output: Manifest, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
 ) -> Manifest:
     """Return the version of a sibling stage that was built from the same inputs as an output."""
     for one in _iterate_candidate_versions(store, key, known):
-        if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
+        if all(output.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
             return one
-    named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
+    named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(output.inputs.items()))
     raise GateError(
-        f"{'/'.join(key)}: no kept version belongs to version {made.version[:12]} of {'/'.join(made.key)}, which was "
+        f"{'/'.join(key)}: no kept version belongs to version {output.version[:12]} of {'/'.join(output.key)}, which was "
         f"built from {named}; an output without check results cannot be used; make these versions current with "
         f"`rowmill use`, and build {key[-1]} again"
     )

@@ -58,12 +58,12 @@ def compare_versions(project: Project, before: Manifest, after: Manifest) -> lis
     return [*datasets, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
 
-def find_previous_version(project: Project, made: Manifest) -> Manifest | None:
+def find_previous_version(project: Project, output: Manifest) -> Manifest | None:
     """Return the newest kept version of a stage that was built before this one, or None."""
     earlier = [
         one
-        for one in manifest.list_versions(project.store, made.key)
-        if one.version != made.version and one.built_at < made.built_at
+        for one in manifest.list_versions(project.store, output.key)
+        if one.version != output.version and one.built_at < output.built_at
     ]
     return earlier[-1] if earlier else None
 
@@ -77,10 +77,10 @@ def compare_stage_facts(before: Manifest, after: Manifest) -> list[NumberCompari
     return [one for one in numbers if one.before != one.after]
 
 
-def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifest]:
+def _collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manifest]:
     """Return a version and all its upstream versions that are still kept, with the statistics of each."""
     found: dict[StageKey, Manifest] = {}
-    waiting = [made]
+    waiting = [output]
     while waiting:
         one = waiting.pop()
         found[one.key] = one
@@ -137,9 +137,9 @@ def _compare_numbers(
             yield NumberComparison("share of the order", *shares, is_share=True)
 
 
-def _read_number(made: Manifest, fact: str) -> float | None:
+def _read_number(output: Manifest, fact: str) -> float | None:
     """Return a fact, or None where it does not apply to the data."""
-    value = made.facts.get(fact)
+    value = output.facts.get(fact)
     return None if value == NOT_APPLICABLE else value
 
 

@@ -109,9 +109,9 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
     return ParsedFiles(report, texts, unreadable, records)
 
 
-def iterate_accepted_records(store: Store, made: Manifest) -> Iterator[str]:
+def iterate_accepted_records(store: Store, output: Manifest) -> Iterator[str]:
     """Yield the accepted records of a stage as lines of JSON."""
-    for file in made.files("records"):
+    for file in output.files("records"):
         yield from _read_records(store, file)
 
 

@@ -250,9 +250,9 @@ def render_discarded(project: Project, lines: Sequence[str] | None) -> Renderabl
     return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   rebuilds them"))
 
 
-def _list_facts(made: Manifest) -> list[tuple[object, ...]]:
+def _list_facts(output: Manifest) -> list[tuple[object, ...]]:
     """List a stage's numeric facts: only these can be named in `gates.expectations`."""
-    return [(name, value) for name, value in made.facts.items() if isinstance(value, int | float)]
+    return [(name, value) for name, value in output.facts.items() if isinstance(value, int | float)]
 
 
 def _render_stage_head(one: StageVerification) -> Text:

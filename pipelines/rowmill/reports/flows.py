@@ -123,17 +123,17 @@ def _iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator
     yield from _iterate_order_levels(chain, dataset, "sequences")
 
 
-def _list_ledger_branches(made: Manifest) -> tuple[FlowBranch, ...]:
+def _list_ledger_branches(output: Manifest) -> tuple[FlowBranch, ...]:
     """Return what a stage did not keep, the most frequent first."""
-    lines = sorted((line for line in made.ledger if line[0] != KEPT and line[2]), key=lambda line: (-line[2], line))
+    lines = sorted((line for line in output.ledger if line[0] != KEPT and line[2]), key=lambda line: (-line[2], line))
     return tuple(
         FlowBranch(reason or state.replace("_", " "), count, "rejected" if state == REJECTED else "left_out")
         for state, reason, count in lines
     )
 
 
-def _count_kept(made: Manifest) -> int:
-    return sum(count for state, _, count in made.ledger if state == KEPT)
+def _count_kept(output: Manifest) -> int:
+    return sum(count for state, _, count in output.ledger if state == KEPT)
 
 
 # ── Tokens ─────────────────────────────────────────────────────────────────────────────────────────
@@ -231,9 +231,9 @@ def _iterate_order_levels(
         yield FlowLevel("sequences in all passes", unit, schedule[KEPT][unit] + again)
 
 
-def _read_column(made: Manifest, table: str, key: str, value: str) -> dict[str, int]:
+def _read_column(output: Manifest, table: str, key: str, value: str) -> dict[str, int]:
     """Return a column of numbers of a manifest's table, by another column."""
-    found = made.tables[table]
+    found = output.tables[table]
     of, at = found.columns.index(key), found.columns.index(value)
     return {str(row[of]): int(row[at]) for row in found.rows}
 

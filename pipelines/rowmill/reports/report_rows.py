@@ -171,10 +171,10 @@ def _list_rejects(build: CurrentBuild) -> list[_Row]:
     return [_make_reject(line, budget) for line in found]
 
 
-def _iterate_rejects(build: CurrentBuild, key: manifest.StageKey, one: Manifest) -> Iterator[dict[str, Any]]:
+def _iterate_rejects(build: CurrentBuild, key: manifest.StageKey, output: Manifest) -> Iterator[dict[str, Any]]:
     """Yield the first rejects of each reason of a stage, reading as few parts as possible."""
-    wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in one.ledger if reason}
-    for file in one.files("rejects"):
+    wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in output.ledger if reason}
+    for file in output.files("rejects"):
         if not any(wanted.values()):
             return
         for line in build.project.store.table(file).to_pylist() if file.rows else ():

@@ -70,11 +70,11 @@ def _render_stage(build: CurrentBuild, step: Step, *, drawn: bool) -> Iterator[s
     yield "</details>"
 
 
-def _render_stage_facts(build: CurrentBuild, step: Step, one: Manifest) -> Iterator[str]:
-    built = f"built {one.built_at[:19].replace('T', ' ')} UTC"
-    about = [f"version {one.version}", built, number_text.format_seconds(one.seconds), one.run_id]
+def _render_stage_facts(build: CurrentBuild, step: Step, output: Manifest) -> Iterator[str]:
+    built = f"built {output.built_at[:19].replace('T', ' ')} UTC"
+    about = [f"version {output.version}", built, number_text.format_seconds(output.seconds), output.run_id]
     yield f'<p class="dim">{escape_text(number_text.join_facts(about))}</p>'
-    if one.code_version != step.code_version:
+    if output.code_version != step.code_version:
         yield '<p class="look">! its options changed since: run rowmill build</p>'
     results = build.results[step.key]
     idle = sum(result.outcome == "not_applicable" for result in results)
@@ -84,14 +84,14 @@ def _render_stage_facts(build: CurrentBuild, step: Step, one: Manifest) -> Itera
     yield f'<p><a href="{escape_text(link)}">{counts}</a></p>'
 
 
-def _render_plots(one: Manifest) -> Iterator[str]:
+def _render_plots(output: Manifest) -> Iterator[str]:
     drawn = [
         plots.draw_histogram_svg(histogram, width=PLOT_WIDTH)
-        for histogram in one.histograms.values()
+        for histogram in output.histograms.values()
         if sum(histogram.counts)
     ]
     counts: dict[str, int] = {}
-    for _, token_class, tokens in one.token_ledger:
+    for _, token_class, tokens in output.token_ledger:
         counts[token_class] = counts.get(token_class, 0) + tokens
     if any(counts.values()):
         drawn.append(plots.draw_bars_svg("Tokens by class", list(counts.items()), width=PLOT_WIDTH))
@@ -99,10 +99,10 @@ def _render_plots(one: Manifest) -> Iterator[str]:
         yield f'<div class="plots">{"".join(drawn)}</div>'
 
 
-def _render_tables(one: Manifest) -> Iterator[str]:
-    ledger = [line for line in one.ledger if line[0] != KEPT]
+def _render_tables(output: Manifest) -> Iterator[str]:
+    ledger = [line for line in output.ledger if line[0] != KEPT]
     left_out = DisplayTable(("state", "reason", "records"), tuple(sorted(ledger, key=lambda line: (-line[2], line))))
-    tables = {name: table for name, table in one.tables.items() if name not in DRAWN_ELSEWHERE}
+    tables = {name: table for name, table in output.tables.items() if name not in DRAWN_ELSEWHERE}
     for name, table in (tables | {"left out": left_out}).items():
         if says_something(table):
             yield f'<p class="dim">{escape_text(name.replace("_", " "))}</p>'

@@ -40,11 +40,13 @@ def list_hints(project: Project) -> list[str]:
     return found
 
 
-def describe_hints(project: Project, name: str, made: Manifest) -> list[str]:
+def describe_hints(project: Project, name: str, output: Manifest) -> list[str]:
     """Return a dataset's hints; the limit in them is the option that sets it, `seq_len` if the dataset has none."""
     dataset = project.recipe.datasets[name]
     option, value = dataset.format.get_length_limit(dataset)
-    return [hint.replace("max_length", "seq_len" if value is None else option) for hint in _read_truncation(made).hints]
+    return [
+        hint.replace("max_length", "seq_len" if value is None else option) for hint in _read_truncation(output).hints
+    ]
 
 
 def load_current(project: Project, dataset: str | None, stage: StageDeclaration) -> Manifest | None:
@@ -126,38 +128,38 @@ LENGTH_BUCKETS = {
 TRUNCATION_COLUMNS = ("stage", "examples", "", "messages", "tokens", "trained of them")
 
 
-def _read_truncation(made: Manifest) -> TruncationStatsFacts:
-    return read_facts(TruncationStatsFacts, made.facts)
+def _read_truncation(output: Manifest) -> TruncationStatsFacts:
+    return read_facts(TruncationStatsFacts, output.facts)
 
 
-def _render_lengths(made: Manifest) -> list[RenderableType]:
-    facts = _read_truncation(made)
+def _render_lengths(output: Manifest) -> list[RenderableType]:
+    facts = _read_truncation(output)
     quantiles = "   ".join(f"{name} {value:,}" for name, value in facts.quantiles.items())
     total = sum(facts.buckets.values())
     counts = [facts.buckets[name] for name in LENGTH_BUCKETS]
     buckets = make_grid(
         list(LENGTH_BUCKETS.values()), [counts, [format_percent(count, total) for count in counts]], indent=4
     )
-    drawn = plots.draw_histogram_text(made.histograms["lengths"], width=72, lines=12).splitlines()
+    drawn = plots.draw_histogram_text(output.histograms["lengths"], width=72, lines=12).splitlines()
     lines: list[RenderableType] = [
-        _render_label(f"{made.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
+        _render_label(f"{output.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
         _render_label(f"length as a share of the limit of {facts.limit:,}"), buckets,
     ]  # fmt: skip
-    if "stages" in made.tables:
+    if "stages" in output.tables:
         taken = [
             (stage, touched, format_percent(touched, total), messages, tokens, trained)
-            for stage, touched, messages, tokens, trained in made.tables["stages"].rows
+            for stage, touched, messages, tokens, trained in output.tables["stages"].rows
         ]
         lines += [_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
     if facts.dropped_for_length:
         lines.append(Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}"))
-    return [*lines, *_render_what_if(made)]
+    return [*lines, *_render_what_if(output)]
 
 
-def _render_what_if(made: Manifest) -> list[RenderableType]:
+def _render_what_if(output: Manifest) -> list[RenderableType]:
     """Show the effect of other limits, and whether it is estimated or planned."""
-    table, facts = made.tables["what_if"], _read_truncation(made)
+    table, facts = output.tables["what_if"], _read_truncation(output)
     is_planned = "examples" in table.columns
     headings = WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS
     # A plan makes different examples at each limit, so records are counted instead.

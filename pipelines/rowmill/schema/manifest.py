@@ -208,7 +208,7 @@ def parse_stage_key(name: str) -> StageKey:
     return tuple(name.split("/"))
 
 
-def load_inputs(store: Store, made: Manifest) -> dict[StageKey, Manifest]:
+def load_inputs(store: Store, output: Manifest) -> dict[StageKey, Manifest]:
     """Return the inputs of an output, at the versions that its manifest names.
 
     Raises
@@ -217,7 +217,7 @@ def load_inputs(store: Store, made: Manifest) -> dict[StageKey, Manifest]:
         If one of them is no longer kept.
 
     """
-    named = ((parse_stage_key(name), version) for name, version in made.inputs.items())
+    named = ((parse_stage_key(name), version) for name, version in output.inputs.items())
     return {key: load_version(store, key, version) for key, version in named}
 
 

@@ -177,8 +177,8 @@ def _summarize_rows(facts: object, rows: str) -> Sequence[str]:
     return (rows,)
 
 
-def _share_nothing(made: Manifest) -> tuple[str, ...]:
-    del made
+def _share_nothing(output: Manifest) -> tuple[str, ...]:
+    del output
     return ()
 
 

@@ -52,9 +52,9 @@ def list_stages(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclarat
     return tuple(stage for stage in STAGES if stage.scope == scope and stage.on_demand == on_demand)
 
 
-def count_output_rows(made: Manifest) -> RowCount | None:
+def count_output_rows(output: Manifest) -> RowCount | None:
     """Return the rows of an output with their noun; None if its stage does not count them."""
-    return find_stage(made.stage).stats_inputs.rows(made)
+    return find_stage(output.stage).stats_inputs.rows(output)
 
 
 def list_stages_up_to(last: StageDeclaration) -> tuple[str, ...]:

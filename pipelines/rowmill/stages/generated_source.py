@@ -52,20 +52,20 @@ def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -
 
 def scan_generated(
     store: Store,
-    made: Manifest,
+    output: Manifest,
     source: GeneratedSource,
     base: Path,
     stage: ContentStager,
     known: Mapping[str, FileScan],
 ) -> list[FileScan]:
     """Return the records of a version as parts, as `sources.scan_source` does for all other sources."""
-    url = f"generated:{'/'.join(made.key)}"
-    one = sources.scan_records(source, url, made.version, _read_record_lines(store, made), base, stage, known)
+    url = f"generated:{'/'.join(output.key)}"
+    one = sources.scan_records(source, url, output.version, _read_record_lines(store, output), base, stage, known)
     return sources.number_equal_parts([one])
 
 
-def _read_record_lines(store: Store, made: Manifest) -> Iterator[bytes]:
-    for file in made.files("records"):
+def _read_record_lines(store: Store, output: Manifest) -> Iterator[bytes]:
+    for file in output.files("records"):
         for text in store.table(file, ["record"]).column(0).to_pylist():
             yield text.encode()
 

@@ -174,9 +174,9 @@ def make_parsed_records(context: StageContext, scans: Sequence[FileScan]) -> Sta
     )
 
 
-def sum_class_counts(made: Sequence[Part], fact: str) -> dict[str, int]:
+def sum_class_counts(parts: Sequence[Part], fact: str) -> dict[str, int]:
     """Sum counts by class over parts."""
-    return sum_counts(part.facts[fact] for part in made)
+    return sum_counts(part.facts[fact] for part in parts)
 
 
 def compute_valid_fraction(report: parsing.SpanCounts, *, has_texts: bool) -> float | str:

@@ -29,14 +29,14 @@ CountRows = Callable[[Manifest], RowCount | None]
 def count_rows_by_fact(fact: str, noun: str) -> CountRows:
     """Return a function that reads the number of rows from a fact of the manifest."""
 
-    def count(made: Manifest) -> RowCount | None:
-        return RowCount(int(made.facts[fact]), noun) if fact in made.facts else None
+    def count(output: Manifest) -> RowCount | None:
+        return RowCount(int(output.facts[fact]), noun) if fact in output.facts else None
 
     return count
 
 
-def _count_no_rows(made: Manifest) -> RowCount | None:
-    del made
+def _count_no_rows(output: Manifest) -> RowCount | None:
+    del output
     return None
 
 
@@ -52,6 +52,6 @@ class StatsInputs:
     """Tables of statistics that the manifest holds completely; its other tables are for its page only."""
 
 
-def count_parts(made: Manifest) -> int:
+def count_parts(output: Manifest) -> int:
     """Return the number of parts of an output; for `raw_dataset`, the ranges of its source files."""
-    return len(made.parts) or int(made.facts.get("parts", 0))
+    return len(output.parts) or int(output.facts.get("parts", 0))

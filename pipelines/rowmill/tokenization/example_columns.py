@@ -124,12 +124,12 @@ class ExampleColumns:
         return _sum_by_example(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, self.lengths)
 
 
-def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
+def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
     """Return (row index, number among the row's examples, example) triples as columns."""
-    examples = [one for _, _, one in made]
+    examples = [one for _, _, one in parts]
     return ExampleColumns(
-        rows=np.array([row for row, _, _ in made], np.int64),
-        ks=np.array([k for _, k, _ in made], np.int64),
+        rows=np.array([row for row, _, _ in parts], np.int64),
+        ks=np.array([k for _, k, _ in parts], np.int64),
         lengths=np.array([len(one.ids) for one in examples], np.int64),
         ids=_concat_arrays([one.ids for one in examples], np.int32),
         mask=_concat_arrays([one.mask for one in examples], np.bool_),

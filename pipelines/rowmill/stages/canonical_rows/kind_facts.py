@@ -46,24 +46,24 @@ def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[st
     }
 
 
-def measure_fields(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def measure_fields(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
     """Return the share of rows that lack the declared field that most rows lack; nothing where none is declared."""
     names = context.dataset.format.get_rollout_fields().names
     if not names:
         return {}
-    notes = sum_counts(part.facts["notes"] for part in made)
-    rows = sum(sum(part.facts["schemas"].values()) for part in made)
+    notes = sum_counts(part.facts["notes"] for part in parts)
+    rows = sum(sum(part.facts["schemas"].values()) for part in parts)
     lacking = max(notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names)
     return {"fields_absent": compute_share(lacking, rows) if rows else NOT_APPLICABLE}
 
 
-def find_truth_conflicts(context: StageContext, made: Sequence[Part]) -> list[str] | None:
+def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[str] | None:
     """Return the first row of each prompt whose copies have different ground truths; None for rows without any."""
     if "ground_truth" not in make_row_schema(context.dataset.row_kind).names:
         return None
-    if not made:
+    if not parts:
         return []
-    rows = scan_rows(context.store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
+    rows = scan_rows(context.store, [part.files["rows"] for part in parts], ["row_id", "content_hash", "ground_truth"])
     by_prompt = rows.group_by("content_hash").agg(
         pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
     )

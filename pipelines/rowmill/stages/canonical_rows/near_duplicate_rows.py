@@ -71,28 +71,28 @@ class NearDuplicateSearch:
     made_of: frozenset[str]
 
 
-def remove_near_duplicates(context: StageContext, made: list[Part]) -> NearDuplicateSearch | None:
+def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDuplicateSearch | None:
     """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
     options = context.dataset.filters.near_duplicates
     if options is None:
         return None
-    signed, _, _ = make_parts(context, sign_part, [_plan_signatures(context, part, options) for part in made])
-    starts = make_offsets([int(part.facts["kept"]) for part in made])
+    signed, _, _ = make_parts(context, sign_part, [_plan_signatures(context, part, options) for part in parts])
+    starts = make_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
-    names = _name_rows(context, made, starts, removed)
+    names = _name_rows(context, parts, starts, removed)
     found: list[dict[str, File]] = []
     planned: list[PartTask | None] = []
-    for number, part in enumerate(made):
+    for number, part in enumerate(parts):
         # Part by part: lines as Python objects take ten times the memory of the columns that they become.
         lines = _list_lines(removed, names, starts, number)
         found.append(_write_lines(context, part, lines))
         planned.append(plan_removal(context, part, _reject(lines)) if options.action == "reject" else None)
     return NearDuplicateSearch(
-        parts=rewrite_parts(context, made, planned),
+        parts=rewrite_parts(context, parts, planned),
         found=found,
         rows=len(removed.rows),
         displaced=int((removed.kept > removed.rows).sum()),
-        tables=_tabulate_pairs(context, made, removed, names, starts),
+        tables=_tabulate_pairs(context, parts, removed, names, starts),
         made_of=frozenset(one.fingerprint for one in signed),
     )
 

@@ -54,10 +54,10 @@ class RewriteTask:
     splits: bytes | None = None
 
 
-def rewrite_parts(context: StageContext, made: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
+def rewrite_parts(context: StageContext, parts: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
     """Return the parts after what is planned for each of them; None: it stays as it is."""
     rewritten = iter(make_parts(context, rewrite_rows, [plan for plan in planned if plan is not None])[0])
-    return [part if plan is None else next(rewritten) for part, plan in zip(made, planned, strict=True)]
+    return [part if plan is None else next(rewritten) for part, plan in zip(parts, planned, strict=True)]
 
 
 def plan_removal(context: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask | None:

@@ -57,11 +57,11 @@ class FilteredRows:
 
 
 def filter_similar_rows(
-    context: StageContext, made: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
+    context: StageContext, parts: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
 ) -> FilteredRows:
     """Remove contaminated rows, then near duplicates among the others, as the dataset asks for it."""
-    contamination = contaminated_rows.remove_contaminated_rows(context, made, benchmarks)
-    clean = made if contamination is None else contamination.parts
+    contamination = contaminated_rows.remove_contaminated_rows(context, parts, benchmarks)
+    clean = parts if contamination is None else contamination.parts
     near = near_duplicate_rows.remove_near_duplicates(context, clean)
     scans = [scan.to_json() for one in benchmarks for scan in one.scans]
     return FilteredRows(clean if near is None else near.parts, contamination, near, scans)

@@ -263,20 +263,20 @@ def _read_declared_types(context: StageContext) -> dict[str, str]:
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
-def apply_exact_splits(context: StageContext, made: list[Part], known: ObservedTable) -> list[Part]:
+def apply_exact_splits(context: StageContext, parts: list[Part], known: ObservedTable) -> list[Part]:
     """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
     form = get_table_options(context)
-    is_lone = form.mode == "sequential" and bool(made)
+    is_lone = form.mode == "sequential" and bool(parts)
     if not context.dataset.splits.is_exact and not is_lone:
-        return made
-    index = index_parts(context, made, known)
+        return parts
+    index = index_parts(context, parts, known)
     if context.dataset.splits.is_exact:
-        wanted = _decide_exact_splits(context, made, index)
+        wanted = _decide_exact_splits(context, parts, index)
     else:
         wanted = np.zeros(len(index.splits), np.int8)
         if len(index.keys) != 1 or _find_hinted_rows(context, index).any():
-            return made
-    return _rewrite_splits(context, made, index, wanted)
+            return parts
+    return _rewrite_splits(context, parts, index, wanted)
 
 
 def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool_]:
@@ -285,7 +285,7 @@ def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool
     return np.repeat(hints, np.diff(index.first_rows))
 
 
-def _decide_exact_splits(context: StageContext, made: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
+def _decide_exact_splits(context: StageContext, parts: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
     """Assign splits by number to rows outside validation sources; such sources replace the validation share."""
     options = context.dataset.splits
     splitter = Splitter(options)
@@ -295,7 +295,7 @@ def _decide_exact_splits(context: StageContext, made: Sequence[Part], index: Row
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]
     else:
-        units, names = _number_units(context, made, by_group=options.group_key is not None)
+        units, names = _number_units(context, parts, by_group=options.group_key is not None)
     rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
     own = np.flatnonzero(rows)
     places = np.array([splitter.place(names[unit]) for unit in own.tolist()], np.uint64)
@@ -305,20 +305,20 @@ def _decide_exact_splits(context: StageContext, made: Sequence[Part], index: Row
 
 
 def _number_units(
-    context: StageContext, made: Sequence[Part], *, by_group: bool
+    context: StageContext, parts: Sequence[Part], *, by_group: bool
 ) -> tuple[NDArray[np.int64], list[bytes]]:
     """Return the unit of each row, by its group key or content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
-    tables = read_tables(context.store, [part.files["rows"] for part in made], [column])
+    tables = read_tables(context.store, [part.files["rows"] for part in parts], [column])
     encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
     names = encoded.dictionary.to_pylist()
     as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), as_json
 
 
-def _rewrite_splits(context: StageContext, made: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
+def _rewrite_splits(context: StageContext, parts: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
     planned: list[PartTask | None] = []
-    for i, part in enumerate(made):
+    for i, part in enumerate(parts):
         own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
         if (wanted[own] == index.splits[own]).all():
             planned.append(None)
@@ -328,4 +328,4 @@ def _rewrite_splits(context: StageContext, made: list[Part], index: RowIndex, wa
             context.store.root, context.folder, fingerprint, part, tabulate_removed({}), wanted[own].tobytes()
         )
         planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return rewrite_parts(context, made, planned)
+    return rewrite_parts(context, parts, planned)

@@ -42,26 +42,26 @@ class _SplitDecisions:
     rejected: dict[int, Rejected]
 
 
-def split_by_time(context: StageContext, made: list[Part]) -> TimeSplit:
+def split_by_time(context: StageContext, parts: list[Part]) -> TimeSplit:
     """Put every row of a dataset into its split by time; parts without changes are kept."""
     splits = context.dataset.splits
-    if not splits.needs_all_rows or not made:
-        return TimeSplit(made, None)
-    resolved = compute_boundaries(splits, _count_times(context, made)) if splits.boundaries is None else None
+    if not splits.needs_all_rows or not parts:
+        return TimeSplit(parts, None)
+    resolved = compute_boundaries(splits, _count_times(context, parts)) if splits.boundaries is None else None
     boundaries = splits.boundaries or resolved
     if boundaries is None:
-        return TimeSplit(made, None)
+        return TimeSplit(parts, None)
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
-    decided = [_decide_by_time(context, part, splitter) for part in made]
+    decided = [_decide_by_time(context, part, splitter) for part in parts]
     if splits.group_key is not None:
-        decided = _reconcile_groups(context, made, decided, later=splits.crossing_groups == "later")
-    planned = [_plan_rewrite(context, part, one) for part, one in zip(made, decided, strict=True)]
-    return TimeSplit(rewrite_parts(context, made, planned), resolved)
+        decided = _reconcile_groups(context, parts, decided, later=splits.crossing_groups == "later")
+    planned = [_plan_rewrite(context, part, one) for part, one in zip(parts, decided, strict=True)]
+    return TimeSplit(rewrite_parts(context, parts, planned), resolved)
 
 
-def _count_times(context: StageContext, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
+def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
     counted: Counter[str] = Counter()
-    for part in made:
+    for part in parts:
         counted.update(context.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
     yield from counted.items()
 
@@ -77,10 +77,10 @@ def _decide_by_time(context: StageContext, part: Part, splitter: Splitter) -> _S
 
 
 def _reconcile_groups(
-    context: StageContext, made: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
+    context: StageContext, parts: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
 ) -> list[_SplitDecisions]:
     """Move each group to its latest split, or reject the rows of groups in several splits."""
-    frames = [_read_groups(context, part, one) for part, one in zip(made, decided, strict=True)]
+    frames = [_read_groups(context, part, one) for part, one in zip(parts, decided, strict=True)]
     ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
     merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
     spanning = merged.filter(pl.col("first") < pl.col("last"))

@@ -154,9 +154,9 @@ def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> 
     return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
 
 
-def _load_export_input(context: StageContext, made: Manifest, stage: str) -> Manifest:
-    key: StageKey = (*made.key[:-1], stage)
-    return manifest.load_version(context.store, key, made.inputs.get("/".join(key)))
+def _load_export_input(context: StageContext, output: Manifest, stage: str) -> Manifest:
+    key: StageKey = (*output.key[:-1], stage)
+    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
 
 
 def build_export_card(

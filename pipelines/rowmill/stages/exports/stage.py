@@ -181,17 +181,17 @@ def _build_export_output(context: StageContext, part: Part, *, reused: bool) -> 
     )
 
 
-def locate_export(made: Manifest) -> str:
+def locate_export(output: Manifest) -> str:
     """Return the folder of an export, relative to the storage root."""
-    return made.parts[0].files[MANIFEST_FILE].path.rpartition("/")[0]
+    return output.parts[0].files[MANIFEST_FILE].path.rpartition("/")[0]
 
 
-def format_trainer_pointer(export: Export, made: Manifest, folder: str) -> str:
+def format_trainer_pointer(export: Export, output: Manifest, folder: str) -> str:
     """Return the lines of a trainer's configuration that open the export in a folder."""
-    return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_terms(made.card))
+    return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_terms(output.card))
 
 
-def copy_export_files(store: Store, made: Manifest, target: Path) -> None:
+def copy_export_files(store: Store, output: Manifest, target: Path) -> None:
     """Copy an export to a new folder, the manifest last; no later build changes the copy.
 
     Raises
@@ -202,19 +202,19 @@ def copy_export_files(store: Store, made: Manifest, target: Path) -> None:
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: not empty; an export is copied to a new folder; name another, or remove this one")
-    at = locate_export(made)
-    for file in sorted(made.parts[0].files.values(), key=lambda one: one.path.endswith(f"/{MANIFEST_FILE}")):
+    at = locate_export(output)
+    for file in sorted(output.parts[0].files.values(), key=lambda one: one.path.endswith(f"/{MANIFEST_FILE}")):
         path = target / file.path.removeprefix(f"{at}/")
         path.parent.mkdir(parents=True, exist_ok=True)
         with store.open(file.path) as content, path.open("wb") as sink:
             shutil.copyfileobj(content, sink, 1 << 20)
 
 
-def _count_export_rows(made: Manifest) -> RowCount | None:
+def _count_export_rows(output: Manifest) -> RowCount | None:
     """Count the rows of an export by its unit."""
-    is_packed = made.card.get("unit", "unpacked") == "packed"
+    is_packed = output.card.get("unit", "unpacked") == "packed"
     count = count_rows_by_fact("sequences", "sequence") if is_packed else count_rows_by_fact("segments", "segment")
-    return count(made)
+    return count(output)
 
 
 def _summarize_export(facts: ExportFacts, rows: str) -> Sequence[str]:

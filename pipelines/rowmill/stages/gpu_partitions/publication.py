@@ -19,7 +19,7 @@ from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts, is_inde
 
 
 def publish_gpu_partitions(
-    context: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
+    context: StageContext, output: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
 ) -> None:
     """Write `current.json` for trainers, once every rank of this order is built and its tokens are conserved.
 
@@ -28,16 +28,16 @@ def publish_gpu_partitions(
 
     Its content comes from the output, not from the recipe, since a kept version may be from an older recipe.
     """
-    facts = read_facts(GpuPartitionsFacts, made.facts)
+    facts = read_facts(GpuPartitionsFacts, output.facts)
     if facts.conservation or facts.ranks != facts.world_size:
         return
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-    ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), made.parts, strict=True)}
+    ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), output.parts, strict=True)}
     order = read_facts(TrainingSplitsFacts, splits.facts)
     packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
     content = {
-        "version": made.version,
+        "version": output.version,
         "recipe": context.recipe.name,
         "order": splits.card["order"],
         "order_file": splits.parts[0].files["order"].path,
@@ -45,7 +45,7 @@ def publish_gpu_partitions(
         "order_files": [file.path for file in splits.files("order")],
         "datasets": splits.card["datasets"],
         "world_size": facts.world_size,
-        "layout": "index" if is_index(made) else "copied",
+        "layout": "index" if is_index(output) else "copied",
         "seq_len": int(first.card["seq_len"]),
         "places": order.places,
         "steps": order.steps,
@@ -54,8 +54,8 @@ def publish_gpu_partitions(
         if "has_steps" in splits.card
         else bool(context.recipe.mixture.batch_sizes),
         "sets": {name: _describe_evaluation_set(context, name, one) for name, one in packed.items()},
-        "inputs": made.inputs,
-        "waivers": list(made.waivers),
+        "inputs": output.inputs,
+        "waivers": list(output.waivers),
         "loosened": list(loosened),
         "checks": [
             {
@@ -73,7 +73,7 @@ def publish_gpu_partitions(
         "ranks": ranks,
     }
     context.store.write_sealed(f"{context.folder}/current.json", content)
-    cross_stage.write_published_counts(context.store, made)
+    cross_stage.write_published_counts(context.store, output)
 
 
 def _describe_rank(part: Part) -> dict[str, Any]:

@@ -147,11 +147,11 @@ def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
     return first_rows[shards] + table.column("row").to_numpy()
 
 
-def find_index_damage(store: Store, made: Manifest) -> Iterator[str]:
+def find_index_damage(store: Store, output: Manifest) -> Iterator[str]:
     """Yield an error for each rank whose index names other content than the rank must have."""
-    shards = list_train_shards(load_packed_inputs(store, made))
+    shards = list_train_shards(load_packed_inputs(store, output))
     tables = [read_hashes(store, part) for part in shards]
-    for part in made.parts:
+    for part in output.parts:
         filler = store.table(part.files["filler"]).combine_chunks()
         hashes = join_hashes([*tables, tabulate_hashes(filler)])
         first_rows = compute_offsets([*(one.files["shard"].rows for one in shards), 1])

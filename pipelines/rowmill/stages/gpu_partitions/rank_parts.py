@@ -51,9 +51,9 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def is_index(made: Manifest) -> bool:
+def is_index(output: Manifest) -> bool:
     """Return whether the ranks of an output are indexes of the packed shards."""
-    return any("index" in part.files for part in made.parts)
+    return any("index" in part.files for part in output.parts)
 
 
 def rank_name(rank: int, world_size: int) -> str:

@@ -109,11 +109,11 @@ def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
     return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
 
 
-def load_packed_inputs(store: Store, made: Manifest) -> dict[str, Manifest]:
+def load_packed_inputs(store: Store, output: Manifest) -> dict[str, Manifest]:
     """Return the packed shards that ranks were made of, by dataset, in the order of the recipe."""
-    found = manifest.load_inputs(store, made)
-    names = found[(made.key[0], TRAINING_SPLITS)].card["datasets"]
-    return {name: found[(made.key[0], name, PACKED_SHARDS)] for name in names}
+    found = manifest.load_inputs(store, output)
+    names = found[(output.key[0], TRAINING_SPLITS)].card["datasets"]
+    return {name: found[(output.key[0], name, PACKED_SHARDS)] for name in names}
 
 
 def get_row_kind(recipe: Recipe) -> RowKind:

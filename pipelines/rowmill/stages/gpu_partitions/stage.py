@@ -149,11 +149,11 @@ def _tabulate_datasets(context: StageContext, ranks: Sequence[Part]) -> DisplayT
     return DisplayTable(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
 
 
-def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
-    if is_index(made):
-        yield from find_index_damage(store, made)
+def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
+    if is_index(output):
+        yield from find_index_damage(store, output)
         return
-    for part in made.parts:
+    for part in output.parts:
         data = [file for name, file in part.files.items() if name.startswith("data/")]
         rank = part.files["facts"].path.rsplit("/", 1)[0]
         yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))

@@ -92,9 +92,9 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
     return planned
 
 
-def plan_held_group(context: StageContext, held: HeldOutValidation, made: Sequence[Part]) -> list[PartTask]:
+def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Sequence[Part]) -> list[PartTask]:
     """Describe the work of packing the validation sequences that the groups set aside."""
-    files = [part.files["held"] for part in made if "held" in part.files]
+    files = [part.files["held"] for part in parts if "held" in part.files]
     if not files:
         return []
     rules = get_packing_rules(context)
@@ -166,14 +166,14 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
     ]
 
 
-def _list_table_sources(made: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
+def _list_table_sources(parts: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
     """Return the source parts that the examples of each part are named after: no other is in their lineage.
 
     Parts of examples that an older version made do not say; they may be named after any.
     """
     every = inputs.load_source_parts(scanned)
     by_id = {part.part_id: part for part in every}
-    named = (part.facts.get("source_parts") for part in made)
+    named = (part.facts.get("source_parts") for part in parts)
     return [every if names is None else [by_id[name] for name in names] for names in named]
 
 

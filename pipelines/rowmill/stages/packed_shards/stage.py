@@ -211,8 +211,8 @@ def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequ
     return DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
-def _find_shard_damage(store: Store, made: Manifest) -> Iterator[str]:
-    return find_content_damage(store, "/".join(made.key), made.files("shard"), str(made.facts["content_hash"]))
+def _find_shard_damage(store: Store, output: Manifest) -> Iterator[str]:
+    return find_content_damage(store, "/".join(output.key), output.files("shard"), str(output.facts["content_hash"]))
 
 
 STAGE = StageDeclaration(

@@ -106,16 +106,16 @@ class PreferenceExampleBuilder:
     # ── sides ──
 
     def _build_row(
-        self, row: _Preference | Rejected, made: list[Example] | Rejected, counts: TokenizationCounts
+        self, row: _Preference | Rejected, parts: list[Example] | Rejected, counts: TokenizationCounts
     ) -> RowOutcome:
         if isinstance(row, Rejected):
             return row
-        if isinstance(made, Rejected):
-            return made
-        fitted = self._fit_sides(row, made)
+        if isinstance(parts, Rejected):
+            return parts
+        fitted = self._fit_sides(row, parts)
         if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(one.ids) for one in made)
-            counts.dropped_trained += sum(int(one.mask.sum()) for one in made)
+            counts.dropped_tokens += sum(len(one.ids) for one in parts)
+            counts.dropped_trained += sum(int(one.mask.sum()) for one in parts)
             return fitted
         return finish_sides(fitted, row.sides, row.margin, counts, is_paired=self._is_paired)
 
@@ -161,12 +161,12 @@ class PreferenceExampleBuilder:
 
     # ── length ──
 
-    def _fit_sides(self, row: _Preference, made: list[Example]) -> list[Example] | Rejected:
+    def _fit_sides(self, row: _Preference, parts: list[Example]) -> list[Example] | Rejected:
         """Apply the overlong policy to both sides together."""
-        longest = max(range(len(made)), key=lambda i: len(made[i].ids))
-        tokens, policy = len(made[longest].ids), self._limit.get_policy("preference")
+        longest = max(range(len(parts)), key=lambda i: len(parts[i].ids))
+        tokens, policy = len(parts[longest].ids), self._limit.get_policy("preference")
         if tokens <= self._limit.tokens or policy in ("keep", "raise"):
-            return made
+            return parts
         if policy == "drop":
             return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
         kept = self._remove_exchanges(row, longest)
@@ -174,7 +174,7 @@ class PreferenceExampleBuilder:
         if isinstance(shorter, Rejected):
             return shorter
         removed = len(row.prompt.messages) - len(kept)
-        shorter = [_attribute(one, whole, removed) for one, whole in zip(shorter, made, strict=True)]
+        shorter = [_attribute(one, whole, removed) for one, whole in zip(shorter, parts, strict=True)]
         tokens = max(len(one.ids) for one in shorter)
         if tokens <= self._limit.tokens:
             return shorter
@@ -203,10 +203,10 @@ class PreferenceExampleBuilder:
         return truncator.remove_exchanges(prompt, row.prompt.tools, len(prompt) - 1)
 
 
-def _require_all(made: Sequence[Example | Rejected]) -> list[Example] | Rejected:
+def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
     """Return the examples of a row's sides, or the first reject."""
-    examples = [one for one in made if not isinstance(one, Rejected)]
-    return examples if len(examples) == len(made) else next(one for one in made if isinstance(one, Rejected))
+    examples = [one for one in parts if not isinstance(one, Rejected)]
+    return examples if len(examples) == len(parts) else next(one for one in parts if isinstance(one, Rejected))
 
 
 def _find_controlled(steps: ConversationEncoder, rows: pa.Table) -> np.ndarray:

@@ -58,23 +58,23 @@ class RawPreferenceExampleBuilder:
         ]
 
     def _finish_row(
-        self, made: list[Example], sides: Sequence[int], margin: float | None, counts: TokenizationCounts
+        self, parts: list[Example], sides: Sequence[int], margin: float | None, counts: TokenizationCounts
     ) -> RowOutcome:
-        fitted = self._fit_sides(made)
+        fitted = self._fit_sides(parts)
         if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(one.ids) for one in made)
-            counts.dropped_trained += sum(int(one.mask.sum()) for one in made)
+            counts.dropped_tokens += sum(len(one.ids) for one in parts)
+            counts.dropped_trained += sum(int(one.mask.sum()) for one in parts)
             return fitted
         return finish_sides(fitted, sides, margin, counts, is_paired=self._is_paired)
 
-    def _fit_sides(self, made: list[Example]) -> list[Example] | Rejected:
+    def _fit_sides(self, parts: list[Example]) -> list[Example] | Rejected:
         """Apply the overlong policy to both sides together; a text has no exchanges that could be removed."""
-        tokens, policy = max(len(one.ids) for one in made), self._limit.get_policy("preference")
+        tokens, policy = max(len(one.ids) for one in parts), self._limit.get_policy("preference")
         if tokens <= self._limit.tokens or policy in ("keep", "raise"):
-            return made
+            return parts
         if policy == "drop":
             return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
         if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
             return Rejected("overlong_after_structure", f"{tokens} tokens of plain text, at most {self._limit.tokens}")
-        prompt = measure_prompt(made)
-        return prompt if isinstance(prompt, Rejected) else cut_answers(made, prompt, self._limit.tokens)
+        prompt = measure_prompt(parts)
+        return prompt if isinstance(prompt, Rejected) else cut_answers(parts, prompt, self._limit.tokens)

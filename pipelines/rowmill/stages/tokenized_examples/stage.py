@@ -221,9 +221,9 @@ def _plan_tokenize_task(
     return PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
 
 
-def _raise_overlong(context: StageContext, made: list[Part]) -> None:
-    found = [(str(row_id), int(length)) for part in made for row_id, length in part.facts["overlong"]]
-    total = sum(int(part.facts["overlong_rows"]) for part in made)
+def _raise_overlong(context: StageContext, parts: list[Part]) -> None:
+    found = [(str(row_id), int(length)) for part in parts for row_id, length in part.facts["overlong"]]
+    total = sum(int(part.facts["overlong_rows"]) for part in parts)
     if total and context.dataset.truncation.overlong == "raise":
         raise text_parts.make_overlong_error(
             context.recipe.limit_of(context.dataset_name or ""), total, found, f"datasets.{context.dataset_name}"
@@ -232,23 +232,23 @@ def _raise_overlong(context: StageContext, made: list[Part]) -> None:
 
 def _build_examples_output(
     context: StageContext,
-    made: list[Part],
+    parts: list[Part],
     loaded: LoadedTokenizer,
     spec: RendererSpec | None,
     *,
     reused: int,
     rows_made: int,
 ) -> StageOutput:
-    reasons = sum_counts(p.facts["reasons"] for p in made)
-    rows = sum(int(p.facts["rows"]) for p in made)
-    kept = sum(int(p.facts["kept"]) for p in made)
-    examples = sum(int(p.facts["examples"]) for p in made)
-    classes = sum_counts(p.facts["tokens_by_class"] for p in made)
+    reasons = sum_counts(p.facts["reasons"] for p in parts)
+    rows = sum(int(p.facts["rows"]) for p in parts)
+    kept = sum(int(p.facts["kept"]) for p in parts)
+    examples = sum(int(p.facts["examples"]) for p in parts)
+    classes = sum_counts(p.facts["tokens_by_class"] for p in parts)
     ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items())]
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
     # Rows rejected for length, or without targets, have their own checks.
     refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET_REASONS, "content_dropped"}}
-    counted = {name: sum(int(p.facts[name]) for p in made) for name in _COUNTED_FACTS}
+    counted = {name: sum(int(p.facts[name]) for p in parts) for name in _COUNTED_FACTS}
     facts = TokenizedExamplesFacts(
         nonempty=examples,
         accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
@@ -263,12 +263,12 @@ def _build_examples_output(
         tokens=tokens,
         trained_tokens=classes.get("trained", 0),
         trained_share=compute_share(classes.get("trained", 0), tokens),
-        dropped_kinds=sum_counts(p.facts["dropped"] for p in made),
+        dropped_kinds=sum_counts(p.facts["dropped"] for p in parts),
         text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
-        short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, made),
-        **_summarize_template(context, made, spec, reasons, rows),
-        **_summarize_token_rows(context, made),
-        **_summarize_pairs(context, made),
+        short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
+        **_summarize_template(context, parts, spec, reasons, rows),
+        **_summarize_token_rows(context, parts),
+        **_summarize_pairs(context, parts),
         trained_removed=counted["trained_removed"],
         dropped_trained=counted["dropped_trained"],
         reference_path_texts=counted["reference_path_texts"],
@@ -277,21 +277,21 @@ def _build_examples_output(
         prompts_compared=counted["prompts_compared"],
         rows_with_tools=counted["rows_with_tools"],
         tool_tokens=counted["tool_tokens"],
-        most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
+        most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in parts), default=0),
     )
-    samples = collect_samples(made, "examples_of_rejects")
+    samples = collect_samples(parts, "examples_of_rejects")
     return StageOutput(
-        parts=made,
+        parts=parts,
         facts=facts,
         ledger=ledger,
-        token_ledger=_account_split_tokens(made),
-        tables=_build_examples_tables(made, reasons, facts),
+        token_ledger=_account_split_tokens(parts),
+        tables=_build_examples_tables(parts, reasons, facts),
         samples={
-            "rejects": describe_rejects(context, made, refused),
-            "content_dropped": describe_rejects(context, made, _select_reasons(reasons, ("content_dropped",))),
-            "zero_loss_rows": describe_rejects(context, made, _select_reasons(reasons, NO_TARGET_REASONS)),
+            "rejects": describe_rejects(context, parts, refused),
+            "content_dropped": describe_rejects(context, parts, _select_reasons(reasons, ("content_dropped",))),
+            "zero_loss_rows": describe_rejects(context, parts, _select_reasons(reasons, NO_TARGET_REASONS)),
             "render_equal": samples.get("render_mismatch", ()),
-            "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
+            "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
         card=build_examples_card(loaded, spec),
@@ -300,21 +300,21 @@ def _build_examples_output(
     )
 
 
-def _summarize_token_rows(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def _summarize_token_rows(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
     """Return the facts about rows that are ids already; nothing for other rows."""
     if context.dataset.row_kind != "tokens":
         return {}
     names = ("unknown_ids", "retokenized", "same_tokenization")
-    unknown, compared, same = (sum(int(part.facts.get(name, 0)) for part in made) for name in names)
+    unknown, compared, same = (sum(int(part.facts.get(name, 0)) for part in parts) for name in names)
     share = compute_share(same, compared) if compared else NOT_APPLICABLE
     return {"unknown_ids": unknown, "same_tokenization": share}
 
 
-def _summarize_pairs(context: StageContext, made: Sequence[Part]) -> dict[str, Any]:
+def _summarize_pairs(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
     """Return the fact about the lengths of pairs; nothing for other rows."""
     if context.dataset.row_kind != "preference":
         return {}
-    pairs, longer = (sum(int(part.facts.get(name, 0)) for part in made) for name in ("pairs", "longer_chosen"))
+    pairs, longer = (sum(int(part.facts.get(name, 0)) for part in parts) for name in ("pairs", "longer_chosen"))
     return {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
 
 
@@ -344,19 +344,19 @@ TEMPLATE_FACTS = ("render_equal", "content_dropped", "contract", "prompt_match",
 """Facts about how a chat template prints rows; not applicable to data without one."""
 
 
-def _compute_short_share(rows: Sequence[Part], made: Sequence[Part]) -> float | str:
+def _compute_short_share(rows: Sequence[Part], parts: Sequence[Part]) -> float | str:
     """Return the share of short documents of text files, which may be lines of longer documents."""
-    of_files = [done for part, done in zip(rows, made, strict=True) if part.facts["is_text_file"]]
+    of_files = [done for part, done in zip(rows, parts, strict=True) if part.facts["is_text_file"]]
     documents = sum(int(part.facts["documents"]) for part in of_files)
     short = sum(int(part.facts["short_documents"]) for part in of_files)
     return compute_share(short, documents) if documents else NOT_APPLICABLE
 
 
 def _summarize_template(
-    context: StageContext, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
+    context: StageContext, parts: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
 ) -> dict[str, Any]:
     """Return the template's facts for the checks; all parts have the same template."""
-    found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
+    found: dict[str, Any] = next((p.facts["template"] for p in parts if p.facts["template"]), {})
     named = {
         "template_warnings": list(found.get("warnings", ())),
         "mismatched_prompts": list(found.get("prompts", ())),
@@ -364,7 +364,8 @@ def _summarize_template(
     if spec is None:
         return dict.fromkeys(TEMPLATE_FACTS, NOT_APPLICABLE) | named
     compared, controlled, differ = (
-        sum(int(p.facts[name]) for p in made) for name in ("prompts_compared", "controlled_rows", "prompts_that_differ")
+        sum(int(p.facts[name]) for p in parts)
+        for name in ("prompts_compared", "controlled_rows", "prompts_that_differ")
     )
     is_compared = context.dataset.template.verify_render > 0
     return {
@@ -384,32 +385,32 @@ def build_examples_card(loaded: LoadedTokenizer, spec: RendererSpec | None) -> d
     return {**loaded.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
 
 
-def _account_split_tokens(made: list[Part]) -> list[tuple[str, str, int]]:
-    splits = sorted({split for p in made for split in p.facts["tokens_by_split"]})
+def _account_split_tokens(parts: list[Part]) -> list[tuple[str, str, int]]:
+    splits = sorted({split for p in parts for split in p.facts["tokens_by_split"]})
     lines: list[tuple[str, str, int]] = []
     for split in splits:
-        classes = sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in made)
+        classes = sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in parts)
         lines.extend((split, name, count) for name, count in classes.items())
-    dropped = sum(int(p.facts["dropped_tokens"]) for p in made)
+    dropped = sum(int(p.facts["dropped_tokens"]) for p in parts)
     return [*lines, *([("rejected", "dropped", dropped)] if dropped else [])]
 
 
 def _build_examples_tables(
-    made: list[Part], reasons: dict[str, int], facts: TokenizedExamplesFacts
+    parts: list[Part], reasons: dict[str, int], facts: TokenizedExamplesFacts
 ) -> dict[str, DisplayTable]:
     tables = {
         "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
         "tokens": DisplayTable(
-            ("class", "tokens"), tuple(sum_counts(p.facts["tokens_by_class"] for p in made).items())
+            ("class", "tokens"), tuple(sum_counts(p.facts["tokens_by_class"] for p in parts).items())
         ),
     }
-    weights = sum_counts(p.facts.get("tokens_by_weight", {}) for p in made)
+    weights = sum_counts(p.facts.get("tokens_by_weight", {}) for p in parts)
     if weights:
         lines = sorted(weights.items(), key=lambda found: (-found[1], found[0]))[:30]
         tables["loss_weights"] = DisplayTable(
             ("weight", "tokens"), tuple((float(weight), count) for weight, count in lines)
         )
-    controlled = sum_counts(p.facts["control_counts"] for p in made)
+    controlled = sum_counts(p.facts["control_counts"] for p in parts)
     if controlled:
         lines = sorted(controlled.items(), key=lambda found: (-found[1], found[0]))[:30]
         tables["control_strings"] = DisplayTable(

@@ -237,13 +237,13 @@ def _open_fast_paths(steps: ConversationEncoder, limit: LengthLimit) -> dict[Row
 
 
 def _build_plain_chats(
-    path: BatchedChatPath, rows: pa.Table, places: Ints, counts: TokenizationCounts, made: list[ExampleColumns]
+    path: BatchedChatPath, rows: pa.Table, places: Ints, counts: TokenizationCounts, parts: list[ExampleColumns]
 ) -> tuple[pa.Table, Ints]:
     """Build plain chats as a batch; return the other rows, which take the reference path."""
     columns = path.take(rows, places, counts)
     if columns is None:
         return rows, places
-    made.append(columns)
+    parts.append(columns)
     left = ~np.isin(places, columns.rows)
     return rows.filter(pa.array(left)), places[left]
 

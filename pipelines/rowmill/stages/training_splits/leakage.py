@@ -105,8 +105,8 @@ class _LeakSource:
         return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
 
 
-def _load_leak_input(context: StageContext, made: Manifest, key: StageKey) -> Manifest:
-    return manifest.load_version(context.store, key, made.inputs.get("/".join(key)))
+def _load_leak_input(context: StageContext, output: Manifest, key: StageKey) -> Manifest:
+    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
 
 
 def has_groups(dataset: Dataset) -> bool:
@@ -299,12 +299,12 @@ class _HeldOutNgrams:
     examples: int
 
     @classmethod
-    def of(cls, made: "Sequence[tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]]") -> "_HeldOutNgrams":
-        names = [name for ids, _, _ in made for name in ids]
-        firsts = np.cumsum([0, *(len(ids) for ids, _, _ in made)])
-        hashes = np.concatenate([np.empty(0, np.uint64), *(one for _, one, _ in made)])
+    def of(cls, parts: "Sequence[tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]]") -> "_HeldOutNgrams":
+        names = [name for ids, _, _ in parts for name in ids]
+        firsts = np.cumsum([0, *(len(ids) for ids, _, _ in parts)])
+        hashes = np.concatenate([np.empty(0, np.uint64), *(one for _, one, _ in parts)])
         segments = np.concatenate(
-            [np.empty(0, np.int64), *(first + one for first, (_, _, one) in zip(firsts[:-1], made, strict=True))]
+            [np.empty(0, np.int64), *(first + one for first, (_, _, one) in zip(firsts[:-1], parts, strict=True))]
         )
         # The segments of one example are judged together.
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}

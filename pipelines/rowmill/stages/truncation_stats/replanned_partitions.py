@@ -147,15 +147,15 @@ def replan_partition_part(task: ReplanTask) -> Part:
     return Part(task.fingerprint, {"lengths": write_parquet(store, path, table)}, {"over": over})
 
 
-def _join_partitions(store: Store, limits: Sequence[int], made: Sequence[Part]) -> list[ReplannedTable]:
-    table = pa.concat_tables([store.table(one.files["lengths"]) for one in made])
+def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
+    table = pa.concat_tables([store.table(one.files["lengths"]) for one in parts])
     limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
     return [
         ReplannedTable(
             limit,
             tuple(tokens[(limited == limit) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))),
-            sum(int(one.facts["over"][at][0]) for one in made),
-            sum(int(one.facts["over"][at][1]) for one in made),
+            sum(int(one.facts["over"][at][0]) for one in parts),
+            sum(int(one.facts["over"][at][1]) for one in parts),
         )
         for at, limit in enumerate(limits)
     ]

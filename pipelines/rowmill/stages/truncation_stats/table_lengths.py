@@ -99,19 +99,19 @@ def make_table_lengths(context: StageContext) -> StageOutput:
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare_table_seq_lens(context: StageContext, made: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
+def _compare_table_seq_lens(context: StageContext, output: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
     """Return the result at each length: examples, records in no example, and packed sequences.
 
     Followed by the fingerprints of what was written to find out.
     """
     limits = stats.choose_candidate_seq_lens(limit)
     form = get_table_options(context)
-    own = ExampleLimits(limit, _read_prompt_tokens(made), form.cap)
+    own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
     request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, form, own, form.wanted)
     key = (*context.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(context.store, key, made.inputs["/".join(key)])
-    options = IndexOptions.of(context, load_observed_table(made.details))
-    replanned, made_of = replan_table(context, request, options, rows.files("rows"), made.files("tokens"), limits)
+    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
+    options = IndexOptions.of(context, load_observed_table(output.details))
+    replanned, made_of = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
     lines: list[tuple[int, ...]] = []
     for one in replanned:
         examples = sum(len(split) for split in one.lengths)
@@ -120,8 +120,8 @@ def _compare_table_seq_lens(context: StageContext, made: Manifest, limit: int) -
     return DisplayTable(columns, tuple(lines)), made_of
 
 
-def _read_prompt_tokens(made: Manifest) -> int:
-    return require_counted(read_facts(TokenizedExamplesFacts, made.facts).prompt_tokens)
+def _read_prompt_tokens(output: Manifest) -> int:
+    return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
 
 
 def _count_sequences(context: StageContext, planned: ReplannedTable) -> int:
@@ -147,12 +147,12 @@ def _count_sequences(context: StageContext, planned: ReplannedTable) -> int:
 # ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advise_assembly(made: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
+def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
     """Return advice for better examples of this table."""
-    flushes = sum_counts(part.facts["flushes"] for part in made.parts if "flushes" in part.facts)
-    facts = read_facts(TokenizedExamplesFacts, made.facts)
+    flushes = sum_counts(part.facts["flushes"] for part in output.parts if "flushes" in part.facts)
+    facts = read_facts(TokenizedExamplesFacts, output.facts)
     examples, tokens = facts.examples, facts.tokens
-    cap, prompt = made.details["records"]["options"]["cap"], _read_prompt_tokens(made) * examples
+    cap, prompt = output.details["records"]["options"]["cap"], _read_prompt_tokens(output) * examples
     hints: list[str] = []
     if over:
         hints.append(

@@ -95,7 +95,7 @@ def run(
     """Generate with a function as the model; options of the `generation` block by name."""
     given = {name: options.pop(name) for name in ("start", "stop", "is_private") if name in options}
     return generate_series(
-        open_backend(function), prefills, trained=model or trained(), options=Generation(**options), **given
+        open_backend(function), prefills, model=model or trained(), options=Generation(**options), **given
     )
 
 
@@ -478,7 +478,7 @@ def test_series_always_end_within_their_bound_and_at_the_stop(
 
 def records_of(function: Any, mode: Mode = "tabular", num_records: int = 10, **options: Any) -> GenerationResult:
     return generate_records(
-        open_backend(function), trained=trained(ELAPSED if mode == "grouped" else None, None, mode),
+        open_backend(function), model=trained(ELAPSED if mode == "grouped" else None, None, mode),
         options=Generation(**options), num_records=num_records,
     )  # fmt: skip
 
@@ -585,7 +585,7 @@ def test_series_over_http_survive_transient_errors(script: Any, status: str, inv
         backend = OpenAIBackend(base_url=server.base_url, model="m", timeout_seconds=1, retries=20)
         completer = OpenAICompleter(backend, None, wait=lambda _: None)
         result = generate_series(
-            completer, [hourly("A"), hourly("B")], trained=trained(), options=Generation(samples_per_prompt=1)
+            completer, [hourly("A"), hourly("B")], model=trained(), options=Generation(samples_per_prompt=1)
         )
     expected = [clock(hour) for hour in range(3, 10)] if status == "complete" else []
 

@@ -92,15 +92,15 @@ def run_step(
         return _run_and_repair(asked, inputs)
 
 
-def _run_and_repair(asked: "_RunRequest", inputs: Mapping[StageKey, Manifest]) -> StepReport:
+def _run_and_repair(request: "_RunRequest", inputs: Mapping[StageKey, Manifest]) -> StepReport:
     for _ in range(MAX_REPAIRS):
         try:
-            return _run_or_reuse(asked, inputs)
+            return _run_or_reuse(request, inputs)
         except DamagedFileError as damage:
-            if asked.version is not None:
+            if request.version is not None:
                 raise
-            _rebuild_damaged_file(asked, inputs, damage)
-    return _run_or_reuse(asked, inputs)
+            _rebuild_damaged_file(request, inputs, damage)
+    return _run_or_reuse(request, inputs)
 
 
 MAX_REPAIRS = 100
@@ -120,7 +120,7 @@ class _RunRequest:
     looks_ahead: bool
 
 
-def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
+def _rebuild_damaged_file(request: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
     """Remove a damaged file and run its stage again; the rest of that stage's output is kept.
 
     Raises
@@ -129,7 +129,7 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
         If the new output has another version, so that it no longer matches the given inputs.
 
     """
-    project, step = asked.project, asked.step
+    project, step = request.project, request.step
     owner = next(
         (one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None
     )
@@ -140,7 +140,9 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
     _LOG.warning("%s; it is made again", damage)
     if owner is None or owner.key == step.key:
         return
-    made = run_step(project, owner, open_inputs(project, owner), progress=asked.progress, run_id=asked.run_id).manifest
+    made = run_step(
+        project, owner, open_inputs(project, owner), progress=request.progress, run_id=request.run_id
+    ).manifest
     if owner.key in inputs and made.version != inputs[owner.key].version:
         raise IntegrityError(
             f"{damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
@@ -148,18 +150,20 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
         )
 
 
-def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
+def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
     started = time.monotonic()
-    project, step = asked.project, asked.step
+    project, step = request.project, request.step
     pool = open_shared_executor(project.recipe)
-    context = replace(make_stage_context(project, step, inputs), pool=pool, progress=asked.progress, ranks=asked.ranks)
+    context = replace(
+        make_stage_context(project, step, inputs), pool=pool, progress=request.progress, ranks=request.ranks
+    )
     name = "/".join(step.key)
     with (
         explain_disk_full(project.store, name),
         project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name),
     ):
-        if asked.version is not None:
-            return _restore_version(project, step, context, asked.version, started)
+        if request.version is not None:
+            return _restore_version(project, step, context, request.version, started)
         held = find_held_version(context.store, step.key)
         if held is not None:
             return replace(_keep_held_version(project, step, context, held, started), held=held)
@@ -168,7 +172,7 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         if kept is not None:
             manifest.make_current(context.store, kept)
             return _record_report(project, step, context, _report_reuse(kept, started))
-        if asked.looks_ahead:
+        if request.looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         require_equal_hosts(project)
@@ -176,7 +180,7 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         _warn_of_outside_change(project, step, context)
         draft = prepared.make()
         made = manifest.save_manifest(
-            context.store, _make_manifest(context, step, draft, fingerprint, started, asked.run_id)
+            context.store, _make_manifest(context, step, draft, fingerprint, started, request.run_id)
         )
         share_versions.forget_versions(context.store, step.key)
         report = StepReport(

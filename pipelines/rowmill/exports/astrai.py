@@ -64,36 +64,36 @@ class AstrAI(Export):
         """Return true: `refuse` checks where segments that see each other are possible."""
         return True
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse segments that see each other where a mask is needed: `sft`, which reads it, separates all segments."""
-        super().refuse(prospect)
-        opened = [name for name, one in prospect.datasets.items() if one.is_open]
-        if opened and needs_loss_mask(frozenset(one.kind for one in prospect.datasets.values())):
+        super().refuse(summary)
+        opened = [name for name, one in summary.datasets.items() if one.is_open]
+        if opened and needs_loss_mask(frozenset(one.kind for one in summary.datasets.values())):
             raise ConfigError(
                 f"kind {self.kind_name} is read by AstrAI's train type sft, which separates all segments, but "
                 f"attention of datasets.{opened[0]} crosses from one to the next; that is possible only if every "
                 "dataset is text, for its train type seq; set packing.block_cross_document_attention: true"
             )
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return a job per shard of each domain."""
-        names = name_folders(shape.domain_values)
+        names = name_folders(index.domain_values)
         jobs: list[ExportJob] = []
         used: list[int] = []
-        for value, mine in sorted(group_by_domain(shape.domains), key=lambda one: names[one[0]]):
+        for value, mine in sorted(group_by_domain(index.domains), key=lambda one: names[one[0]]):
             used.append(value)
-            runs = list(split_into_runs(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
+            runs = list(split_into_runs(index.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
                 at = self.place(names[value], number, count=len(runs))
                 own = mine[first:last]
-                jobs.append(ExportJob(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
+                jobs.append(ExportJob(at, own, np.arange(len(own) + 1), int(index.lengths[own].sum())))
         notes = {
-            "domains": {names[i]: shape.domain_values[i] for i in used},
-            "segments_without_domain": int((shape.domains == _find_missing_domain(shape.domain_values)).sum()),
-            "train_type": choose_train_type(shape.kinds),
+            "domains": {names[i]: index.domain_values[i] for i in used},
+            "segments_without_domain": int((index.domains == _find_missing_domain(index.domain_values)).sum()),
+            "train_type": choose_train_type(index.kinds),
             "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
             "loss_mask": "written"
-            if needs_loss_mask(shape.kinds)
+            if needs_loss_mask(index.kinds)
             else "left out: every dataset is text, all of it trains",
         }
         return ExportLayout(jobs, notes=notes | self.NOTES)

@@ -35,17 +35,17 @@ class Axolotl(Sharded):
     ds_type: Literal["parquet", "json"] = "parquet"
     """Files of Parquet, or of JSON Lines."""
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files; ConfigError if a segment is longer than axolotl takes."""
-        limit = self.sequence_len or shape.seq_len
-        longer = np.flatnonzero(shape.lengths > limit)
+        limit = self.sequence_len or index.seq_len
+        longer = np.flatnonzero(index.lengths > limit)
         if len(longer):
             raise ConfigError(
                 f"exports.{self.name}.sequence_len: {limit}, but {len(longer)} segments are longer, the longest has "
-                f"{int(shape.lengths.max())} tokens ({shape.name_of(int(longer[0]))} is the first); axolotl would drop "
+                f"{int(index.lengths.max())} tokens ({index.name_of(int(longer[0]))} is the first); axolotl would drop "
                 "them; raise sequence_len, or lower seq_len or truncation.max_length"
             )
-        return super().lay_out(shape)
+        return super().lay_out(index)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext

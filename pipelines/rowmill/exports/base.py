@@ -209,7 +209,7 @@ class Export(Config):
         """Whether the format stores packed sequences or single segments."""
         return getattr(self, "unit", "unpacked")
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Raise ConfigError if the recipe makes this export impossible; kinds add checks."""
         if self.NEEDS is not None and find_spec(self.NEEDS[0]) is None:
             module, extra = self.NEEDS
@@ -221,27 +221,27 @@ class Export(Config):
             raise ConfigError(
                 f"passes: all with split: {self.split}, which has one pass; only train has several; delete passes"
             )
-        foreign = [name for name, one in prospect.datasets.items() if one.objective not in self.OBJECTIVES]
+        foreign = [name for name, one in summary.datasets.items() if one.objective not in self.OBJECTIVES]
         if foreign:
             raise ConfigError(
                 f"kind {self.kind_name} cannot hold datasets.{foreign[0]}, whose objective is "
-                f"{prospect.datasets[foreign[0]].objective}; it holds {join_choices(sorted(self.OBJECTIVES))}; choose "
+                f"{summary.datasets[foreign[0]].objective}; it holds {join_choices(sorted(self.OBJECTIVES))}; choose "
                 "another kind of export, or delete it"
             )
-        weighted = [name for name, one in prospect.datasets.items() if one.has_weights]
+        weighted = [name for name, one in summary.datasets.items() if one.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
                 f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
                 "tinker can; choose one of them, or set loss.weights: false"
             )
-        carrying = [(name, one.fields) for name, one in prospect.datasets.items() if one.fields]
+        carrying = [(name, one.fields) for name, one in summary.datasets.items() if one.fields]
         if carrying and not self.HOLDS_FIELDS:
             name, fields = carrying[0]
             raise ConfigError(
                 f"kind {self.kind_name} cannot store {fields[0]}, a field of the rows of datasets.{name}; native and "
                 "hf can; choose one of them, or take it off format.token_fields and format.row_fields"
             )
-        opened = [f"datasets.{name}" for name, one in prospect.datasets.items() if one.is_open]
+        opened = [f"datasets.{name}" for name, one in summary.datasets.items() if one.is_open]
         if opened and self.form == "unpacked" and not self.allows_open_attention():
             raise ConfigError(
                 f"kind {self.kind_name} stores single segments, but attention of {opened[0]} crosses from one to the "
@@ -267,7 +267,7 @@ class Export(Config):
         """Return the number of sequences per chunk."""
         return max(1, CHUNK_TOKENS // context.seq_len)
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Assign segments to files."""
         raise NotImplementedError
 
@@ -297,9 +297,9 @@ class Sharded(Export):
     shard_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Maximum bytes of token data per file, four per token; a file holds at least one sequence."""
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole sequences."""
-        return ExportLayout(self.cut(shape.tokens, shape.sequence_offsets, np.arange(len(shape.lengths))))
+        return ExportLayout(self.cut(index.tokens, index.sequence_offsets, np.arange(len(index.lengths))))
 
     def cut(self, tokens: Ints, sequence_offsets: Ints, segments: Ints) -> list[ExportJob]:
         """Return one job per file; `tokens` are the counts per sequence."""

@@ -70,9 +70,9 @@ class HuggingFaceExport(Sharded):
         """Return the rows of a row group if packed, else the default."""
         return native.count_group_rows(context.seq_len) if self.unit == "packed" else super().rows_at_once(context)
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""
-        parts = super().lay_out(shape)
+        parts = super().lay_out(index)
         return ExportLayout(dataset_dict.join_jobs([*parts.jobs], self.split)) if self.arrow else parts
 
     def write(
@@ -106,9 +106,9 @@ class HuggingFaceExport(Sharded):
         )
         return f"{load}\nTrainer(…, data_collator={collator})"
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse a number of rows per file with `save_to_disk`, which cannot set it."""
-        super().refuse(prospect)
+        super().refuse(summary)
         if self.arrow and self.shard_sequences is not None:
             raise ConfigError(
                 "shard_sequences with arrow: true; save_to_disk cuts rows evenly, into as many files as shard_bytes "

@@ -63,10 +63,10 @@ class LLaMAFactory(Sharded):
     """With `objective: unpaired`: in blocks of so many rows, each gets another one's answer for the KL term. The
     number is LLaMA-Factory's `preprocessing_batch_size`."""
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse packed preferences, and a split that LLaMA-Factory does not read."""
-        super().refuse(prospect)
-        for name, one in prospect.datasets.items():
+        super().refuse(summary)
+        for name, one in summary.datasets.items():
             if self.unit == "packed" and one.objective != "next_token":
                 raise ConfigError(
                     f"unit: packed with datasets.{name}, whose objective is {one.objective}; LLaMA-Factory packs only "
@@ -83,13 +83,13 @@ class LLaMAFactory(Sharded):
         """Return the sequences or blocks of a chunk."""
         return count_blocks_at_once(context.seq_len, self._count_block(context.objective))
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job of all rows; pairs and blocks of exchanged answers stay together."""
-        if shape.objective == "next_token":
-            jobs = super().lay_out(shape).jobs
+        if index.objective == "next_token":
+            jobs = super().lay_out(index).jobs
         else:
-            jobs = cut_blocks(self, shape, self._count_block(shape.objective))
-        notes = {"kl_block": self.kl_block} if shape.objective == "unpaired" else {}
+            jobs = cut_blocks(self, index, self._count_block(index.objective))
+        notes = {"kl_block": self.kl_block} if index.objective == "unpaired" else {}
         return ExportLayout(dataset_dict.join_jobs([*jobs], self.split), notes=notes)
 
     def write(

@@ -42,14 +42,14 @@ class LLMFoundry(Export):
     accept_appended_eos: bool = False
     """Whether segments may end in a token other than a trained EOS; the loader then appends an EOS and trains it."""
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job of all segments that can have a target; the writer closes shards by size."""
-        numbers = np.flatnonzero(shape.lengths > 1)
+        numbers = np.flatnonzero(index.lengths > 1)
         notes = {
             "accept_appended_eos": self.accept_appended_eos,
             "trailing_context": "left out: what follows a segment's last target has no place in turns",
         }
-        left_out = {"not_taken": len(shape.lengths) - len(numbers)}
+        left_out = {"not_taken": len(index.lengths) - len(numbers)}
         jobs = [ExportJob("data", numbers, np.arange(len(numbers) + 1))] if len(numbers) else []
         return ExportLayout(jobs, left_out if left_out["not_taken"] else {}, notes)
 

@@ -59,9 +59,9 @@ class MDS(Export):
         """How the profile stores targets."""
         return "unshifted" if self.profile == "finetune" else "none"
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse datasets that `tokens` cannot store."""
-        super().refuse(prospect)
+        super().refuse(summary)
         if self.profile == "finetune":
             if self.accept_untrained_as_trained:
                 raise ConfigError(
@@ -69,10 +69,10 @@ class MDS(Export):
                     "without a mask; delete it"
                 )
             return
-        for name, one in prospect.datasets.items():
+        for name, one in summary.datasets.items():
             if not one.is_joined:
                 raise ConfigError(
-                    f"profile: pretrain takes sequences of exactly {prospect.seq_len} tokens, but datasets.{name} ends "
+                    f"profile: pretrain takes sequences of exactly {summary.seq_len} tokens, but datasets.{name} ends "
                     "them where examples end; joined text (packing.pack_strategy: concat) is needed; choose profile: "
                     "finetune"
                 )
@@ -88,19 +88,19 @@ class MDS(Export):
                     "accept_untrained_as_trained: true"
                 )
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job; with `pretrain`, of the full sequences."""
-        numbers = np.arange(len(shape.lengths))
+        numbers = np.arange(len(index.lengths))
         if self.profile == "finetune":
-            return ExportLayout([ExportJob("data", numbers, shape.sequence_offsets)])
-        counts = np.diff(shape.sequence_offsets)
-        is_full = shape.tokens == shape.seq_len
+            return ExportLayout([ExportJob("data", numbers, index.sequence_offsets)])
+        counts = np.diff(index.sequence_offsets)
+        is_full = index.tokens == index.seq_len
         kept = np.repeat(is_full, counts)
         offsets = compute_offsets(counts[is_full])
         notes = {
             "accept_untrained_as_trained": self.accept_untrained_as_trained,
             "tail_sequences": int((~is_full).sum()),
-            "tail_tokens": int(shape.lengths[~kept].sum()),
+            "tail_tokens": int(index.lengths[~kept].sum()),
         }
         return ExportLayout(
             [ExportJob("data", numbers[kept], offsets)] if is_full.any() else [], {"tail": int((~kept).sum())}, notes

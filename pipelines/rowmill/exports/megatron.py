@@ -65,10 +65,10 @@ class Megatron(Export):
         """How this export stores targets."""
         return "none" if self.loss_mask == "none" else "unshifted_mask"
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse pieces of joined documents, each of which would get an end of document."""
-        super().refuse(prospect)
-        joined = [name for name, one in prospect.datasets.items() if one.is_joined]
+        super().refuse(summary)
+        joined = [name for name, one in summary.datasets.items() if one.is_joined]
         if joined:
             raise ConfigError(
                 f"kind megatron stores whole documents, and those of datasets.{joined[0]} are joined and cut every "
@@ -80,16 +80,16 @@ class Megatron(Export):
                 "for loss_mask: none; delete one of them"
             )
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job: a split is one pair of files."""
-        if shape.eos_id is None:
+        if index.eos_id is None:
             raise ConfigError(
                 f"exports.{self.name}: documents end in EOD, for which Megatron takes the tokenizer's EOS, but it has "
                 "none; one is needed; name one in tokenizer_config.json, or delete the export"
             )
         notes = {"loss_mask": self.loss_mask, "accept_untrained_as_trained": self.accept_untrained_as_trained}
-        segments = np.arange(len(shape.lengths))
-        return ExportLayout([ExportJob(self.name, segments, shape.sequence_offsets)], notes=notes)
+        segments = np.arange(len(index.lengths))
+        return ExportLayout([ExportJob(self.name, segments, index.sequence_offsets)], notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext

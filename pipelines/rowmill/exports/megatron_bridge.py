@@ -67,11 +67,11 @@ class MegatronBridge(Sharded):
     """Segments are padded with EOS, without loss, until their length less one is a multiple of this number: 2·CP, with
     sequence parallelism lcm(2·CP, CP·TP). The segments are then packed again."""
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse a new plan for segments that see each other."""
-        super().refuse(prospect)
-        opened = [name for name, one in prospect.datasets.items() if one.is_open]
-        if opened and self.needs_new_plan(prospect.seq_len):
+        super().refuse(summary)
+        opened = [name for name, one in summary.datasets.items() if one.is_open]
+        if opened and self.needs_new_plan(summary.seq_len):
             raise ConfigError(
                 f"pack_size and pad_segments_to plan segments again, but attention of datasets.{opened[0]} "
                 "crosses from one to the next; such segments stay together; set "
@@ -86,26 +86,26 @@ class MegatronBridge(Sharded):
         """Return the rows of a group."""
         return ROW_GROUP
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files, after planning again if segments grow or sequences have another size."""
-        size = self.pack_size or shape.seq_len
-        if not self.needs_new_plan(shape.seq_len):
-            return super().lay_out(shape)
-        if self.pad_segments_to is not None and shape.eos_id is None:
+        size = self.pack_size or index.seq_len
+        if not self.needs_new_plan(index.seq_len):
+            return super().lay_out(index)
+        if self.pad_segments_to is not None and index.eos_id is None:
             raise ConfigError(
                 f"exports.{self.name}.pad_segments_to: segments are padded with EOS, but the tokenizer has "
                 "none; one is needed; name one in tokenizer_config.json, or delete pad_segments_to"
             )
-        read = np.maximum(self._pad_lengths(shape.lengths) - 1, 1)
+        read = np.maximum(self._pad_lengths(index.lengths) - 1, 1)
         longer = np.flatnonzero(read > size)
         if len(longer):
             raise ConfigError(
                 f"exports.{self.name}.pack_size: {size}, but {len(longer)} segments are longer with their padding, the "
-                f"longest has {int(read.max())} tokens ({shape.name_of(int(longer[0]))} is the first); raise "
+                f"longest has {int(read.max())} tokens ({index.name_of(int(longer[0]))} is the first); raise "
                 "pack_size, or lower seq_len"
             )
-        segments, offsets = shape.best_fit(read, size)
-        before = compute_offsets(shape.lengths[segments])
+        segments, offsets = index.best_fit(read, size)
+        before = compute_offsets(index.lengths[segments])
         return ExportLayout(self.cut(np.diff(before[offsets]), offsets, segments))
 
     def _pad_lengths(self, lengths: Ints) -> Ints:

@@ -21,11 +21,11 @@ def count_blocks_at_once(seq_len: int, block: int) -> int:
     return max(1, CHUNK_TOKENS // (seq_len * block))
 
 
-def cut_blocks(export: Sharded, shape: ExportIndex, block: int) -> list[ExportJob]:
+def cut_blocks(export: Sharded, index: ExportIndex, block: int) -> list[ExportJob]:
     """Cut the order into files of whole blocks of segments, which take the place of sequences."""
-    count = len(shape.lengths)
+    count = len(index.lengths)
     offsets = np.append(np.arange(0, count, block), count)
-    tokens = np.add.reduceat(shape.lengths, offsets[:-1]) if count else np.empty(0, np.int64)
+    tokens = np.add.reduceat(index.lengths, offsets[:-1]) if count else np.empty(0, np.int64)
     return export.cut(tokens, offsets, np.arange(count))
 
 

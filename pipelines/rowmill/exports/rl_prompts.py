@@ -116,9 +116,9 @@ class RLPrompts(Sharded):
     env_class: str | None = None
     """With `skyrl`, which needs it: the environment that judges the answers."""
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse SkyRL's rows without an environment, and an environment for other trainers."""
-        super().refuse(prospect)
+        super().refuse(summary)
         if (self.layout == "skyrl") != bool(self.env_class):
             raise ConfigError(
                 f"env_class: {self.env_class or 'null'} with layout: {self.layout}; SkyRL needs the name of an "
@@ -126,15 +126,15 @@ class RLPrompts(Sharded):
                 + ("set env_class" if self.layout == "skyrl" else "delete env_class")
             )
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files."""
         notes = {
             "layout": self.layout,
             "ground_truth": self.ground_truth,
             "env_class": self.env_class,
-            "longest_prompt": int(shape.lengths.max()) if len(shape.lengths) else 0,
+            "longest_prompt": int(index.lengths.max()) if len(index.lengths) else 0,
         }
-        return ExportLayout(super().lay_out(shape).jobs, notes=notes)
+        return ExportLayout(super().lay_out(index).jobs, notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext

@@ -45,14 +45,14 @@ class Tinker(Sharded):
     reduction: Literal["none", "mean"] = "none"
     """`none`: weights unchanged; `mean`: divided so that those of a Datum add up to 1."""
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files of segments with at least two tokens."""
-        short = shape.lengths < 2
+        short = index.lengths < 2
         before = compute_offsets(~short)
-        counts = np.diff(before[shape.sequence_offsets])
+        counts = np.diff(before[index.sequence_offsets])
         kept = counts > 0
         offsets = compute_offsets(counts[kept])
-        jobs = self.cut(shape.tokens[kept], offsets, np.flatnonzero(~short))
+        jobs = self.cut(index.tokens[kept], offsets, np.flatnonzero(~short))
         return ExportLayout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
 
     def write(

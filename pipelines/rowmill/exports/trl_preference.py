@@ -75,11 +75,11 @@ class TRLPreference(Sharded):
     accept_untrained_as_trained: bool = False
     """Whether answers may have tokens before their last target that are none themselves; TRL trains them."""
 
-    def refuse(self, prospect: RecipeSummary) -> None:
+    def refuse(self, summary: RecipeSummary) -> None:
         """Refuse datasets of the objective of another trainer, and blocks without a KL term."""
-        super().refuse(prospect)
+        super().refuse(summary)
         wanted = "unpaired" if self.trainer == "kto" else "paired"
-        for name, one in prospect.datasets.items():
+        for name, one in summary.datasets.items():
             if one.objective != wanted:
                 raise ConfigError(
                     f"trainer: {self.trainer} with datasets.{name}, whose objective is {one.objective}; it trains on "
@@ -99,14 +99,14 @@ class TRLPreference(Sharded):
         """Return the blocks of a chunk."""
         return count_blocks_at_once(context.seq_len, self._block)
 
-    def lay_out(self, shape: ExportIndex) -> ExportLayout:
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole pairs or blocks."""
         notes = {
             "trainer": self.trainer,
             "kl_block": self.kl_block,
             "accept_untrained_as_trained": self.accept_untrained_as_trained,
         }
-        return ExportLayout(cut_blocks(self, shape, self._block), notes=notes)
+        return ExportLayout(cut_blocks(self, index, self._block), notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext

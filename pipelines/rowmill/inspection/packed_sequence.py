@@ -100,8 +100,8 @@ def choose_sequence(starts: Sequence[Sequence[int]]) -> int:
     return min(range(len(starts)), key=measure_distance)
 
 
-def _slice_segment(ids: Sequence[int], place: SegmentLocation) -> Sequence[int]:
-    return ids[place.offset : place.offset + place.length]
+def _slice_segment(ids: Sequence[int], location: SegmentLocation) -> Sequence[int]:
+    return ids[location.offset : location.offset + location.length]
 
 
 def decode_each(encoder: Encoder, ids: Sequence[int]) -> list[str]:

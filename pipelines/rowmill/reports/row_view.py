@@ -202,10 +202,10 @@ def _render_row_trace(one: RowTrace) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def _format_place(dataset: str, place: SegmentLocation) -> str:
-    taken = f"tokens {place.offset} to {place.offset + place.length - 1}"
-    cut = f"from token {place.start} of {place.example_id}" if place.start else place.example_id
-    return join_facts([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
+def _format_place(dataset: str, location: SegmentLocation) -> str:
+    taken = f"tokens {location.offset} to {location.offset + location.length - 1}"
+    cut = f"from token {location.start} of {location.example_id}" if location.start else location.example_id
+    return join_facts([f"{dataset}/{location.split}/{location.sequence}", f"segment {location.segment}", taken, cut])
 
 
 def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> Iterator[RenderableType]:
@@ -277,7 +277,7 @@ def _render_segments(one: SequenceTrace) -> RenderableType:
     return make_grid(columns, rows)
 
 
-def _render_token(token: TokenTrace, place: SegmentLocation) -> Iterator[RenderableType]:
+def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:
     what = join_facts(
         [
             token.kind,
@@ -292,7 +292,7 @@ def _render_token(token: TokenTrace, place: SegmentLocation) -> Iterator[Rendera
         _mark_line_ends(token.after), DIM
     )
     yield label_value("text", around)
-    yield label_value("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
+    yield label_value("example", f"{location.example_id}, its token {token.in_example} · segment {location.segment}")
 
 
 def _mark_line_ends(text: str) -> str:

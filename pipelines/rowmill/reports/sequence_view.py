@@ -65,13 +65,15 @@ def _render_numbers(one: SequenceTokens) -> str:
     return " ".join(f'data-{name}="{",".join(map(str, values))}"' for name, values in columns.items())
 
 
-def _render_segment(one: SequenceTokens, place: SegmentLocation) -> str:
-    end = min(place.offset + place.length, len(one.ids))
-    cut = f"from its token {place.start:,}" if place.start else ""
-    about = join_facts([f"segment {place.segment}", place.example_id, format_count(place.length, "token"), cut])
+def _render_segment(one: SequenceTokens, location: SegmentLocation) -> str:
+    end = min(location.offset + location.length, len(one.ids))
+    cut = f"from its token {location.start:,}" if location.start else ""
+    about = join_facts(
+        [f"segment {location.segment}", location.example_id, format_count(location.length, "token"), cut]
+    )
     spans: list[str] = []
     classes = list(zip(one.kinds, one.trained, strict=True))
-    for (kind, trained), own in groupby(range(place.offset, end), key=classes.__getitem__):
+    for (kind, trained), own in groupby(range(location.offset, end), key=classes.__getitem__):
         tokens = "".join(f"<i>{_render_token_text(one.texts[at])}</i>" for at in own)
         spans.append(render_element("span", tokens, class_=f"{kind} trained" if trained else kind))
     # Line ends between elements would be lines of the text.

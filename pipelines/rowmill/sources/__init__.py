@@ -106,7 +106,7 @@ def sum_local_bytes(source: Source, base: Path) -> int:
 
 
 def scan_first_source_records(
-    source: Files | HuggingFaceSource, base: Path, stage: ContentStager, count: int, *, keeps_non_finite: bool = False
+    source: Files | HuggingFaceSource, base: Path, stager: ContentStager, count: int, *, keeps_non_finite: bool = False
 ) -> list[FileScan]:
     """Return scans of the first `count` records of one file per format and split; nothing else is read.
 
@@ -119,16 +119,16 @@ def scan_first_source_records(
     match source:
         case Files():
             files = choose_first_files(find_files(source, base, keeps_non_finite=keeps_non_finite))
-            scans = [scan_first_records(file, base, stage, count) for file in files]
+            scans = [scan_first_records(file, base, stager, count) for file in files]
         case HuggingFaceSource():
-            scans = scan_dataset(source, base, stage, {}, keeps_non_finite=keeps_non_finite, first_records=count)
+            scans = scan_dataset(source, base, stager, {}, keeps_non_finite=keeps_non_finite, first_records=count)
     return number_equal_parts(scans)
 
 
 def scan_source(
     source: Files | HuggingFaceSource,
     base: Path,
-    stage: ContentStager,
+    stager: ContentStager,
     known: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
@@ -150,9 +150,9 @@ def scan_source(
     match source:
         case Files():
             scans = [
-                scan_file(file, base, stage, known)
+                scan_file(file, base, stager, known)
                 for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
             ]
         case HuggingFaceSource():
-            scans = scan_dataset(source, base, stage, known, keeps_non_finite=keeps_non_finite)
+            scans = scan_dataset(source, base, stager, known, keeps_non_finite=keeps_non_finite)
     return number_equal_parts(scans)

@@ -246,7 +246,7 @@ def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     return [file for file in files if any(file is one for one in first.values())]
 
 
-def scan_first_records(file: SourceFile, base: Path, stage: ContentStager, count: int) -> FileScan:
+def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, count: int) -> FileScan:
     """Return a file's scan as if it ended after its first records; the rest of the file is not read.
 
     Raises
@@ -255,10 +255,10 @@ def scan_first_records(file: SourceFile, base: Path, stage: ContentStager, count
         If the file is missing or unreadable.
 
     """
-    return _FileScanner(file, urls.locate_url(file.url, base), "", stage).scan(first_records=count)
+    return _FileScanner(file, urls.locate_url(file.url, base), "", stager).scan(first_records=count)
 
 
-def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
+def scan_file(file: SourceFile, base: Path, stager: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
     """Read a file once and return its parts; for an unchanged file, return its known scan without reading.
 
     Equal parts still have equal ids; `number_equal_parts` over a dataset's scans makes them distinct.
@@ -270,7 +270,7 @@ def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping
     if earlier is not None and _still_holds(earlier, file, stamp, base):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return _FileScanner(file, where, stamp, stage).scan()
+    return _FileScanner(file, where, stamp, stager).scan()
 
 
 def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
@@ -340,12 +340,12 @@ def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
 class _FileScanner:
     """Scans one file."""
 
-    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: ContentStager) -> None:
+    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager) -> None:
         self._options, self._format, self._codec = _make_file_options(file)
         self._file = file
         self._where = where
         self._stamp = stamp
-        self._stage = stage
+        self._stage = stager
 
     def read_first_part(self) -> PartContent | None:
         """Return the file's first part, reading no further; None if the file is empty."""
@@ -386,14 +386,14 @@ class _FileScanner:
 
 
 def stage_parts(
-    slices: Iterable[PartContent], scan: FileScan, stage: ContentStager, *, is_staged: bool, is_arrow: bool
+    slices: Iterable[PartContent], scan: FileScan, stager: ContentStager, *, is_staged: bool, is_arrow: bool
 ) -> tuple[SourcePart, ...]:
     """Name the slices of a file, and stage all of them, or only those whose content differs from the file's bytes."""
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
         part = name_part(piece, scan=scan, index=index, arrow=is_arrow, staged=None)
         if is_staged or not piece.is_whole:
-            part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
+            part = replace(part, staged=stager(f"{part.sha256}.jsonl", piece.content))
         parts.append(part)
     return tuple(parts)
 

@@ -58,7 +58,7 @@ def scan_records(
     version: str,
     records: Iterable[bytes],
     base: Path,
-    stage: ContentStager,
+    stager: ContentStager,
     known: Mapping[str, FileScan],
 ) -> FileScan:
     """Stage records, each one JSON line without its line end, unless this version is staged already."""
@@ -67,7 +67,7 @@ def scan_records(
     if earlier is not None and _is_same_version(earlier, version, limit, base):
         return earlier
     scan = FileScan(url, None, "json_lines", version, 0, (), max_record_bytes=limit)
-    parts = stage_parts(cut_rows(records, limit), scan, stage, is_staged=True, is_arrow=False)
+    parts = stage_parts(cut_rows(records, limit), scan, stager, is_staged=True, is_arrow=False)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 

@@ -78,7 +78,7 @@ class _PinnedDataset:
 def scan_dataset(
     source: HuggingFaceSource,
     base: Path,
-    stage: ContentStager,
+    stager: ContentStager,
     known: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
@@ -100,7 +100,7 @@ def scan_dataset(
         return earlier
     available = _list_splits(source, pinned)
     return [
-        _scan_split(source, pinned, split, hint, stage, keeps_non_finite, first_records)
+        _scan_split(source, pinned, split, hint, stager, keeps_non_finite, first_records)
         for split, hint in _choose_splits(source, available)
     ]
 
@@ -188,7 +188,7 @@ def _scan_split(
     pinned: _PinnedDataset,
     split: str,
     hint: SplitHint | None,
-    stage: ContentStager,
+    stager: ContentStager,
     keeps_non_finite: bool,
     first_records: int | None,
 ) -> FileScan:
@@ -200,7 +200,7 @@ def _scan_split(
     scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
     rows = _encode_dataset_rows(source, dataset, keeps_non_finite)
     slices = cut_rows(islice(rows, first_records), source.limits.max_record_bytes)
-    parts = stage_parts(slices, scan, stage, is_staged=True, is_arrow=True)
+    parts = stage_parts(slices, scan, stager, is_staged=True, is_arrow=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 

@@ -269,33 +269,35 @@ def _is_data_file(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
     return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
 
 
-def _find_remote(url: str, where: Location, suffixes: tuple[str, ...]) -> list[str]:
-    facts = remote.fetch_info(where.fs, where.path, where.url)
+def _find_remote(url: str, location: Location, suffixes: tuple[str, ...]) -> list[str]:
+    facts = remote.fetch_info(location.fs, location.path, location.url)
     kind = None if facts is None else str(facts["type"])
     if kind == "directory":
-        return _list_remote_files(where, where.path, suffixes)
+        return _list_remote_files(location, location.path, suffixes)
     if kind is not None:
-        _require_remote_file(where.url, kind)
+        _require_remote_file(location.url, kind)
         return [url]
     if not is_pattern(url):
         return []
-    matches = remote.match_glob(where.fs, where.path, where.url)
+    matches = remote.match_glob(location.fs, location.path, location.url)
     if url.endswith("/"):
-        return [one for match in sorted(matches) for one in _list_remote_files(where, match, suffixes)]
-    return _list_regular_urls({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
+        return [one for match in sorted(matches) for one in _list_remote_files(location, match, suffixes)]
+    return _list_regular_urls(
+        {path: facts for path, facts in matches.items() if facts["type"] != "directory"}, location
+    )
 
 
-def _list_remote_files(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    found = remote.find_files(where.fs, folder, where.url)
+def _list_remote_files(location: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    found = remote.find_files(location.fs, folder, location.url)
     inside = len(folder.rstrip("/")) + 1
     data = {path: facts for path, facts in found.items() if _is_data_file(PurePosixPath(path[inside:]), suffixes)}
-    return _list_regular_urls(data, where)
+    return _list_regular_urls(data, location)
 
 
-def _list_regular_urls(found: Mapping[str, Mapping[str, Any]], where: Location) -> list[str]:
+def _list_regular_urls(found: Mapping[str, Mapping[str, Any]], location: Location) -> list[str]:
     for path in sorted(found):
-        _require_remote_file(where.fs.unstrip_protocol(path), str(found[path]["type"]))
-    return [where.fs.unstrip_protocol(path) for path in sorted(found)]
+        _require_remote_file(location.fs.unstrip_protocol(path), str(found[path]["type"]))
+    return [location.fs.unstrip_protocol(path) for path in sorted(found)]
 
 
 def _require_remote_file(url: str, kind: str) -> None:
@@ -306,17 +308,19 @@ def _require_remote_file(url: str, kind: str) -> None:
         )
 
 
-def stamp_file(where: Location) -> str:
+def stamp_file(location: Location) -> str:
     """Return a short text that changes when the file does; "" if the storage offers none.
 
     A local stamp has the change time as well as the modification time, which copies often keep.
     """
-    with _explain_failure(where):
-        if where.fs is None:
-            facts = os.stat(where.path)
+    with _explain_failure(location):
+        if location.fs is None:
+            facts = os.stat(location.path)
             return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
         return _format_remote_stamp(
-            remote.retry_request(where.fs, where.url, "read", lambda: where.fs.info(where.path), size_bytes=0)
+            remote.retry_request(
+                location.fs, location.url, "read", lambda: location.fs.info(location.path), size_bytes=0
+            )
         )
 
 
@@ -327,46 +331,46 @@ def _format_remote_stamp(info: Mapping[str, Any]) -> str:
     return ""
 
 
-def open_raw(where: Location) -> BinaryIO:
+def open_raw(location: Location) -> BinaryIO:
     """Open a file for reading, without decompression."""
-    with _explain_failure(where):
-        if where.fs is None:
-            return open(where.path, "rb")
-        return remote.open_file(where.fs, where.path, where.url)
+    with _explain_failure(location):
+        if location.fs is None:
+            return open(location.path, "rb")
+        return remote.open_file(location.fs, location.path, location.url)
 
 
-def read_range(where: Location, offset: int, length: int) -> bytes:
+def read_range(location: Location, offset: int, length: int) -> bytes:
     """Read `length` bytes from `offset` on; fewer if the file ends before."""
-    with _explain_failure(where):
-        if where.fs is not None:
-            cut = partial(where.fs.cat_file, where.path, start=offset, end=offset + length)
-            return cast(bytes, remote.retry_request(where.fs, where.url, "read", cut, size_bytes=length))
-        with open(where.path, "rb") as file:
+    with _explain_failure(location):
+        if location.fs is not None:
+            cut = partial(location.fs.cat_file, location.path, start=offset, end=offset + length)
+            return cast(bytes, remote.retry_request(location.fs, location.url, "read", cut, size_bytes=length))
+        with open(location.path, "rb") as file:
             file.seek(offset)
             return file.read(length)
 
 
-def read_whole(where: Location) -> bytes:
+def read_whole(location: Location) -> bytes:
     """Read a whole file."""
-    with open_raw(where) as file, _explain_failure(where):
+    with open_raw(location) as file, _explain_failure(location):
         return file.read()
 
 
-def file_exists(where: Location) -> bool:
+def file_exists(location: Location) -> bool:
     """Return whether the file exists."""
-    if where.fs is None:
-        return os.path.isfile(where.path)
-    return remote.fetch_info(where.fs, where.path, where.url) is not None
+    if location.fs is None:
+        return os.path.isfile(location.path)
+    return remote.fetch_info(location.fs, location.path, location.url) is not None
 
 
 @contextmanager
-def _explain_failure(where: Location) -> Generator[None]:
+def _explain_failure(location: Location) -> Generator[None]:
     """Turn an OSError of a disk, or a storage's FileNotFoundError, into a `SourceError` that names the file."""
     try:
         yield
     except PipelineError:
         raise
     except OSError as error:
-        if where.fs is None or isinstance(error, FileNotFoundError):
-            raise remote.unreachable_error(where.url, "read", error) from error
+        if location.fs is None or isinstance(error, FileNotFoundError):
+            raise remote.unreachable_error(location.url, "read", error) from error
         raise

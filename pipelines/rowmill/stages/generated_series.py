@@ -129,13 +129,13 @@ def make_generated_series(context: StageContext) -> StageOutput:
     completer = open_backend(options.backend)
     if trained.mode == "sequential":
         result = generation.generate_series(
-            completer, load_prefills(context, trained), trained=trained, options=options,
+            completer, load_prefills(context, trained), model=trained, options=options,
             start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
             is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
         )  # fmt: skip
     else:
         result = generation.generate_records(
-            completer, trained=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
+            completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
         )
     _require_result(context, result)
     return _build_series_output(context, expected_texts(context), result)
@@ -153,7 +153,7 @@ def _require_result(context: StageContext, result: GenerationResult) -> None:
 # ── Where series begin ─────────────────────────────────────────────────────────────────────────────
 
 
-def load_prefills(context: StageContext, trained: TrainedModel) -> list[Prefill]:
+def load_prefills(context: StageContext, model: TrainedModel) -> list[Prefill]:
     """Return the initial prefill of each training series.
 
     Under differential privacy, no prefills are stored, and only the number of series is taken from the data.
@@ -161,16 +161,16 @@ def load_prefills(context: StageContext, trained: TrainedModel) -> list[Prefill]
     kept = context.input(TOKENIZED_EXAMPLES).files("prefill")
     if not kept:
         return [Prefill({}, ())] * _count_train_groups(context)
-    order = trained.place.order_column
-    read = RecordDecoder(trained.schema, wire=trained.wire)
+    order = model.place.order_column
+    read = RecordDecoder(model.schema, wire=model.wire)
     found: list[Prefill] = []
     lines = [line for table in read_tables(context.store, kept) for line in table.to_pylist()]
     # A large table has a file per partition, each in the order of keys.
     for line in sorted(lines, key=lambda line: group_sort_key(line["group_key"])):
         record = read(read_json(line["records"][0]))
         assert not isinstance(record, RecordProblem), record
-        key = {name: record[name] for name in trained.place.group_columns}
-        start, stop = (_parse_time(line[name], trained.schema, order) for name in ("start", "stop"))
+        key = {name: record[name] for name in model.place.group_columns}
+        start, stop = (_parse_time(line[name], model.schema, order) for name in ("start", "stop"))
         # A group by columns is named by its key.
         name = "" if key or line["group_key"] == NO_KEY else line["group_key"]
         found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))

@@ -55,12 +55,12 @@ def scan_generated(
     output: Manifest,
     source: GeneratedSource,
     base: Path,
-    stage: ContentStager,
+    stager: ContentStager,
     known: Mapping[str, FileScan],
 ) -> list[FileScan]:
     """Return the records of a version as parts, as `sources.scan_source` does for all other sources."""
     url = f"generated:{'/'.join(output.key)}"
-    one = sources.scan_records(source, url, output.version, _read_record_lines(store, output), base, stage, known)
+    one = sources.scan_records(source, url, output.version, _read_record_lines(store, output), base, stager, known)
     return sources.number_equal_parts([one])
 
 

@@ -69,15 +69,15 @@ class IndexOptions:
     is_series: bool
 
     @classmethod
-    def of(cls, context: StageContext, known: ObservedTable) -> "IndexOptions":
+    def of(cls, context: StageContext, observed: ObservedTable) -> "IndexOptions":
         """Return the options of the dataset."""
         form = get_table_options(context)
-        return cls(known.order, form.is_grouped, form.mode == "sequential")
+        return cls(observed.order, form.is_grouped, form.mode == "sequential")
 
 
-def index_parts(context: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
+def index_parts(context: StageContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
-    options = IndexOptions.of(context, known)
+    options = IndexOptions.of(context, observed)
     return row_index.load_row_index(
         context.store,
         [part.files["rows"] for part in parts],

@@ -24,18 +24,18 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 class Encoder:
     """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
-    def __init__(self, loaded: LoadedTokenizer, *, fast_path: bool = True, reference: Any = None) -> None:
+    def __init__(self, tokenizer: LoadedTokenizer, *, fast_path: bool = True, reference: Any = None) -> None:
         """Open the card's engine if the fast path is wanted; the reference opens at its first use.
 
         An engine of another release than the one that was compared with the reference is not used. `reference` is the
         backend of another encoder with the same backend text, which need not be opened twice.
         """
-        self.loaded = loaded
-        self.card = loaded.card
-        self._backend = loaded.backend
+        self.loaded = tokenizer
+        self.card = tokenizer.card
+        self._backend = tokenizer.backend
         self._reference = reference
-        verified = loaded.card.fast and loaded.card.engine_version == get_engine_version(loaded.card.engine)
-        self._fast = FastEngine(loaded.card.engine, loaded.backend) if fast_path and verified else None
+        verified = tokenizer.card.fast and tokenizer.card.engine_version == get_engine_version(tokenizer.card.engine)
+        self._fast = FastEngine(tokenizer.card.engine, tokenizer.backend) if fast_path and verified else None
 
     @cached_property
     def reference(self) -> Any:

@@ -134,18 +134,18 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
     return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
 
 
-def _choose_engine(loaded: LoadedTokenizer) -> Encoder:
+def _choose_engine(tokenizer: LoadedTokenizer) -> Encoder:
     """Compare the fast engines with the reference on the probe texts; open the first without a difference."""
-    reference = Encoder(loaded)
-    lengths = read_token_lengths(loaded.backend, byte_level=loaded.card.byte_level)
+    reference = Encoder(tokenizer)
+    lengths = read_token_lengths(tokenizer.backend, byte_level=tokenizer.card.byte_level)
     if isinstance(lengths, str):
         return _refuse_engines(reference, dict.fromkeys(FAST_ENGINES, lengths))
-    texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in loaded.card.added)]
+    texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in tokenizer.card.added)]
     expected = _encode_both_ways(reference, texts)
     refused: dict[str, str] = {}
     for name in FAST_ENGINES:
-        card = replace(loaded.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
-        candidate = replace(loaded, card=card)
+        card = replace(tokenizer.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
+        candidate = replace(tokenizer, card=card)
         found = _open_and_compare(candidate, reference, texts, expected)
         if isinstance(found, Encoder):
             return found

@@ -71,9 +71,11 @@ class LoadedTokenizer:
     backend: str
 
 
-def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
+def serialize_tokenizer(tokenizer: LoadedTokenizer) -> bytes:
     """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
-    return orjson.dumps({"card": asdict(loaded.card), "backend": base64.b64encode(loaded.backend.encode()).decode()})
+    return orjson.dumps(
+        {"card": asdict(tokenizer.card), "backend": base64.b64encode(tokenizer.backend.encode()).decode()}
+    )
 
 
 def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:

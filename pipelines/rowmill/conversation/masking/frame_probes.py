@@ -65,10 +65,10 @@ class FrameLearner:
 
     # ── between own texts ──
 
-    def _learn_inner(self, one: RenderedShape, run: ContentRun) -> None:
+    def _learn_inner(self, rendered_shape: RenderedShape, run: ContentRun) -> None:
         for first, second in zip(run.pieces, run.pieces[1:], strict=False):
             text = normalize_inner_text(
-                first.kind, second.kind, one.text[first.end : second.start], one.ids[run.message]
+                first.kind, second.kind, rendered_shape.text[first.end : second.start], rendered_shape.ids[run.message]
             )
             self._inner.add((first.kind, second.kind, text))
 
@@ -84,28 +84,28 @@ class FrameLearner:
                     if (run.follower < 0) is is_last:
                         self._learn_end(one, run, kind)
 
-    def _learn_end(self, one: RenderedShape, run: ContentRun, kind: str) -> None:
-        after = one.text[max(piece.end for piece in run.pieces) : run.stop]
-        role = one.messages[run.follower]["role"] if run.follower >= 0 else ""
+    def _learn_end(self, rendered_shape: RenderedShape, run: ContentRun, kind: str) -> None:
+        after = rendered_shape.text[max(piece.end for piece in run.pieces) : run.stop]
+        role = rendered_shape.messages[run.follower]["role"] if run.follower >= 0 else ""
         ending = (
-            self._find_end_before(one, run, after, role, kind)
+            self._find_end_before(rendered_shape, run, after, role, kind)
             if role
-            else self._find_last_end(after, kind, one.ids[run.message])
+            else self._find_last_end(after, kind, rendered_shape.ids[run.message])
         )
         if ending is not None:
-            ending = replace_call_ids(ending, one.ids[run.message])
+            ending = replace_call_ids(ending, rendered_shape.ids[run.message])
             ending = ending[measure_json_closing(ending, 0) :] if kind == "tool_call" else ending
-            if kind == "assistant" and role and not one.messages[run.message].get("tool_calls"):
+            if kind == "assistant" and role and not rendered_shape.messages[run.message].get("tool_calls"):
                 self._followed_answer_ends.add(ending)
             found = self._ends.setdefault((kind, role), {})
             found[ending] = found.get(ending, 0) + 1
 
-    def _find_end_before(self, one: RenderedShape, run: ContentRun, after: str, role: str, kind: str) -> str:
+    def _find_end_before(self, rendered_shape: RenderedShape, run: ContentRun, after: str, role: str, kind: str) -> str:
         """Return the end of a turn before a message of `role`: the text printed both there and at the end of a chat."""
-        last = self._get_text_after_last(one, run)
+        last = self._get_text_after_last(rendered_shape, run)
         shared = "" if last is None else find_common_start(after, last, self._probes.tokens).rstrip()
         content_end = max(piece.end for piece in run.pieces)
-        in_span = one.text[content_end : one.bounds.get(run.message, content_end)].rstrip()
+        in_span = rendered_shape.text[content_end : rendered_shape.bounds.get(run.message, content_end)].rstrip()
         if in_span and kind == "assistant" and shared.startswith(in_span):
             # Both may continue with the next message's header; the message's own span does not.
             shared = in_span
@@ -164,9 +164,9 @@ class FrameLearner:
         }
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
 
-    def _get_text_after_last(self, one: RenderedShape, run: ContentRun) -> str | None:
+    def _get_text_after_last(self, rendered_shape: RenderedShape, run: ContentRun) -> str | None:
         """Return the text after the same own text in the conversation that ends with this message."""
-        shown = self._probes.render_shape(one.messages[: run.message + 1], one.tools)
+        shown = self._probes.render_shape(rendered_shape.messages[: run.message + 1], rendered_shape.tools)
         own = [r for r in shown.runs if r.message == run.message] if shown is not None else []
         return shown.text[max(p.end for p in own[-1].pieces) :] if shown is not None and own else None
 

@@ -167,45 +167,45 @@ class Masker:
         return proven if searched is None else require_agreement(searched, proven)
 
     def _mask_by_search(
-        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], *, plain_only: bool
+        self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], *, plain_only: bool
     ) -> MaskedConversation | Rejected | None:
         """Mask a row by searching its own text in the messages' spans; None if the search cannot decide."""
         if self._allows_simple_chats and plain_only and not conversation.tools:
-            masked = self._mask_simple_chat(conversation, printed)
+            masked = self._mask_simple_chat(conversation, rendered)
             if masked is not None:
                 return masked
-        if not printed.spans:
+        if not rendered.spans:
             return None
-        locator = ContentLocator(printed, self.frames(conversation.kwargs), self._roles)
+        locator = ContentLocator(rendered, self.frames(conversation.kwargs), self._roles)
         located = locator.locate(conversation.messages)
-        return self._cut_and_verify(conversation, printed, supervised, located) if locator.decides else None
+        return self._cut_and_verify(conversation, rendered, supervised, located) if locator.decides else None
 
     def _mask_by_proof(
-        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int]
+        self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int]
     ) -> MaskedConversation | Rejected:
         """Mask a row by proving the position of its own text with private code points."""
-        located = self._locate_by_proof(conversation, printed)
+        located = self._locate_by_proof(conversation, rendered)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
             )
-        return self._cut_and_verify(conversation, printed, supervised, located)
+        return self._cut_and_verify(conversation, rendered, supervised, located)
 
-    def _locate_by_proof(self, conversation: Conversation, printed: RenderedConversation) -> LocatedContent | None:
+    def _locate_by_proof(self, conversation: Conversation, rendered: RenderedConversation) -> LocatedContent | None:
         messages = conversation.messages
         proof = self._renderer.prove_ownership(
-            messages, conversation.tools, conversation.kwargs, printed.text, self._roles
+            messages, conversation.tools, conversation.kwargs, rendered.text, self._roles
         )
         if proof is None:
             return None
-        return locate_proven_content(proof, messages, printed.messages, printed.text, self._roles)
+        return locate_proven_content(proof, messages, rendered.messages, rendered.text, self._roles)
 
     def _cut_and_verify(
-        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], located: LocatedContent
+        self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], located: LocatedContent
     ) -> MaskedConversation | Rejected:
         dropped = list(located.dropped)
         if conversation.tools and is_tool_missing(
-            conversation.tools, printed.text, self._list_model_ranges(printed, located)
+            conversation.tools, rendered.text, self._list_model_ranges(rendered, located)
         ):
             dropped.append(("tool_list", -1))
         if dropped:
@@ -217,7 +217,7 @@ class Masker:
                 return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
         frames = self.frames(conversation.kwargs)
         cutter = TurnCutter(
-            printed, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
+            rendered, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
         )
         cut = cutter.cut(located, supervised)
         if isinstance(cut, Rejected):
@@ -233,7 +233,7 @@ class Masker:
         lost = _count_kinds(dropped) if dropped else {}
         weights = _collect_weights(conversation.messages, trained)
         return MaskedConversation(
-            cut.text, printed.spans, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights
+            cut.text, rendered.spans, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights
         )
 
     def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
@@ -242,21 +242,23 @@ class Masker:
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
-    def _list_model_ranges(self, printed: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
+    def _list_model_ranges(self, rendered: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
         """Return the ranges of the model's messages: their spans, or without spans their own text."""
-        messages = printed.messages
-        spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
+        messages = rendered.messages
+        spans = [(s.start, s.end) for s in rendered.spans if messages[s.message].get("role") in self._roles]
         if spans:
             return spans
         return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
-    def _mask_simple_chat(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation | None:
+    def _mask_simple_chat(
+        self, conversation: Conversation, rendered: RenderedConversation
+    ) -> MaskedConversation | None:
         """Mask a simple chat in one pass, with the same result as the search; None if it is not simple.
 
         A row is simple if every message is rendered whole in its own span, and every assistant span consists of header,
         rest, own text, the known end of turn and white space.
         """
-        text, spans, messages = printed.text, printed.spans, conversation.messages
+        text, spans, messages = rendered.text, rendered.spans, conversation.messages
         before = len(messages) - len(spans)
         if not spans or before not in (0, 1):
             return None
@@ -326,11 +328,11 @@ class Masker:
             return None
         return learn_layout(roles, placeholders, masked, SPAN_KINDS)
 
-    def _train_all(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation:
-        located = self._locate_by_proof(conversation, printed) or LocatedContent()
-        whole = (Span(0, len(printed.text), -1),) if printed.text else ()
+    def _train_all(self, conversation: Conversation, rendered: RenderedConversation) -> MaskedConversation:
+        located = self._locate_by_proof(conversation, rendered) or LocatedContent()
+        whole = (Span(0, len(rendered.text), -1),) if rendered.text else ()
         return MaskedConversation(
-            printed.text, printed.spans, whole, tuple(located.pieces()), _count_kinds(located.dropped)
+            rendered.text, rendered.spans, whole, tuple(located.pieces()), _count_kinds(located.dropped)
         )
 
     # ── which messages ──

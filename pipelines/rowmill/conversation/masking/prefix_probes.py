@@ -56,54 +56,62 @@ class PrefixLearner:
             found.append((run, moved))
         return found
 
-    def _find_exact_prefix(self, one: RenderedShape, run: ContentRun) -> TurnPrefix | None:
+    def _find_exact_prefix(self, rendered_shape: RenderedShape, run: ContentRun) -> TurnPrefix | None:
         """Return the prefix of a turn that begins with the exact generation prompt, else None."""
-        prompted = self._probes.render_with_prompt(one, run.message)
+        prompted = self._probes.render_with_prompt(rendered_shape, run.message)
         first = run.pieces[0].start
-        if prompted is None or not (run.start <= len(prompted) <= first and one.text.startswith(prompted)):
+        if prompted is None or not (run.start <= len(prompted) <= first and rendered_shape.text.startswith(prompted)):
             return None
-        rest = replace_call_ids(one.text[len(prompted) : first], one.ids[run.message])
-        prompt = self._probes.get_prompt(one, run.message)
-        follows_model = run.message > 0 and one.messages[run.message - 1]["role"] in self._probes.roles
-        if follows_model and self._probes.list_prompts(one, run.message):
+        rest = replace_call_ids(rendered_shape.text[len(prompted) : first], rendered_shape.ids[run.message])
+        prompt = self._probes.get_prompt(rendered_shape, run.message)
+        follows_model = run.message > 0 and rendered_shape.messages[run.message - 1]["role"] in self._probes.roles
+        if follows_model and self._probes.list_prompts(rendered_shape, run.message):
             return None
-        if contains_prompt(rest, self._probes.list_prompts(one, run.message), self._probes.tokens):
+        if contains_prompt(rest, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens):
             # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
         if prompt:
             return TurnPrefix(prompt, rest) if prompted.endswith(prompt) else None
         return TurnPrefix(cut_at_last_token(prompted[run.start :], self._probes.tokens), rest)
 
-    def _split_prefix(self, one: RenderedShape, run: ContentRun) -> TurnPrefix | None:
-        gap = one.text[run.start : run.pieces[0].start]
-        prefix = split_turn_prefix(gap, self._probes.list_prompts(one, run.message), self._probes.tokens)
+    def _split_prefix(self, rendered_shape: RenderedShape, run: ContentRun) -> TurnPrefix | None:
+        gap = rendered_shape.text[run.start : run.pieces[0].start]
+        prefix = split_turn_prefix(gap, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens)
         return (
-            None if prefix is None else TurnPrefix(prefix.header, replace_call_ids(prefix.rest, one.ids[run.message]))
+            None
+            if prefix is None
+            else TurnPrefix(prefix.header, replace_call_ids(prefix.rest, rendered_shape.ids[run.message]))
         )
 
-    def _infer_prefix(self, one: RenderedShape, run: ContentRun, gap: str) -> TurnPrefix:
+    def _infer_prefix(self, rendered_shape: RenderedShape, run: ContentRun, gap: str) -> TurnPrefix:
         """Return the prefix of a turn that contains no part of a prompt.
 
         Before an answer all of it counts as header. Before a call the header is the part that an answer at the same
         position also has; the remainder is the call's frame.
         """
         if run.pieces[0].kind == "tool_call":
-            before = self._probes.render_text(one.messages[: run.message], one.tools) if run.message else ""
-            answer: Message = {"role": one.messages[run.message]["role"], "content": "qzanswer instead"}
-            answered = self._probes.render_text([*one.messages[: run.message], answer], one.tools)
+            before = (
+                self._probes.render_text(rendered_shape.messages[: run.message], rendered_shape.tools)
+                if run.message
+                else ""
+            )
+            answer: Message = {"role": rendered_shape.messages[run.message]["role"], "content": "qzanswer instead"}
+            answered = self._probes.render_text([*rendered_shape.messages[: run.message], answer], rendered_shape.tools)
             added = gap
-            if before is not None and one.text.startswith(before) and len(before) >= run.start:
-                added = one.text[len(before) : run.pieces[0].start]
+            if before is not None and rendered_shape.text.startswith(before) and len(before) >= run.start:
+                added = rendered_shape.text[len(before) : run.pieces[0].start]
             if answered is not None and before is not None and answered.startswith(before):
                 shared = find_common_start(added, answered[len(before) :].partition("qzanswer")[0], self._probes.tokens)
                 before_others = (
-                    self._probes.list_gaps_after(one.messages[run.message - 1]["role"]) if run.message else set[str]()
+                    self._probes.list_gaps_after(rendered_shape.messages[run.message - 1]["role"])
+                    if run.message
+                    else set[str]()
                 )
                 # Text printed after that message whatever follows closes it, and is not part of the call's frame.
                 closing = max(
                     (len(find_common_start(added, gap, self._probes.tokens)) for gap in before_others), default=0
                 )
-                rest = replace_call_ids(added[max(len(shared), closing) :], one.ids[run.message])
+                rest = replace_call_ids(added[max(len(shared), closing) :], rendered_shape.ids[run.message])
                 if rest.strip():
                     header = gap[: len(gap) - len(rest)]
                     return TurnPrefix(cut_at_last_token(header, self._probes.tokens), rest)

@@ -79,29 +79,29 @@ class PromptRenderer:
         return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
 
     def _locate(
-        self, asking: Conversation, conversation: Conversation, printed: RenderedConversation
+        self, asking: Conversation, conversation: Conversation, rendered: RenderedConversation
     ) -> LocatedContent | None:
         """Search for the prompt's own text, and prove its place where the search cannot decide."""
         roles = self.rules.assistant_roles
-        if printed.spans:
-            locator = ContentLocator(printed, self.masker.frames(conversation.kwargs), roles)
+        if rendered.spans:
+            locator = ContentLocator(rendered, self.masker.frames(conversation.kwargs), roles)
             located = locator.locate(conversation.messages)
             if locator.decides:
                 return located
-        return self._locate_by_proof(conversation.messages, conversation.tools, asking.kwargs, printed)
+        return self._locate_by_proof(conversation.messages, conversation.tools, asking.kwargs, rendered)
 
     def _locate_by_proof(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
-        printed: RenderedConversation,
+        rendered: RenderedConversation,
     ) -> LocatedContent | None:
         roles = self.rules.assistant_roles
-        proof = self.renderer.prove_ownership(messages, tools, kwargs, printed.text, roles)
+        proof = self.renderer.prove_ownership(messages, tools, kwargs, rendered.text, roles)
         if proof is None:
             return None
-        return locate_proven_content(proof, messages, printed.messages, printed.text, roles)
+        return locate_proven_content(proof, messages, rendered.messages, rendered.text, roles)
 
 
 _ASKS: Mapping[str, Json] = {"add_generation_prompt": True}

@@ -135,22 +135,25 @@ class RenderedProbes:
             self._texts[key] = rendered.text if isinstance(rendered, RenderedConversation) else None
         return self._texts[key]
 
-    def render_with_prompt(self, one: RenderedShape, index: int) -> str | None:
+    def render_with_prompt(self, rendered_shape: RenderedShape, index: int) -> str | None:
         """Render the messages before one, with the generation prompt."""
-        return self.render_text(one.messages[:index], one.tools, with_prompt=True)
+        return self.render_text(rendered_shape.messages[:index], rendered_shape.tools, with_prompt=True)
 
-    def get_prompt(self, one: RenderedShape, index: int) -> str:
+    def get_prompt(self, rendered_shape: RenderedShape, index: int) -> str:
         """Return the generation prompt before a message; empty after the model's own, where templates print a part."""
-        before = one.messages[index - 1]["role"] if index else "user"
-        return "" if before in self.roles else self.get_prompt_after(one, before)
+        before = rendered_shape.messages[index - 1]["role"] if index else "user"
+        return "" if before in self.roles else self.get_prompt_after(rendered_shape, before)
 
-    def get_prompt_after(self, one: RenderedShape, role: str) -> str:
+    def get_prompt_after(self, rendered_shape: RenderedShape, role: str) -> str:
         """Return the generation prompt after a message of a role."""
-        return self._renderer.generation_prompt(role, has_tools=bool(one.tools), kwargs=self._kwargs)
+        return self._renderer.generation_prompt(role, has_tools=bool(rendered_shape.tools), kwargs=self._kwargs)
 
-    def list_prompts(self, one: RenderedShape, index: int) -> list[str]:
+    def list_prompts(self, rendered_shape: RenderedShape, index: int) -> list[str]:
         """Return the generation prompts that the template may print before a message."""
-        found = [self.get_prompt(one, index), *(self.get_prompt_after(one, role) for role in ("user", "tool"))]
+        found = [
+            self.get_prompt(rendered_shape, index),
+            *(self.get_prompt_after(rendered_shape, role) for role in ("user", "tool")),
+        ]
         return list(dict.fromkeys(prompt for prompt in found if prompt))
 
 

@@ -114,24 +114,24 @@ def find_reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
 # ── the form of messages ──
 
 
-def probe_adaptation(observe: ProbeRenderer, base: Adaptation) -> Adaptation:
+def probe_adaptation(renderer: ProbeRenderer, base: Adaptation) -> Adaptation:
     """Find the form of contents, tools, ids and arguments that the template reads."""
     found = base
-    if not shows_text(observe(PLAIN_PROBE, adaptation=found), "Qzuone"):
+    if not shows_text(renderer(PLAIN_PROBE, adaptation=found), "Qzuone"):
         parts = replace(found, content_form="parts")
-        if shows_text(observe(PLAIN_PROBE, adaptation=parts), "Qzuone"):
+        if shows_text(renderer(PLAIN_PROBE, adaptation=parts), "Qzuone"):
             found = parts
-    if isinstance(observe(PLAIN_PROBE, adaptation=found), Rejected):
+    if isinstance(renderer(PLAIN_PROBE, adaptation=found), Rejected):
         listed = replace(found, no_tools="[]")
-        if isinstance(observe(PLAIN_PROBE, adaptation=listed), RenderedConversation):
+        if isinstance(renderer(PLAIN_PROBE, adaptation=listed), RenderedConversation):
             found = listed
-    found = replace(found, reasoning_keys=_probe_reasoning_key(observe, found))
-    found = replace(found, tool_ids=_probe_id_form(observe, found))
-    forms = probe_argument_forms(observe, found)
+    found = replace(found, reasoning_keys=_probe_reasoning_key(renderer, found))
+    found = replace(found, tool_ids=_probe_id_form(renderer, found))
+    forms = probe_argument_forms(renderer, found)
     return replace(found, arguments="string" if forms == "string" else "object", takes_text=forms != "object")
 
 
-def _probe_reasoning_key(observe: ProbeRenderer, base: Adaptation) -> tuple[str, ...]:
+def _probe_reasoning_key(renderer: ProbeRenderer, base: Adaptation) -> tuple[str, ...]:
     """Return the key that the template reads, or all candidates if no probe shows reasoning."""
     calling: list[Message] = [
         make_user_message("Qzuone"),
@@ -141,14 +141,14 @@ def _probe_reasoning_key(observe: ProbeRenderer, base: Adaptation) -> tuple[str,
     for key in ("reasoning_content", "thinking", "reasoning"):
         only = replace(base, reasoning_keys=(key,))
         if any(
-            shows_text(observe(messages, tools, adaptation=only), "Qzrtwo")
+            shows_text(renderer(messages, tools, adaptation=only), "Qzrtwo")
             for messages, tools in ((REASONING_PROBE, None), (calling, [SENTINEL_TOOL]))
         ):
             return (key,)
     return base.reasoning_keys
 
 
-def _probe_id_form(observe: ProbeRenderer, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
+def _probe_id_form(renderer: ProbeRenderer, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
     nine = replace(base, tool_ids="nine_alphanumeric")
     short: list[Message] = [
         make_user_message("Qzuone"),
@@ -158,23 +158,23 @@ def _probe_id_form(observe: ProbeRenderer, base: Adaptation) -> Literal["any", "
     ]
     for arguments in ("object", "string"):
         free = [
-            observe(messages, [SENTINEL_TOOL], adaptation=replace(base, arguments=arguments))
+            renderer(messages, [SENTINEL_TOOL], adaptation=replace(base, arguments=arguments))
             for messages in (TOOL_PROBE, short)
         ]
         if all(isinstance(one, RenderedConversation) for one in free):
             return "any"
         if isinstance(
-            observe(TOOL_PROBE, [SENTINEL_TOOL], adaptation=replace(nine, arguments=arguments)), RenderedConversation
+            renderer(TOOL_PROBE, [SENTINEL_TOOL], adaptation=replace(nine, arguments=arguments)), RenderedConversation
         ):
             return "nine_alphanumeric"
     return "any"
 
 
 def probe_argument_forms(
-    observe: ProbeRenderer, base: Adaptation
+    renderer: ProbeRenderer, base: Adaptation
 ) -> Literal["object", "string", "either", "dropped", "refused"]:
     """Find the form in which the template prints call arguments unchanged."""
-    printed = {form: _probe_arguments(observe, replace(base, arguments=form)) for form in ("object", "string")}
+    printed = {form: _probe_arguments(renderer, replace(base, arguments=form)) for form in ("object", "string")}
     if printed["object"] == "yes":
         return "either" if printed["string"] == "yes" else "object"
     if printed["string"] == "yes":
@@ -182,14 +182,14 @@ def probe_argument_forms(
     return "refused" if set(printed.values()) == {"refused"} else "dropped"
 
 
-def _probe_arguments(observe: ProbeRenderer, adaptation: Adaptation) -> Literal["yes", "no", "refused"]:
+def _probe_arguments(renderer: ProbeRenderer, adaptation: Adaptation) -> Literal["yes", "no", "refused"]:
     arguments = {"qzkey": 'Qz"value', "qznumber": [1, {"qzdeep": True}]}
     conversation = [
         make_user_message("Qzuone"),
         make_assistant_message("", tool_calls=[make_tool_call("qztool", arguments)]),
         make_tool_result("Qzresult"),
     ]
-    rendered = observe([*conversation, make_assistant_message("Qzaone")], [SENTINEL_TOOL], adaptation=adaptation)
+    rendered = renderer([*conversation, make_assistant_message("Qzaone")], [SENTINEL_TOOL], adaptation=adaptation)
     if isinstance(rendered, Rejected):
         return "refused"
     # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
@@ -224,15 +224,15 @@ ENDING_PROBES: dict[str, tuple[Sequence[Message], ...]] = {
 }
 
 
-def probe_generation_prompt(observe: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+def probe_generation_prompt(renderer: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
     """Return the generation prompt after a message of that role.
 
     Empty if the template prints none, or refuses every probe that ends with the role.
     """
     tools = [SENTINEL_TOOL] if has_tools else None
     for probe in ENDING_PROBES.get(role, ([make_user_message("Qzuone"), {"role": role, "content": "Qzother"}],)):
-        prompted = observe(probe, tools, {**kwargs, "add_generation_prompt": True})
-        unprompted = observe(probe, tools, {**kwargs, "add_generation_prompt": False})
+        prompted = renderer(probe, tools, {**kwargs, "add_generation_prompt": True})
+        unprompted = renderer(probe, tools, {**kwargs, "add_generation_prompt": False})
         if isinstance(prompted, RenderedConversation):
             return _cut_prompt(prompted, unprompted if isinstance(unprompted, RenderedConversation) else None)
     return ""

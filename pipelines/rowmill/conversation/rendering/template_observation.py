@@ -34,7 +34,7 @@ from rowmill.schema.rows import Message, Rejected, Span
 
 
 def observe_template(
-    observe: ProbeRenderer,
+    renderer: ProbeRenderer,
     prompt: Callable[..., str],
     *,
     eos_token: str,
@@ -47,23 +47,23 @@ def observe_template(
     other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
 ) -> TemplateBehavior:
     """Observe every property of a template on probes; `Renderer` fills in those that depend on its engine."""
-    plain = observe(PLAIN_PROBE)
+    plain = renderer(PLAIN_PROBE)
     ends = _observe_ends(plain, eos_token, control_tokens)
-    kept = _observe_reasoning(observe)
+    kept = _observe_reasoning(renderer)
     prompts = {role: prompt(role, has_tools=role == "tool", kwargs={}) for role in ("user", "tool", "system")}
-    constant = _find_constant_prefix(observe)
-    blocks = GenerationBlocks(observe, prompts, constant, ends, control_tokens) if has_blocks else None
+    constant = _find_constant_prefix(renderer)
+    blocks = GenerationBlocks(renderer, prompts, constant, ends, control_tokens) if has_blocks else None
     differences = tuple(dict.fromkeys(blocks.find_differences())) if blocks else ()
     return TemplateBehavior(
         prefix_preserving={
-            name: _preserves_prefixes(observe, probe, tools)
+            name: _preserves_prefixes(renderer, probe, tools)
             for name, probe, tools in (
                 ("plain", PLAIN_PROBE, None),
                 ("tools", TOOL_PROBE, [SENTINEL_TOOL]),
                 ("reasoning", REASONING_PROBE, None),
             )
         },
-        prompt_match={role: _match_prompt(observe, prompt_text, role) for role, prompt_text in prompts.items()},
+        prompt_match={role: _match_prompt(renderer, prompt_text, role) for role, prompt_text in prompts.items()},
         prompts=prompts,
         end_trained=blocks.hold_turn_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
         end_is_one_token=_choose_end(ends, eos_token) in known_tokens,
@@ -71,24 +71,24 @@ def observe_template(
         generation_differences=differences,
         reasoning=kept,
         reasoning_key=adaptation.reasoning_keys[0] if kept != "none" else None,
-        inline_tags_stripped=_strips_tags(observe),
-        arguments=probe_argument_forms(observe, adaptation),
-        loses=tuple(_list_dropped_content(observe)),
-        date_dependent=_depends_on_date(observe, other_clock),
+        inline_tags_stripped=_strips_tags(renderer),
+        arguments=probe_argument_forms(renderer, adaptation),
+        loses=tuple(_list_dropped_content(renderer)),
+        date_dependent=_depends_on_date(renderer, other_clock),
         bos=_observe_bos(plain, bos_token, adds_bos),
-        system=_observe_system(observe),
-        alternation=tuple(_list_refusals(observe)),
-        tools=_observe_tools(observe),
+        system=_observe_system(renderer),
+        alternation=tuple(_list_refusals(renderer)),
+        tools=_observe_tools(renderer),
         no_tools=adaptation.no_tools,
         tool_ids=adaptation.tool_ids,
         content_form=adaptation.content_form,
         spans="marks" if isinstance(plain, RenderedConversation) and plain.spans else "proof",
         eos_token=eos_token,
         control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
-        headers=_collect_message_headers(observe),
+        headers=_collect_message_headers(renderer),
         constant_prefix=constant,
-        reasoning_close=_find_reasoning_close(observe),
-        empty_reasoning=_find_empty_reasoning(observe, prompt),
+        reasoning_close=_find_reasoning_close(renderer),
+        empty_reasoning=_find_empty_reasoning(renderer, prompt),
         **ends,
     )
 
@@ -205,20 +205,20 @@ def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
         previous = position
 
 
-def _preserves_prefixes(observe: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
-    whole = observe(probe, tools)
+def _preserves_prefixes(renderer: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
+    whole = renderer(probe, tools)
     if isinstance(whole, Rejected):
         return False
     for end in range(1, len(probe)):
-        prefix = observe(probe[:end], tools)
+        prefix = renderer(probe[:end], tools)
         if isinstance(prefix, RenderedConversation) and not whole.text.startswith(prefix.text):
             return False
     return True
 
 
-def _match_prompt(observe: ProbeRenderer, prompt_text: str, role: str) -> Literal["full", "partial", "none"]:
+def _match_prompt(renderer: ProbeRenderer, prompt_text: str, role: str) -> Literal["full", "partial", "none"]:
     probe = [*ENDING_PROBES[role][0], make_assistant_message("Qzlast")]
-    rendered = observe(probe, [SENTINEL_TOOL] if role == "tool" else None)
+    rendered = renderer(probe, [SENTINEL_TOOL] if role == "tool" else None)
     if isinstance(rendered, Rejected) or not prompt_text:
         return "none"
     span = _find_message_span(rendered, len(probe) - 1)
@@ -228,22 +228,22 @@ def _match_prompt(observe: ProbeRenderer, prompt_text: str, role: str) -> Litera
     return "partial" if os.path.commonprefix([text, prompt_text]) else "none"
 
 
-def _observe_reasoning(observe: ProbeRenderer) -> Literal["all", "last", "none"]:
-    rendered = observe(REASONING_PROBE)
+def _observe_reasoning(renderer: ProbeRenderer) -> Literal["all", "last", "none"]:
+    rendered = renderer(REASONING_PROBE)
     if shows_text(rendered, "Qzrone") and shows_text(rendered, "Qzrtwo"):
         return "all"
     return "last" if shows_text(rendered, "Qzrtwo") else "none"
 
 
-def _strips_tags(observe: ProbeRenderer) -> bool:
+def _strips_tags(renderer: ProbeRenderer) -> bool:
     inline = make_assistant_message("<think>\nQzrone\n</think>\n\nQzaone")
-    rendered = observe(
+    rendered = renderer(
         [make_user_message("Qzuone"), inline, make_user_message("Qzutwo"), make_assistant_message("Qzatwo")]
     )
     return isinstance(rendered, RenderedConversation) and "Qzaone" in rendered.text and "Qzrone" not in rendered.text
 
 
-def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
+def _list_dropped_content(renderer: ProbeRenderer) -> Iterator[str]:
     """Yield the kinds of own text that the template does not print."""
     seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
         ("system", "Qzsystem", [make_system_message("Qzsystem"), *PLAIN_PROBE], None),
@@ -258,7 +258,7 @@ def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
         ("unknown_role", "Qzother", [make_user_message("Qzuone"), {"role": "qzrole", "content": "Qzother"}], None),
     ]
     for kind, text, probe, tools in seen:
-        rendered = observe(probe, tools)
+        rendered = renderer(probe, tools)
         if isinstance(rendered, RenderedConversation) and text not in rendered.text:
             yield kind
 
@@ -268,8 +268,8 @@ def _make_text_beside_call(text: str, name: str = "qztool") -> Sequence[Message]
     return [make_user_message("Qzuone"), calling, make_tool_result("Qzresult"), make_assistant_message("Qzaone")]
 
 
-def _depends_on_date(observe: ProbeRenderer, other_clock: Callable[..., str | Rejected]) -> bool:
-    rendered = observe(PLAIN_PROBE)
+def _depends_on_date(renderer: ProbeRenderer, other_clock: Callable[..., str | Rejected]) -> bool:
+    rendered = renderer(PLAIN_PROBE)
     return isinstance(rendered, RenderedConversation) and other_clock(PLAIN_PROBE, None) != rendered.text
 
 
@@ -281,40 +281,40 @@ def _observe_bos(
     return "double" if adds_bos else "template"
 
 
-def _observe_system(observe: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
-    rendered = observe([make_system_message("Qzsystem"), *PLAIN_PROBE])
+def _observe_system(renderer: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
+    rendered = renderer([make_system_message("Qzsystem"), *PLAIN_PROBE])
     if isinstance(rendered, Rejected):
         return "refused"
     at = rendered.text.find("Qzsystem")
     if at >= 0:
         folded = any(span.start <= at < span.end and span.message > 0 for span in rendered.spans)
         return "folded" if folded else "printed"
-    ending = observe([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
+    ending = renderer([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
     return "last_user_only" if shows_text(ending, "Qzsystem") else "dropped"
 
 
-def _list_refusals(observe: ProbeRenderer) -> Iterator[str]:
+def _list_refusals(renderer: ProbeRenderer) -> Iterator[str]:
     if isinstance(
-        observe([make_user_message("Qzuone"), make_user_message("Qzutwo"), make_assistant_message("Qzaone")]), Rejected
+        renderer([make_user_message("Qzuone"), make_user_message("Qzutwo"), make_assistant_message("Qzaone")]), Rejected
     ):
         yield "two_users"
     if isinstance(
-        observe([make_assistant_message("Qzaone"), make_user_message("Qzuone"), make_assistant_message("Qzatwo")]),
+        renderer([make_assistant_message("Qzaone"), make_user_message("Qzuone"), make_assistant_message("Qzatwo")]),
         Rejected,
     ):
         yield "leading_assistant"
-    if isinstance(observe(TOOL_PROBE, [SENTINEL_TOOL]), Rejected):
+    if isinstance(renderer(TOOL_PROBE, [SENTINEL_TOOL]), Rejected):
         yield "tool_role"
 
 
-def _observe_tools(observe: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
-    rendered = observe(PLAIN_PROBE, [SENTINEL_TOOL])
+def _observe_tools(renderer: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
+    rendered = renderer(PLAIN_PROBE, [SENTINEL_TOOL])
     if isinstance(rendered, Rejected):
         return "refused"
     return "printed" if "qztool" in rendered.text else "dropped"
 
 
-def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...]]:
+def _collect_message_headers(renderer: ProbeRenderer) -> dict[str, tuple[str, ...]]:
     """Return by role (user, system, tool) all texts printed before a message's own text, in any position of a chat."""
     headers: dict[str, set[str]] = {}
     probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
@@ -332,7 +332,7 @@ def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...
         ),
     ]
     for probe, tools in probed:
-        rendered = observe(probe, tools)
+        rendered = renderer(probe, tools)
         if isinstance(rendered, RenderedConversation):
             for index, message in enumerate(probe):
                 header = _get_text_before(rendered, index, message["content"]) if message["content"] else None
@@ -341,10 +341,10 @@ def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...
     return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in headers.items()}
 
 
-def _find_constant_prefix(observe: ProbeRenderer) -> str:
+def _find_constant_prefix(renderer: ProbeRenderer) -> str:
     headers: list[str] = []
     for texts in (("Qzaone", "Qzatwo"), ("Xqaone", "Wqatwo")):
-        rendered = observe(
+        rendered = renderer(
             [
                 make_user_message("Qzuone"),
                 make_assistant_message(texts[0]),
@@ -361,13 +361,13 @@ def _find_constant_prefix(observe: ProbeRenderer) -> str:
     return os.path.commonprefix(headers)
 
 
-def _find_reasoning_close(observe: ProbeRenderer) -> tuple[str, str]:
+def _find_reasoning_close(renderer: ProbeRenderer) -> tuple[str, str]:
     """Return the text between reasoning and answer, and between reasoning and call, in a last turn."""
-    answered = observe([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
+    answered = renderer([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
     calling = make_assistant_message(
         "", tool_calls=[make_tool_call("qzcalled", {"qzkey": "Qzvalue"})], reasoning_content="Qzrone"
     )
-    called = observe([make_user_message("Qzuone"), calling], [SENTINEL_TOOL])
+    called = renderer([make_user_message("Qzuone"), calling], [SENTINEL_TOOL])
     answer = _get_text_between(answered, "Qzrone", "Qzaone")
     before_call = _get_text_between(called, "Qzrone", "qzcalled")
     return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
@@ -384,11 +384,11 @@ def _get_text_between(rendered: RenderedConversation | Rejected, first: str, sec
 _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
 
 
-def _find_empty_reasoning(observe: ProbeRenderer, prompt: Callable[..., str]) -> tuple[str, ...]:
+def _find_empty_reasoning(renderer: ProbeRenderer, prompt: Callable[..., str]) -> tuple[str, ...]:
     """Return the frames of empty reasoning that the template prints before an answer without reasoning."""
     frames: set[str] = set()
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
-        rendered = observe(PLAIN_PROBE, None, kwargs)
+        rendered = renderer(PLAIN_PROBE, None, kwargs)
         if isinstance(rendered, Rejected):
             continue
         for index, text in ((1, "Qzaone"), (3, "Qzatwo")):

@@ -31,24 +31,24 @@ MAX_SHOWN_DRIFTS = 30
 def report_contract(
     context: StageContext,
     draft: StageOutput,
-    known: ObservedTable,
+    observed: ObservedTable,
     drifts: Sequence[ColumnDrift],
     mismatches: Mapping[str, ColumnMismatch],
 ) -> None:
     """Report the differences between contract and data, and store the contract for the next build."""
-    form, contract = get_table_options(context), known.contract
+    form, contract = get_table_options(context), observed.contract
     if contract is None:
         return
     parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
     counts = {name: one.count for name, one in mismatches.items()}
-    before = {} if known.earlier is None else known.earlier["mismatches"]
+    before = {} if observed.earlier is None else observed.earlier["mismatches"]
     draft.details["table"] = {
         "contract": contract.to_json(),
         "pinned": form.table is not None,
         "roles": describe_roles(form),
         # A blocked build does not change what the next one is compared with.
         "mismatches": before if drifts else counts,
-        "observed": list(known.observed),
+        "observed": list(observed.observed),
     }
     placed = [(one, describe_place(context, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
@@ -82,18 +82,18 @@ def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
 
 
 def find_drifts(
-    context: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
+    context: StageContext, observed: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
 ) -> Iterator[ColumnDrift]:
     """Yield the differences between the data and the contract in force, pinned or the last build's."""
-    assert known.contract is not None
-    yield from _find_dialect_drifts(context, known.contract)
-    if known.earlier is None:
+    assert observed.contract is not None
+    yield from _find_dialect_drifts(context, observed.contract)
+    if observed.earlier is None:
         if get_table_options(context).table is not None:
-            yield from table_contract.find_missing_or_new(known.contract, known.evidence)
+            yield from table_contract.find_missing_or_new(observed.contract, observed.evidence)
         return
-    assert known.proposed is not None
+    assert observed.proposed is not None
     yield from table_contract.find_contract_changes(
-        known.contract, known.proposed, known.evidence, mismatches, known.earlier["mismatches"]
+        observed.contract, observed.proposed, observed.evidence, mismatches, observed.earlier["mismatches"]
     )
 
 

@@ -21,26 +21,26 @@ from rowmill.tabular.row_index import NO_KEY, count_group_sizes
 
 
 def complete_table_output(
-    context: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, known: ObservedTable
+    context: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, observed: ObservedTable
 ) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
     form = get_table_options(context)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    times = _measure_intervals(context, draft, known)
+    times = _measure_intervals(context, draft, observed)
     mismatches = merge_mismatches(draft.parts)
-    drifts = [] if known.contract is None else list(find_drifts(context, known, mismatches))
+    drifts = [] if observed.contract is None else list(find_drifts(context, observed, mismatches))
     facts = replace(
         facts,
-        columns=len(known.schema.columns),
+        columns=len(observed.schema.columns),
         interval_mismatch=times["mismatch"],
         characters=characters,
         table_drift=len(drifts),
         type_mismatch=sum(one.count for one in mismatches.values()),
-        non_finite=_count_non_finite(draft, known),
+        non_finite=_count_non_finite(draft, observed),
     )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
-        tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
+        tuple((one.name, one.type, one.nullable, one.required) for one in observed.schema.columns[:100]),
     )
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
@@ -52,19 +52,21 @@ def complete_table_output(
             group_advice=_report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
             groups=len(keys),
         )
-    draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
-    draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
+    draft.details["made_of"] = sorted({*draft.details["made_of"], *observed.observed})
+    draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # Parsing of generated records reads the schema, so a different schema is a different version.
-    draft.card["schema"] = digest_json(known.schema.to_json())
-    report_contract(context, draft, known, drifts, mismatches)
+    draft.card["schema"] = digest_json(observed.schema.to_json())
+    report_contract(context, draft, observed, drifts, mismatches)
     draft.facts = facts
     return draft
 
 
-def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
+def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
     """Count the floats that are NaN or infinite, which JSON stores as strings, by column."""
-    floats = (one.name for one in known.schema.columns if one.type == "float")
-    found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
+    floats = (one.name for one in observed.schema.columns if one.type == "float")
+    found = {
+        name: seen.kinds["string"] for name in floats if "string" in (seen := observed.evidence.columns[name]).kinds
+    }
     if found:
         rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
         draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
@@ -108,13 +110,13 @@ def _report_groups(
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(context: StageContext, draft: StageOutput, known: ObservedTable) -> dict[str, Any]:
+def _measure_intervals(context: StageContext, draft: StageOutput, observed: ObservedTable) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
     form = get_table_options(context)
     configured = form.time_series.timestamp_interval_seconds
     if form.mode != "sequential" and configured is None:
         return {"interval": None, "mismatch": NOT_APPLICABLE}
-    index = index_parts(context, draft.parts, known)
+    index = index_parts(context, draft.parts, observed)
     found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0

@@ -263,13 +263,13 @@ def _read_declared_types(context: StageContext) -> dict[str, str]:
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
-def apply_exact_splits(context: StageContext, parts: list[Part], known: ObservedTable) -> list[Part]:
+def apply_exact_splits(context: StageContext, parts: list[Part], observed: ObservedTable) -> list[Part]:
     """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
     form = get_table_options(context)
     is_lone = form.mode == "sequential" and bool(parts)
     if not context.dataset.splits.is_exact and not is_lone:
         return parts
-    index = index_parts(context, parts, known)
+    index = index_parts(context, parts, observed)
     if context.dataset.splits.is_exact:
         wanted = _decide_exact_splits(context, parts, index)
     else:

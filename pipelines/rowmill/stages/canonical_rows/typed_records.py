@@ -59,19 +59,19 @@ class RefusedRecords:
 
     found: dict[int, Rejected] = field(default_factory=dict[int, Rejected])
 
-    def add(self, place: int, why: Rejected) -> None:
+    def add(self, place: int, rejected: Rejected) -> None:
         """Reject one record."""
-        self.found.setdefault(place, why)
+        self.found.setdefault(place, rejected)
 
-    def add_many(self, places: NDArray[np.bool_], why: Rejected) -> None:
+    def add_many(self, places: NDArray[np.bool_], rejected: Rejected) -> None:
         """Reject the marked records."""
         for place in np.flatnonzero(places).tolist():
-            self.found.setdefault(place, why)
+            self.found.setdefault(place, rejected)
 
-    def add_all(self, count: int, why: Rejected) -> None:
+    def add_all(self, count: int, rejected: Rejected) -> None:
         """Reject all records of a part."""
         for place in range(count):
-            self.found.setdefault(place, why)
+            self.found.setdefault(place, rejected)
 
 
 @dataclass(slots=True)

@@ -289,12 +289,12 @@ def _flatten(table: pa.Table, name: str) -> "NDArray[Any]":
 
 
 def _write_side_files(
-    task: PackGroupTask, store: Store, tokens: GroupTokens, lengths: ExampleLengths, left: LeftOutExamples, own: int
+    task: PackGroupTask, store: Store, tokens: GroupTokens, lengths: ExampleLengths, left_out: LeftOutExamples, own: int
 ) -> dict[str, File]:
     at = f"{task.folder}/parts/{task.fingerprint}"
     files: dict[str, File] = {}
-    if len(left.examples):
-        table = _tabulate_left_out(tokens, lengths, left)
+    if len(left_out.examples):
+        table = _tabulate_left_out(tokens, lengths, left_out)
         files["left_out"] = part_files.write_parquet(store, f"{at}/left_out.parquet", table)
     if task.splits is not None and task.planned is None:
         held = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
@@ -303,20 +303,20 @@ def _write_side_files(
     return files
 
 
-def _tabulate_left_out(tokens: GroupTokens, lengths: ExampleLengths, left: LeftOutExamples) -> pa.Table:
-    names: list[str] = tokens.example_ids.take(pa.array(left.examples)).to_pylist()
+def _tabulate_left_out(tokens: GroupTokens, lengths: ExampleLengths, left_out: LeftOutExamples) -> pa.Table:
+    names: list[str] = tokens.example_ids.take(pa.array(left_out.examples)).to_pylist()
     row_ids = [name.rsplit("#", 1)[0] for name in names]
-    fates = [list(column) for column in zip(*left.fates, strict=True)]
-    return pa.table([names, row_ids, *fates, left.tokens, lengths.tokens[left.examples]], schema=LEFT_OUT)
+    fates = [list(column) for column in zip(*left_out.fates, strict=True)]
+    return pa.table([names, row_ids, *fates, left_out.tokens, lengths.tokens[left_out.examples]], schema=LEFT_OUT)
 
 
 # ── Counts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _count_group(
-    task: PackGroupTask, lengths: ExampleLengths, plans: Sequence[SplitPlan], left: LeftOutExamples, own: int
+    task: PackGroupTask, lengths: ExampleLengths, plans: Sequence[SplitPlan], left_out: LeftOutExamples, own: int
 ) -> dict[str, Any]:
-    fates = Counter(f"{state}/{reason}" for _, state, reason in left.fates)
+    fates = Counter(f"{state}/{reason}" for _, state, reason in left_out.fates)
     splits = lengths.splits[:own]
     # What is set aside is counted by the group that packs it.
     entered = splits != SURPLUS_CODE
@@ -324,7 +324,9 @@ def _count_group(
         entered &= splits != VALIDATION_CODE
     tails = sum(
         min(int(lengths.trained[number]), tokens)
-        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
+        for number, tokens, (_, state, _) in zip(
+            left_out.examples.tolist(), left_out.tokens.tolist(), left_out.fates, strict=True
+        )
         if state == "tail"
     )
     counted = entered | (splits == SURPLUS_CODE)

@@ -24,10 +24,10 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 class ConversationExampleBuilder:
     """Builds the examples of one dataset's conversations."""
 
-    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None:
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         """Store the steps of a conversation."""
-        self._steps = steps
-        self._shortener = ConversationShortener(steps, limit)
+        self._steps = encoder
+        self._shortener = ConversationShortener(encoder, limit)
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row: one, or one per turn that the template prints otherwise while it is last."""

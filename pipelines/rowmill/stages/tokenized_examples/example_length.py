@@ -48,8 +48,8 @@ class LengthLimit:
         return None
 
 
-def reject_for_length(example: Example, why: Rejected, counts: TokenizationCounts) -> Rejected:
+def reject_for_length(example: Example, rejected: Rejected, counts: TokenizationCounts) -> Rejected:
     """Count the tokens of an example that is rejected for its length; all of them were encoded already."""
     counts.dropped_tokens += len(example.ids)
     counts.dropped_trained += int(example.mask.sum())
-    return why
+    return rejected

@@ -59,11 +59,11 @@ class _MaskedSide:
 class PreferenceExampleBuilder:
     """Builds the examples of one dataset's preferences."""
 
-    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None:
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         """Store the steps of a conversation."""
-        self._steps = steps
+        self._steps = encoder
         self._limit = limit
-        self._is_paired = steps.dataset.format.get_objective() == "paired"
+        self._is_paired = encoder.dataset.format.get_objective() == "paired"
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row: one of both sides, or one of each."""
@@ -209,12 +209,12 @@ def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejecte
     return examples if len(examples) == len(parts) else next(one for one in parts if isinstance(one, Rejected))
 
 
-def _find_controlled(steps: ConversationEncoder, rows: pa.Table) -> np.ndarray:
+def _find_controlled(encoder: ConversationEncoder, rows: pa.Table) -> np.ndarray:
     """Return which rows have a control string in one of their sides."""
     found = np.zeros(rows.num_rows, np.bool_)
     for name in ("chosen", "rejected"):
         texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
-        found |= steps.control.find_rows(texts)
+        found |= encoder.control.find_rows(texts)
     return found
 
 

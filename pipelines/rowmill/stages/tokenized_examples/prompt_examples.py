@@ -36,11 +36,11 @@ class _RenderedPrompt:
 class PromptExampleBuilder:
     """Builds the examples of one dataset's prompts."""
 
-    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None:
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         """Store the steps of a conversation."""
-        self._steps = steps
+        self._steps = encoder
         self._limit = limit
-        self._renderer = PromptRenderer(steps.printer, steps.masker, make_mask_rules(steps.dataset))
+        self._renderer = PromptRenderer(encoder.printer, encoder.masker, make_mask_rules(encoder.dataset))
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the example of each row."""

@@ -23,24 +23,24 @@ from rowmill.stages.tokenized_examples.conversation_encoding import Conversation
 from rowmill.tokenization.example_encoding import TokenizationCounts
 
 
-def compare_prompts(table: pa.Table, steps: ConversationEncoder, counts: TokenizationCounts) -> None:
+def compare_prompts(table: pa.Table, encoder: ConversationEncoder, counts: TokenizationCounts) -> None:
     """Encode the generation prompts of some conversations alone, as a server does, and compare."""
     rows = table.filter(pc.equal(table.column("kind"), "conversation"))
     # A control string in a row's text is encoded differently on purpose; `control_strings` counts such rows.
-    rows = rows.filter(pa.array(~steps.control.find_rows(rows)))
-    chosen = choose_rows(rows.column("content_hash").combine_chunks(), steps.dataset.template.verify_render)
+    rows = rows.filter(pa.array(~encoder.control.find_rows(rows)))
+    chosen = choose_rows(rows.column("content_hash").combine_chunks(), encoder.dataset.template.verify_render)
     if not len(chosen):
         return
     rows = rows.take(pa.array(chosen))
     names: list[str] = rows.column("row_id").to_pylist()
     printed = (
-        print_prompt(row_id, steps.inline_reasoning(steps.limit_reasoning(one)), steps.printer, steps.masker)
+        print_prompt(row_id, encoder.inline_reasoning(encoder.limit_reasoning(one)), encoder.printer, encoder.masker)
         for row_id, one in zip(names, decode_conversations(rows), strict=True)
     )
     pairs = [one for one in printed if one is not None]
     # Counted separately, because these rows were already counted.
-    examples = steps.encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
-    prompts = steps.encode_prompts([one.prompt for one in pairs])
+    examples = encoder.encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
+    prompts = encoder.encode_prompts([one.prompt for one in pairs])
     for one, example, prompt in zip(pairs, examples, prompts, strict=True):
         if not isinstance(example, Rejected):
             counts.prompts_compared += 1

@@ -68,14 +68,14 @@ UNVERIFIED_REASONS = frozenset(
 )
 
 
-def describe_tokenizer_origin(context: StageContext, loaded: LoadedTokenizer) -> dict[str, Any]:
+def describe_tokenizer_origin(context: StageContext, tokenizer: LoadedTokenizer) -> dict[str, Any]:
     """Record the tokenizer's name and commit; they are not part of the output's identity."""
     found = find_recipe_tokenizer(context)
     return {
         "name": found.choice.name,
         "revision": found.choice.revision,
         "commit": found.commit,
-        "digest": loaded.card.digest,
+        "digest": tokenizer.card.digest,
     }
 
 
@@ -91,14 +91,14 @@ def describe_tokenizer_change(context: StageContext, earlier: Manifest) -> str |
     return "its tokenizer's files changed" if was["digest"] != now["digest"] else None
 
 
-def resolve_renderer_spec(context: StageContext, loaded: LoadedTokenizer) -> RendererSpec | None:
+def resolve_renderer_spec(context: StageContext, tokenizer: LoadedTokenizer) -> RendererSpec | None:
     """Return the spec of the dataset's chat template; None for kinds without a template."""
-    return build_renderer_spec(context.dataset, context.base, loaded)
+    return build_renderer_spec(context.dataset, context.base, tokenizer)
 
 
-def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
+def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer) -> RendererSpec | None:
     """Return the spec of a dataset's chat template; None for kinds without a template."""
-    card, options = loaded.card, dataset.template
+    card, options = tokenizer.card, dataset.template
     if not dataset.format.uses_template():
         return None
     if not dataset.format.NEEDS_TEMPLATE and options.chat_template is None and not card.chat_template:
@@ -168,14 +168,14 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
     return None if spec is None else asdict(spec) | {"now": spec.now.isoformat()}
 
 
-def _digest_example_options(context: StageContext, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
+def _digest_example_options(context: StageContext, tokenizer: LoadedTokenizer, spec: RendererSpec | None) -> str:
     """Return the digest of everything that decides the examples of a part, except its rows."""
     own = identify_tokenized_examples(context.recipe, context.dataset_name or "")["examples"]
-    return digest_json(TOKENIZED_EXAMPLES, own, loaded.card.digest, _spec_to_json(spec))
+    return digest_json(TOKENIZED_EXAMPLES, own, tokenizer.card.digest, _spec_to_json(spec))
 
 
-def _resolve_vocab_size(context: StageContext, loaded: LoadedTokenizer) -> int:
-    return context.recipe.vocab_size or loaded.card.vocab_size
+def _resolve_vocab_size(context: StageContext, tokenizer: LoadedTokenizer) -> int:
+    return context.recipe.vocab_size or tokenizer.card.vocab_size
 
 
 def make_tokenized_examples(context: StageContext) -> StageOutput:
@@ -189,21 +189,26 @@ def make_tokenized_examples(context: StageContext) -> StageOutput:
     return draft
 
 
-def _tokenize_dataset(context: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
-    spec = resolve_renderer_spec(context, loaded)
+def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
+    spec = resolve_renderer_spec(context, tokenizer)
     rows = context.input(CANONICAL_ROWS).parts
-    options = _digest_example_options(context, loaded, spec)
+    options = _digest_example_options(context, tokenizer, spec)
     planned = [
-        _plan_tokenize_task(context, path, spec, part, digest_json(options, part.files["rows"].digest), loaded)
+        _plan_tokenize_task(context, path, spec, part, digest_json(options, part.files["rows"].digest), tokenizer)
         for part in rows
     ]
     made, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
     _raise_overlong(context, made)
-    return _build_examples_output(context, made, loaded, spec, reused=reused, rows_made=rows_made)
+    return _build_examples_output(context, made, tokenizer, spec, reused=reused, rows_made=rows_made)
 
 
 def _plan_tokenize_task(
-    context: StageContext, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer
+    context: StageContext,
+    path: str,
+    spec: RendererSpec | None,
+    part: Part,
+    fingerprint: str,
+    tokenizer: LoadedTokenizer,
 ) -> PartTask:
     task = text_parts.TokenizeTask(
         root=context.store.root,
@@ -213,7 +218,7 @@ def _plan_tokenize_task(
         dataset=context.dataset,
         renderer=spec,
         limit=context.recipe.limit_of(context.dataset_name or ""),
-        vocab_size=_resolve_vocab_size(context, loaded),
+        vocab_size=_resolve_vocab_size(context, tokenizer),
         rows=part.files["rows"],
         base=str(context.base),
     )
@@ -233,7 +238,7 @@ def _raise_overlong(context: StageContext, parts: list[Part]) -> None:
 def _build_examples_output(
     context: StageContext,
     parts: list[Part],
-    loaded: LoadedTokenizer,
+    tokenizer: LoadedTokenizer,
     spec: RendererSpec | None,
     *,
     reused: int,
@@ -294,7 +299,7 @@ def _build_examples_output(
             "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
-        card=build_examples_card(loaded, spec),
+        card=build_examples_card(tokenizer, spec),
         parts_reused=reused,
         rows_made=rows_made,
     )
@@ -380,9 +385,9 @@ def _summarize_template(
     }
 
 
-def build_examples_card(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
+def build_examples_card(tokenizer: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
     """Return the identity card of the shards."""
-    return {**loaded.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
+    return {**tokenizer.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
 
 
 def _account_split_tokens(parts: list[Part]) -> list[tuple[str, str, int]]:

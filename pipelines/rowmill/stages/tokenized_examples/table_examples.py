@@ -82,9 +82,9 @@ def _list_row_files(context: StageContext) -> list[File]:
     return [part.files["rows"] for part in context.input(CANONICAL_ROWS).parts]
 
 
-def resolve_prompt_frame(context: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
+def resolve_prompt_frame(context: StageContext, tokenizer: LoadedTokenizer, observed: ObservedTable) -> PromptFrame:
     """Return the prompt and delimiters of the dataset."""
-    form, card, encoder = get_table_options(context), loaded.card, Encoder(loaded, fast_path=False)
+    form, card, encoder = get_table_options(context), tokenizer.card, Encoder(tokenizer, fast_path=False)
     vocabulary = prompt.Vocabulary(
         name=context.recipe.tokenizer_choice.name,
         size=context.recipe.vocab_size or card.vocab_size,
@@ -94,7 +94,7 @@ def resolve_prompt_frame(context: StageContext, loaded: LoadedTokenizer, known: 
         special={content: number for number, content, special in card.added if special and content},
     )
     return prompt.build_prompt_frame(
-        known.schema,
+        observed.schema,
         vocabulary,
         lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
         style=form.prompt.style,
@@ -112,11 +112,11 @@ def resolve_prompt_frame(context: StageContext, loaded: LoadedTokenizer, known: 
 
 
 def _fingerprint_tokens(
-    context: StageContext, known: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
+    context: StageContext, observed: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
 ) -> str:
     wire = get_table_options(context).codec.wire
     return digest_json(
-        "tokens", VERSION, tokenizer.TOKENIZATION_VERSION, loaded.card.digest, wire, known.schema.to_json(),
+        "tokens", VERSION, tokenizer.TOKENIZATION_VERSION, loaded.card.digest, wire, observed.schema.to_json(),
         frame.special_tokens,
         rows.digest,
     )  # fmt: skip
@@ -124,8 +124,8 @@ def _fingerprint_tokens(
 
 def _encode_parts(
     context: StageContext,
-    known: ObservedTable,
-    loaded: LoadedTokenizer,
+    observed: ObservedTable,
+    tokenizer: LoadedTokenizer,
     path: str,
     frame: PromptFrame,
     *,
@@ -138,8 +138,8 @@ def _encode_parts(
     Lengths are returned only where the calling process plans.
     """
     rows = _list_row_files(context)
-    names = [_fingerprint_tokens(context, known, loaded, frame, file) for file in rows]
-    schema = orjson.dumps(known.schema.to_json()).decode()
+    names = [_fingerprint_tokens(context, observed, tokenizer, frame, file) for file in rows]
+    schema = orjson.dumps(observed.schema.to_json()).decode()
     made_by = table_tokens.encode_part.__name__
     kept = context.part_lists.find_parts(context.store, context.folder, made_by, names)
     tasks = [
@@ -161,25 +161,25 @@ def _encode_parts(
 
 
 def _describe_options(
-    context: StageContext, known: ObservedTable, frame: PromptFrame, limits: ExampleLimits
+    context: StageContext, observed: ObservedTable, frame: PromptFrame, limits: ExampleLimits
 ) -> dict[str, Any]:
     form = get_table_options(context)
     return {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
         "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
         "wanted": form.wanted, "prompt_text": frame.prompt_text,
-        "order": None if known.order is None else known.order.name,
+        "order": None if observed.order is None else observed.order.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
-        "widest_names": _list_widest_names(known),
+        "widest_names": _list_widest_names(observed),
     }  # fmt: skip
 
 
-def _list_widest_names(known: ObservedTable) -> str:
-    return ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5])
+def _list_widest_names(observed: ObservedTable) -> str:
+    return ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
 
 
 def _prepare_planning(
-    context: StageContext, known: ObservedTable, frame: PromptFrame, loaded: LoadedTokenizer
+    context: StageContext, observed: ObservedTable, frame: PromptFrame, tokenizer: LoadedTokenizer
 ) -> TablePlanning:
     """Return what the table is planned with.
 
@@ -191,22 +191,22 @@ def _prepare_planning(
     """
     form, limits = get_table_options(context), _get_example_limits(context, frame)
     name = context.dataset_name or ""
-    require_record_room(name, limits, _list_widest_names(known))
+    require_record_room(name, limits, _list_widest_names(observed))
     request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=form, limits=limits, wanted=form.wanted)
-    vocab_size = context.recipe.vocab_size or loaded.card.vocab_size
-    return TablePlanning(request, IndexOptions.of(context, known), known.schema, frame, vocab_size)
+    vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
+    return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)
 
 
 def _join_plan(
     context: StageContext,
-    known: ObservedTable,
+    observed: ObservedTable,
     planning: TablePlanning,
     splits: tuple[SplitFacts, ...],
     overflows: OverflowFacts,
     encoded: Sequence[EncodedPart],
 ) -> TablePlan:
     limits = planning.request.limits
-    options = _describe_options(context, known, planning.frame, limits)
+    options = _describe_options(context, observed, planning.frame, limits)
     changed = sum(int(one.facts["changed"]) for one in encoded)
     return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
 
@@ -221,7 +221,7 @@ class MeasuredTable:
     lengths: Ints
 
 
-def dry_run_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> TablePlan:
+def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
     """Plan as a build would, without writing to the store.
 
     Raises
@@ -231,9 +231,9 @@ def dry_run_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> 
 
     """
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, loaded, known)
-    encoded, _, _ = _encode_parts(context, known, loaded, path, frame, keep=False, returns_lengths=True)
-    planning = _prepare_planning(context, known, frame, loaded)
+    frame = resolve_prompt_frame(context, tokenizer, known)
+    encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
+    planning = _prepare_planning(context, known, frame, tokenizer)
     files = _list_row_files(context)
     lengths = [one.require_lengths() for one in encoded]
     held = list(hold_partitions(context.store, files, lengths, choose_borders(context, files), planning.options))
@@ -243,12 +243,12 @@ def dry_run_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> 
     return _join_plan(context, known, planning, splits, overflows, encoded)
 
 
-def measure_table(context: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
+def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, without writing to the store."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, loaded, known)
+    frame = resolve_prompt_frame(context, tokenizer, known)
     index = index_parts(context, context.input(CANONICAL_ROWS).parts, known)
-    encoded, _, _ = _encode_parts(context, known, loaded, path, frame, keep=False, returns_lengths=True)
+    encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
     lengths = join_lengths([one.require_lengths() for one in encoded])
     return MeasuredTable(get_table_options(context), _get_example_limits(context, frame), index, lengths)
 
@@ -259,20 +259,20 @@ def _get_example_limits(context: StageContext, frame: PromptFrame) -> ExampleLim
     )
 
 
-def make_table_examples(context: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
+def make_table_examples(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, loaded, known)
+    frame = resolve_prompt_frame(context, tokenizer, known)
     files = _list_row_files(context)
     borders = choose_borders(context, files)
     encoded, names, fresh = _encode_parts(
-        context, known, loaded, path, frame, keep=True, returns_lengths=borders.is_whole
+        context, known, tokenizer, path, frame, keep=True, returns_lengths=borders.is_whole
     )
     parts = [
         RowPart(file, one.require_kept().files["tokens"], name)
         for file, one, name in zip(files, encoded, names, strict=True)
     ]
-    planning = _prepare_planning(context, known, frame, loaded)
+    planning = _prepare_planning(context, known, frame, tokenizer)
     with open_host_scratch(context) as scratch:
         if borders.is_whole:
             lengths = [one.require_lengths() for one in encoded]
@@ -285,6 +285,6 @@ def make_table_examples(context: StageContext, loaded: LoadedTokenizer, path: st
     rows_made = sum(file.rows for file, is_fresh in zip(files, fresh, strict=True) if is_fresh)
     joined = _join_plan(context, known, planning, planned.splits, planned.overflows, encoded)
     return build_table_output(
-        context, known, frame, joined, accounts, [*built, *planned.prefills], loaded,
+        context, known, frame, joined, accounts, [*built, *planned.prefills], tokenizer,
         reused=reused, rows_made=rows_made, made_of=planned.made_of,
     )  # fmt: skip

@@ -23,12 +23,12 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 def build_table_output(
     context: StageContext,
-    known: ObservedTable,
+    observed: ObservedTable,
     frame: PromptFrame,
     plan: TablePlan,
     accounts: list[Part],
     built: list[Part],
-    loaded: LoadedTokenizer,
+    tokenizer: LoadedTokenizer,
     *,
     reused: int,
     rows_made: int,
@@ -104,9 +104,9 @@ def build_table_output(
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        card=_build_table_card(loaded),
+        card=_build_table_card(tokenizer),
         details={
-            "records": _describe_table_model(context, known, frame, plan),
+            "records": _describe_table_model(context, observed, frame, plan),
             **({"made_of": sorted(made_of)} if made_of else {}),
         },
         parts_reused=reused,
@@ -115,7 +115,7 @@ def build_table_output(
 
 
 def _describe_table_model(
-    context: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
+    context: StageContext, observed: ObservedTable, frame: PromptFrame, plan: TablePlan
 ) -> dict[str, Any]:
     """Return the details that parsing and generation read."""
     earlier = context.input(CANONICAL_ROWS).details["records"]
@@ -128,8 +128,8 @@ def _describe_table_model(
     }
 
 
-def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
-    return {**loaded.card.describe(), "template_digest": None}
+def _build_table_card(tokenizer: LoadedTokenizer) -> dict[str, Any]:
+    return {**tokenizer.card.describe(), "template_digest": None}
 
 
 def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:

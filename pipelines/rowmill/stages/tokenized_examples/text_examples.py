@@ -216,21 +216,21 @@ def _get_place(rejected: tuple[int, Rejected]) -> int:
     return rejected[0]
 
 
-def _open_fast_paths(steps: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
+def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
     """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
-    if steps.cuts_apart or steps.bos is not None:
+    if encoder.cuts_apart or encoder.bos is not None:
         return {}
     maskers: dict[RowKind, ChatMasker] = {
-        "conversation": TrainedChats(steps.masker),
-        "prompt": PromptChats(PromptRenderer(steps.printer, steps.masker, make_mask_rules(steps.dataset))),
+        "conversation": TrainedChats(encoder.masker),
+        "prompt": PromptChats(PromptRenderer(encoder.printer, encoder.masker, make_mask_rules(encoder.dataset))),
     }
     return {
         kind: BatchedChatPath(
             masker,
-            steps.encoder,
-            steps.control,
+            encoder.encoder,
+            encoder.control,
             limit=None if limit.keeps_all(kind) else limit.tokens,
-            share=steps.dataset.template.verify_render,
+            share=encoder.dataset.template.verify_render,
         )
         for kind, masker in maskers.items()
     }
@@ -251,7 +251,7 @@ def _build_plain_chats(
 class _TemplateExampleBuilder(Protocol):
     """Builds examples of rows that a chat template renders."""
 
-    def __init__(self, steps: ConversationEncoder, limit: LengthLimit) -> None: ...
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None: ...
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]: ...
 

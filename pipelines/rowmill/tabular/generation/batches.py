@@ -19,7 +19,7 @@ _PROMPTS_PER_BATCH = 100
 def generate_records(
     completer: Completer,
     *,
-    trained: TrainedModel,
+    model: TrainedModel,
     options: Generation,
     num_records: int = 1000,
     seed: int = 0,
@@ -35,11 +35,11 @@ def generate_records(
         If the model was trained on series.
 
     """
-    if trained.mode == "sequential":
+    if model.mode == "sequential":
         raise ConfigError(
             "generation: the model was trained on time series, not on single records; use generate_series"
         )
-    parser = trained.parser(options)
+    parser = model.parser(options)
     tally = GenerationTally()
     records: list[Record] = []
     batches = bad_batches = 0
@@ -48,11 +48,11 @@ def generate_records(
         prompts = min(_PROMPTS_PER_BATCH, num_records - len(records))
         answers = sample_completions(
             completer,
-            [trained.prompt] * prompts,
+            [model.prompt] * prompts,
             n=1,
-            max_tokens=trained.max_tokens(trained.max_seq_length - trained.prompt_length),
+            max_tokens=model.max_tokens(model.max_seq_length - model.prompt_length),
             seeds=[hash_labels(seed, "generate", batches, number) % SEEDS for number in range(prompts)],
-            stop=trained.eos,
+            stop=model.eos,
             bad_rounds=bad_batches,
             options=options,
         )
@@ -64,7 +64,7 @@ def generate_records(
         is_bad = not found or report.invalid >= options.invalid_fraction_threshold * objects
         batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
         records += found
-    if trained.mode == "tabular" and len(records) > num_records:
+    if model.mode == "tabular" and len(records) > num_records:
         tally.counts["invalid:past_bound"] += len(records) - num_records
         del records[num_records:]
     tally.counts["record"] = len(records)

@@ -185,12 +185,12 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
 
 
 def _find_previous_position(
-    trained: TrainedModel, started: Position | None, position: Position | None
+    model: TrainedModel, started: Position | None, position: Position | None
 ) -> Position | None:
     """Return the position of the record before the first generated one, real or hypothetical."""
-    if position is not None or started is None or trained.place.interval is None:
+    if position is not None or started is None or model.place.interval is None:
         return position
-    return started - trained.place.interval
+    return started - model.place.interval
 
 
 def _bound_records(shared: SeriesContext, before: Position | None, stop: Position | None) -> int:
@@ -204,15 +204,15 @@ def _bound_records(shared: SeriesContext, before: Position | None, stop: Positio
 
 
 def _resolve_stop(
-    trained: TrainedModel, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
+    model: TrainedModel, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
 ) -> Position | None:
-    order, interval = trained.place.order, trained.place.interval
+    order, interval = model.place.order, model.place.interval
     if order is None or not order.is_time:
         return None
     if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
         # The group's end may be days after what its time of day says.
         return started + (prefill.length - 1) * interval
-    stopped = _read_boundary(trained, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
+    stopped = _read_boundary(model, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
     if started is None or stopped is None or stopped >= started:
         return stopped
     if order.is_time_of_day:
@@ -223,9 +223,9 @@ def _resolve_stop(
     )
 
 
-def _read_boundary(trained: TrainedModel, value: Value, where: str, source: str) -> Position | None:
+def _read_boundary(model: TrainedModel, value: Value, where: str, source: str) -> Position | None:
     """Return the position of a start or stop, or None without one."""
-    place = trained.place
+    place = model.place
     if value is None or place.order is None:
         return None
     position = place.order.read(Decimal(repr(value)) if isinstance(value, float) else value)
@@ -237,12 +237,12 @@ def _read_boundary(trained: TrainedModel, value: Value, where: str, source: str)
     return position
 
 
-def _read_last_position(trained: TrainedModel, texts: Sequence[str], source: str, where: str) -> Position | None:
+def _read_last_position(model: TrainedModel, texts: Sequence[str], source: str, where: str) -> Position | None:
     """Return the position of the prefill's last record."""
-    place = trained.place
+    place = model.place
     if place.order is None or place.order_column is None or not texts:
         return None
-    read = RecordDecoder(trained.schema, wire=trained.wire)
+    read = RecordDecoder(model.schema, wire=model.wire)
     values: list[Value] = []
     for text in texts:
         record = read(read_json(text))
@@ -256,23 +256,23 @@ def _read_last_position(trained: TrainedModel, texts: Sequence[str], source: str
     return position
 
 
-def _write_opening(trained: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
+def _write_opening(model: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
     """Return the start of a series' first record, with its group key and start time."""
-    place = trained.place
+    place = model.place
     names = [*place.group_columns, *([place.order_column] if place.order_column and start is not None else [])]
     if not names:
         return ""
-    known = RecordSchema(tuple(trained.schema.by_name[name] for name in names))
+    known = RecordSchema(tuple(model.schema.by_name[name] for name in names))
     given: Record = dict(prefill.key)
     if place.order_column is not None and place.order_column in names:
-        given[place.order_column] = _convert_value(known, place.order_column, start, trained, where)
-    line = Serialiser(known, special_tokens=trained.special_tokens, wire=trained.wire)(given)
+        given[place.order_column] = _convert_value(known, place.order_column, start, model, where)
+    line = Serialiser(known, special_tokens=model.special_tokens, wire=model.wire)(given)
     if isinstance(line, Rejected):
         raise ConfigError(f"{where}: the start of a series cannot be written ({line.detail}); correct it")
-    return line.removesuffix("}\n") + ("," if len(trained.schema.columns) > len(names) else "}\n")
+    return line.removesuffix("}\n") + ("," if len(model.schema.columns) > len(names) else "}\n")
 
 
-def _convert_value(known: RecordSchema, name: str, value: Value, trained: TrainedModel, where: str) -> Value:
+def _convert_value(known: RecordSchema, name: str, value: Value, model: TrainedModel, where: str) -> Value:
     """Convert a value of the recipe to its column's type."""
     decoded = Decimal(repr(value)) if isinstance(value, float) else value
     record = RecordDecoder(RecordSchema((known.by_name[name],)))({name: decoded})

@@ -27,7 +27,7 @@ def generate_series(
     completer: Completer,
     prefills: Sequence[Prefill],
     *,
-    trained: TrainedModel,
+    model: TrainedModel,
     options: Generation,
     start: Value = None,
     stop: Value = None,
@@ -48,22 +48,22 @@ def generate_series(
     """
     style: Literal["records", "partial"]
     style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
-    serialise = Serialiser(trained.schema, special_tokens=trained.special_tokens, wire=trained.wire)
+    serialise = Serialiser(model.schema, special_tokens=model.special_tokens, wire=model.wire)
     if is_private:
-        prefills = [_anonymize_prefill(prefill, number, trained) for number, prefill in enumerate(prefills, 1)]
-    shared = SeriesContext(trained, options, trained.parser(options), serialise, style)
+        prefills = [_anonymize_prefill(prefill, number, model) for number, prefill in enumerate(prefills, 1)]
+    shared = SeriesContext(model, options, model.parser(options), serialise, style)
     series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
     waiting = [one for one in series if one.status is None]
     while waiting:
         for batch in _group_by_temperature(waiting[: options.parallel_groups]):
-            _run_round(completer, batch, trained, options, seed)
+            _run_round(completer, batch, model, options, seed)
         waiting = [one for one in waiting if one.status is None]
     return _gather_result(series, options)
 
 
-def _anonymize_prefill(prefill: Prefill, number: int, trained: TrainedModel) -> Prefill:
+def _anonymize_prefill(prefill: Prefill, number: int, model: TrainedModel) -> Prefill:
     """Return the prefill of a private series, which has only a number (without groups there is one, unnumbered)."""
-    return Prefill({}, (), name=f"series-{number}" if trained.place.group_columns else "")
+    return Prefill({}, (), name=f"series-{number}" if model.place.group_columns else "")
 
 
 def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesState]]:
@@ -75,7 +75,7 @@ def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesStat
 
 
 def _run_round(
-    completer: Completer, batch: Sequence[SeriesState], trained: TrainedModel, options: Generation, seed: int
+    completer: Completer, batch: Sequence[SeriesState], model: TrainedModel, options: Generation, seed: int
 ) -> None:
     """Run one round of a batch of series."""
     prompts = [one.prompt() for one in batch]
@@ -85,7 +85,7 @@ def _run_round(
         n=options.samples_per_prompt,
         max_tokens=min(tokens for _, tokens in prompts),
         seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
-        stop=trained.eos,
+        stop=model.eos,
         bad_rounds=batch[0].bad_rounds,
         options=options,
     )

@@ -36,7 +36,7 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(
         name=reporting.name_check_step(asset),
-        specs=[_make_check_spec(one, asset) for one in step.shown_thresholds],
+        specs=[_make_check_spec(threshold, asset) for threshold in step.shown_thresholds],
         can_subset=True,
     )
     def body(

@@ -110,7 +110,7 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
         assert isinstance(self.recipe, str)
         start = folder if folder.is_dir() else folder.parent
         places = [start / self.recipe, root / self.recipe]
-        found = next((one for one in places if one.is_file()), None)
+        found = next((place for place in places if place.is_file()), None)
         if found is None:
             raise ConfigError(
                 f"{where}: attributes.recipe: {self.recipe!r} is not a file in {start} or {root}; expected the path of "

@@ -155,7 +155,7 @@ def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Projec
             broken.append(RecipeLoadError(dagster_name(path.stem), str(error)))
     broken += _find_name_clashes(recipes, projects)
     unusable = {error.group for error in broken}
-    return [one for one in projects if dagster_name(one.recipe.name) not in unusable], broken
+    return [project for project in projects if dagster_name(project.recipe.name) not in unusable], broken
 
 
 def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[RecipeLoadError]:

@@ -250,7 +250,9 @@ def open_asset_inputs(
         except PipelineError as missing:
             closed.append(str(missing))
             continue
-        closed += [why for one in thresholds if (why := explain_closed_check(results, store, manifests[key], one))]
+        closed += [
+            why for threshold in thresholds if (why := explain_closed_check(results, store, manifests[key], threshold))
+        ]
     if not closed:
         manifests = follow_held_versions(store, manifests)
         try:

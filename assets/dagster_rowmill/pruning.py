@@ -74,11 +74,11 @@ class _NewestEvents:
     def is_in(self, run_id: str) -> bool:
         """Return whether a run holds the newest event of any asset, partition or check."""
         events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
-        made = {(one.asset_key, one.partition) for one in events if one and one.is_step_materialization}
+        made = {(event.asset_key, event.partition) for event in events if event and event.is_step_materialization}
         judged = {
             evaluation.asset_check_key
-            for one in events
-            if one and isinstance(evaluation := one.event_specific_data, dg.AssetCheckEvaluation)
+            for event in events
+            if event and isinstance(evaluation := event.event_specific_data, dg.AssetCheckEvaluation)
         }
         return run_id in {*map(self._find_asset_run, _filter_named(made)), *self._find_check_runs(judged)}
 
@@ -91,11 +91,11 @@ class _NewestEvents:
         return self._of_assets[place]
 
     def _find_check_runs(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
-        unknown = [one for one in checks if one not in self._of_checks]
+        unknown = [check for check in checks if check not in self._of_checks]
         found: Any = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
         for one in unknown:
             self._of_checks[one] = found[one].run_id if one in found else None
-        return (self._of_checks[one] for one in checks)
+        return (self._of_checks[check] for check in checks)
 
 
 def _filter_named(

@@ -61,7 +61,7 @@ def write_report_after_checks(
     if shut:
         _HELD_BACK_RUNS.add(context.run.run_id)
     # Dagster does not wait for checks that cannot block the later steps.
-    blocks = any(one.severity == "error" for one in step.thresholds)
+    blocks = any(threshold.severity == "error" for threshold in step.thresholds)
     if not blocks or _is_report_due(context, project, step, list_run_steps(context)):
         context.log.info("report: %s", report_page.write_report(project))
 

@@ -60,7 +60,7 @@ class RunGatesResource(dg.ConfigurableResource[Any]):
 
     def list_given(self) -> list[dict[str, Any]]:
         """Return the waivers as they were written."""
-        return [one.model_dump(exclude_none=True) for one in self.waivers]
+        return [waiver.model_dump(exclude_none=True) for waiver in self.waivers]
 
 
 GATES_RESOURCE: Final = "gates"
@@ -72,7 +72,7 @@ NO_RUN_WAIVERS: Final = RunGatesResource()
 
 def write_waiver_config(waivers: Iterable[Mapping[str, Any]]) -> str:
     """Return the run configuration of some waivers as YAML, to be pasted into the launchpad."""
-    config = {"waivers": [dict(one) for one in waivers]}
+    config = {"waivers": [dict(waiver) for waiver in waivers]}
     return yaml.safe_dump({"resources": {GATES_RESOURCE: {"config": config}}}, sort_keys=False)
 
 

@@ -71,7 +71,7 @@ def write_summary(output: Manifest, summary: StageSummary, link: str) -> str:
     first = [*describe_results(summary.results), *([f"[report]({link})"] if link else [])]
     counts = list_numbers(output)
     between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
-    numbers = between.join(f"**{one}**" for one in counts)
+    numbers = between.join(f"**{count}**" for count in counts)
     changes = textwrap.wrap(summary.changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
     texts = [one for one in (LINE_BREAK.join(first), numbers, LINE_BREAK.join(changes)) if one]
     for bars, lines in DETAILS:
@@ -85,7 +85,7 @@ def write_summary(output: Manifest, summary: StageSummary, link: str) -> str:
 
 def describe_results(results: Sequence[CheckResult]) -> list[str]:
     """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
-    judged = [one for one in results if one.outcome != "not_applicable"]
+    judged = [result for result in results if result.outcome != "not_applicable"]
     failed = sorted((one for one in judged if one.failed), key=lambda one: not one.blocking)
     count = number_text.format_count(len(judged), "check")
     if not failed:
@@ -149,7 +149,11 @@ def draw_picture(output: Manifest, bars: int, lines: int) -> str:
 
 def _iterate_drawable(output: Manifest) -> Iterator[Histogram | list[tuple[str, float]]]:
     """Yield what can be drawn, the most telling first: a distribution, tokens by class, a table, reasons of rejects."""
-    spread = [one for one in output.histograms.values() if sum(1 for count in one.counts if count) > NAMED_FAILURES]
+    spread = [
+        histogram
+        for histogram in output.histograms.values()
+        if sum(1 for count in histogram.counts if count) > NAMED_FAILURES
+    ]
     if spread:
         yield spread[0]
     if tokens := _sum_by_name((name, count) for _, name, count in output.token_ledger):

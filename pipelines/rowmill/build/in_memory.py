@@ -69,7 +69,7 @@ def make_datum(
 
 def make_datums(examples: Iterable[ExampleTokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
     """Shift examples by one; return the Datums, and the number of examples without a target."""
-    made = [_shift_example(one, reduction) for one in examples]
+    made = [_shift_example(example, reduction) for example in examples]
     kept = [one for one in made if one is not None]
     return kept, len(made) - len(kept)
 

@@ -79,12 +79,12 @@ def require_no_mistakes(
 
     """
     findings = find_mistakes(project, plan_steps(project) if steps is None else steps, starts_workers=starts_workers)
-    mistakes = [one for one in findings if one.error is not None]
+    mistakes = [finding for finding in findings if finding.error is not None]
     if not mistakes:
         return findings
-    message = "\n".join(one.text for one in findings)
+    message = "\n".join(finding.text for finding in findings)
     for kind in (GateError, UnreachableError):
-        if all(isinstance(one.error, kind) for one in mistakes):
+        if all(isinstance(mistake.error, kind) for mistake in mistakes):
             raise kind(message)
     raise ConfigError(message)
 
@@ -241,7 +241,7 @@ def _word_result(
     at = f"{step.recipe}: datasets.{step.dataset}{f'.{option}' if option else ''}"
     sentence = f"{result.check} is {result.shown} ({result.what}); wanted {result.wanted}"
     remedy = CHECKS_BY_NAME[result.check].before_build or next(
-        one.remedy for one in step.thresholds if one.check == result.check
+        threshold.remedy for threshold in step.thresholds if threshold.check == result.check
     )
     remedy = format_remedy(remedy, format_recipe_argument(step.recipe, project.store.root), step.dataset or "")
     record = _find_first_rejected(trial.store, output) if result.check in _CHECKS_OF_REJECTS else None

@@ -289,7 +289,7 @@ def check_step(
     project: Project, step: Step, output: Manifest, *, only: Collection[str] | None = None
 ) -> list[CheckResult]:
     """Run a step's checks under the recipe's thresholds, or only the named ones; save the results and their page."""
-    chosen = [one for one in step.thresholds if only is None or one.check in only]
+    chosen = [threshold for threshold in step.thresholds if only is None or threshold.check in only]
     with explain_disk_full(project.store, "/".join(step.key)):
         results = judge.run_checks(project.store, output, chosen)
         # A check that runs alone must not hide the results of the others.

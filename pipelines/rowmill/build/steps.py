@@ -48,7 +48,7 @@ class Step:
     @property
     def shown_thresholds(self) -> tuple[Threshold, ...]:
         """The thresholds of the checks that pages show."""
-        return tuple(one for one in self.thresholds if one.check not in self.off_checks)
+        return tuple(threshold for threshold in self.thresholds if threshold.check not in self.off_checks)
 
     @property
     def name(self) -> str:
@@ -127,8 +127,8 @@ def _iterate_steps(loaded: Recipe) -> Iterator[Step]:
     for stage in catalog.list_stages("recipe"):
         yield _make_step(loaded, stage, (loaded.name, stage.name))
     for stage in catalog.list_stages("export"):
-        for one in loaded.exports:
-            yield _make_step(loaded, stage, (loaded.name, stage.name, one.name))
+        for export in loaded.exports:
+            yield _make_step(loaded, stage, (loaded.name, stage.name, export.name))
     for dataset in loaded.datasets:
         yield from _iterate_dataset_steps(loaded, dataset, on_demand=True)
 

@@ -57,8 +57,8 @@ def _render_body(
         f"{counts} · version <code>{escape_text(manifest.version)}</code> of "
         f"{escape_text(manifest.built_at[:19])} UTC</p>"
     )
-    for one in thresholds:
-        yield from _render_check(one, judged.get(one.check))
+    for threshold in thresholds:
+        yield from _render_check(threshold, judged.get(threshold.check))
 
 
 def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[str]:

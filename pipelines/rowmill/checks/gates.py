@@ -191,14 +191,14 @@ def _is_loosened_bound(check: Check, bound: Bound) -> bool:
 
 def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> Iterator[str]:
     """Yield the checks of a stage whose bounds a recipe loosens, with both bounds."""
-    for one in thresholds:
-        check = CHECKS_BY_NAME.get(one.check)
+    for threshold in thresholds:
+        check = CHECKS_BY_NAME.get(threshold.check)
         if check is None:
             continue
-        wider = one.bound > check.bound if check.direction == "at_most" else one.bound < check.bound
-        if wider or (one.severity, check.severity) == ("warn", "error"):
+        wider = threshold.bound > check.bound if check.direction == "at_most" else threshold.bound < check.bound
+        if wider or (threshold.severity, check.severity) == ("warn", "error"):
             yield (
-                f"{'/'.join(key)}: {one.check} {one.direction.replace('_', ' ')} {one.bound:g} ({one.severity}); the "
+                f"{'/'.join(key)}: {threshold.check} {threshold.direction.replace('_', ' ')} {threshold.bound:g} ({threshold.severity}); the "
                 f"default is {check.bound:g} ({check.severity})"
             )
 

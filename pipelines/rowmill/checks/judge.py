@@ -103,17 +103,17 @@ class CheckResult:
 def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     """Return a result for each threshold; only checks without a saved result on this version are judged."""
     saved = _SavedResults.load(store, manifest)
-    unsaved = [one for one in thresholds if saved.find(one) is None]
+    unsaved = [threshold for threshold in thresholds if saved.find(threshold) is None]
     if unsaved:
         saved.add(unsaved, _evaluate_checks(store, manifest, unsaved))
-    found = [saved.find(one) for one in thresholds]
+    found = [saved.find(threshold) for threshold in thresholds]
     return [one for one in found if one is not None]
 
 
 def preview_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     """Return what `run_checks` would, without saving: a page that shows a result opens no gate."""
     saved = _SavedResults.load(store, manifest)
-    return [saved.find(one) or _evaluate_checks(store, manifest, [one])[0] for one in thresholds]
+    return [saved.find(threshold) or _evaluate_checks(store, manifest, [threshold])[0] for threshold in thresholds]
 
 
 def prefetch_check_results(store: Store, versions: Mapping[StageKey, str]) -> None:
@@ -124,7 +124,7 @@ def prefetch_check_results(store: Store, versions: Mapping[StageKey, str]) -> No
 def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> list[CheckResult]:
     """Return the saved results on a version under these thresholds; checks without a result are omitted."""
     saved = _SavedResults.load(store, manifest)
-    return [result for one in thresholds if (result := saved.find(one)) is not None]
+    return [result for threshold in thresholds if (result := saved.find(threshold)) is not None]
 
 
 def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> None:
@@ -138,14 +138,16 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
     """
     closed: list[str] = []
     saved = _SavedResults.load(store, manifest)
-    for one in thresholds:
+    for threshold in thresholds:
         # A fact that compares outputs may change although this output did not.
         result = (
-            run_checks(store, manifest, [one])[0] if one.check in cross_stage.CROSS_STAGE_FACTS else saved.find(one)
+            run_checks(store, manifest, [threshold])[0]
+            if threshold.check in cross_stage.CROSS_STAGE_FACTS
+            else saved.find(threshold)
         )
-        if one.severity == "error" and result is None:
+        if threshold.severity == "error" and result is None:
             closed.append(
-                f"{'/'.join(manifest.key)}: {one.check} was never judged on version {manifest.version[:12]}; "
+                f"{'/'.join(manifest.key)}: {threshold.check} was never judged on version {manifest.version[:12]}; "
                 "run `rowmill verify`"
             )
         elif result is not None and result.blocking:
@@ -209,12 +211,14 @@ def _check_results_path(key: StageKey, version: str) -> str:
 
 def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     across = {
-        one.check: cross_stage.CROSS_STAGE_FACTS[one.check].measure(store, manifest)
-        for one in thresholds
-        if one.check in cross_stage.CROSS_STAGE_FACTS
+        threshold.check: cross_stage.CROSS_STAGE_FACTS[threshold.check].measure(store, manifest)
+        for threshold in thresholds
+        if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
     whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
-    return [_make_check_result(whole, one, across.get(one.check), root=store.root) for one in thresholds]
+    return [
+        _make_check_result(whole, threshold, across.get(threshold.check), root=store.root) for threshold in thresholds
+    ]
 
 
 def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:

@@ -58,10 +58,12 @@ def require_passing_ancestors(
 def _select_blocking_thresholds(thresholds: Sequence[Threshold]) -> list[Threshold]:
     """Return the thresholds that can block, without comparisons with the published build."""
     return [
-        one
-        for one in thresholds
-        if one.severity == "error"
-        and not (one.check in cross_stage.CROSS_STAGE_FACTS and cross_stage.CROSS_STAGE_FACTS[one.check].compares)
+        threshold
+        for threshold in thresholds
+        if threshold.severity == "error"
+        and not (
+            threshold.check in cross_stage.CROSS_STAGE_FACTS and cross_stage.CROSS_STAGE_FACTS[threshold.check].compares
+        )
     ]
 
 

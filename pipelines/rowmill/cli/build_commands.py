@@ -250,7 +250,7 @@ def _run_export(args: argparse.Namespace) -> int:
     from rowmill.reports.summary import render_export_pointers
 
     project = open_project(args)
-    known = [one.name for one in project.recipe.exports]
+    known = [export.name for export in project.recipe.exports]
     chosen: list[str] = args.name or known
     for name in chosen or [""]:
         if name not in known:

@@ -125,7 +125,7 @@ class TransformersTemplate:
     def header_token(self, tools: Sequence[Json] | None) -> str:
         """Return the first control token of the generation prompt that does not close the user's turn."""
         tokens = TOKEN_PATTERN.findall(self.user_prompt(tools))
-        return next((one for one in tokens if not _END_WORDS.search(one)), "")
+        return next((token for token in tokens if not _END_WORDS.search(token)), "")
 
     def user_prompt(self, tools: Sequence[Json] | None) -> str:
         """Return the generation prompt after a single user message."""
@@ -313,7 +313,7 @@ def prove_owners(
     if plain is None:
         return None
     contents = [str(one.get("content")) for one in messages]
-    repeated = frozenset(one for one in contents if contents.count(one) > 1)
+    repeated = frozenset(content for content in contents if contents.count(content) > 1)
     # A template may compare messages, and equal ones differ once their characters are replaced.
     attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _HIDDEN_PART_SETS]
     for parts, kept in attempts:

@@ -295,7 +295,7 @@ def _list_used_up_keys(models: set[type[BaseModel]]) -> set[str]:
 
 def _list_tags(models: set[type[BaseModel]]) -> list[str]:
     """Return the kinds of some models."""
-    kinds = (one.model_fields.get("kind") for one in models)
+    kinds = (model.model_fields.get("kind") for model in models)
     return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
 
 

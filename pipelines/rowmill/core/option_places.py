@@ -71,8 +71,8 @@ def explain_place(
     `written` is the path of the group that holds the key, `kinds` the kinds of the groups on the way to it.
     """
     here = tuple(written)
-    places = [_PlaceFromHere(one, here, kinds) for one in iterate_option_places(root) if one.name == name]
-    usable = [one for one in places if one.is_named and (one.group != here or one.other_kinds)]
+    places = [_PlaceFromHere(place, here, kinds) for place in iterate_option_places(root) if place.name == name]
+    usable = [place for place in places if place.is_named and (place.group != here or place.other_kinds)]
     if not usable:
         return None
     nearest = min(one.rank for one in usable)

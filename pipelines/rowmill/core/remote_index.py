@@ -57,7 +57,7 @@ class _Folder:
             names.add(name)
 
     def remove(self, path: str) -> None:
-        for one in [one for one in self.files if one == path or one.startswith(f"{path}/")]:
+        for one in [file for file in self.files if file == path or file.startswith(f"{path}/")]:
             del self.files[one]
         for one in [one for one in self.names if one == path or one.startswith(f"{path}/")]:
             del self.names[one]
@@ -87,8 +87,8 @@ class RemoteIndex:
     def cover(self, folders: Iterable[str], *, own: Iterable[str] = ()) -> None:
         """Answer for some more folders, and for `own` ones, in which no worker writes."""
         with self._lock:
-            for one in folders:
-                self._folders.setdefault(one, _Folder())
+            for folder in folders:
+                self._folders.setdefault(folder, _Folder())
             for one in own:
                 self._folders.setdefault(one, _Folder(is_own=True))
 
@@ -183,8 +183,8 @@ class RemoteIndex:
     def forget_absences(self) -> None:
         """Call nothing absent any more before its folder is listed again: other processes have written."""
         with self._lock:
-            for one in self._folders.values():
-                one.is_complete = one.is_complete and one.is_own
+            for folder in self._folders.values():
+                folder.is_complete = folder.is_complete and folder.is_own
 
     def _name_of(self, path: str) -> str | None:
         while path:

@@ -36,7 +36,7 @@ class RayNodes:
         """Return how many tasks the cluster runs at once now, at least 1."""
         if time.monotonic() - self._capacity_at > CAPACITY_AGE_S:
             cores = [node["Resources"]["CPU"] for node in self.connection.list_nodes()]
-            self._capacity = max(1, sum(int(one // self.cpus_per_task) for one in cores))
+            self._capacity = max(1, sum(int(core // self.cpus_per_task) for core in cores))
             self._capacity_at = time.monotonic()
         return self._capacity
 

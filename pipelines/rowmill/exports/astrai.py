@@ -68,7 +68,7 @@ class AstrAI(Export):
         """Refuse segments that see each other where a mask is needed: `sft`, which reads it, separates all segments."""
         super().refuse(summary)
         opened = [name for name, one in summary.datasets.items() if one.is_open]
-        if opened and needs_loss_mask(frozenset(one.kind for one in summary.datasets.values())):
+        if opened and needs_loss_mask(frozenset(dataset.kind for dataset in summary.datasets.values())):
             raise ConfigError(
                 f"kind {self.kind_name} is read by AstrAI's train type sft, which separates all segments, but "
                 f"attention of datasets.{opened[0]} crosses from one to the next; that is possible only if every "

@@ -20,8 +20,8 @@ def join_jobs(jobs: list[ExportJob], split: str) -> list[ExportJob]:
     """Return one job of all segments in place of several; the library makes as many files as there were jobs."""
     if not jobs:
         return []
-    segments = np.concatenate([one.segments for one in jobs])
-    counts = np.concatenate([np.diff(one.sequence_offsets) for one in jobs])
+    segments = np.concatenate([job.segments for job in jobs])
+    counts = np.concatenate([np.diff(job.sequence_offsets) for job in jobs])
     return [ExportJob(f"{split}-in-{len(jobs)}", segments, compute_offsets(counts))]
 
 
@@ -49,5 +49,5 @@ def save_dataset_dict(
     del rows
     staged.unlink()
     files = sorted(one.relative_to(folder).as_posix() for one in (folder / "data").rglob("*") if one.is_file())
-    main = next(one for one in files if one.endswith(".arrow"))
-    return [tally.written(one) if one == main else WrittenFile(one) for one in files]
+    main = next(file for file in files if file.endswith(".arrow"))
+    return [tally.written(file) if file == main else WrittenFile(file) for file in files]

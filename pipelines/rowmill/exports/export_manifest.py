@@ -64,15 +64,15 @@ def digest_written_file(folder: Path, written: WrittenFile) -> FileDigests:
 def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
     """Return the manifest of some files and their card."""
     named = {
-        one.written.path: {
-            "bytes": one.size_bytes,
-            "sha256": one.sha256,
-            "sequences": one.written.sequences,
-            "segments": one.written.segments,
-            "tokens": one.written.tokens,
-            "trained_tokens": one.written.trained_tokens,
+        file.written.path: {
+            "bytes": file.size_bytes,
+            "sha256": file.sha256,
+            "sequences": file.written.sequences,
+            "segments": file.written.segments,
+            "tokens": file.written.tokens,
+            "trained_tokens": file.written.trained_tokens,
         }
-        for one in files
+        for file in files
     }
     return encode_json({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
 
@@ -95,7 +95,7 @@ class Exported:
 
     def count(self, name: str) -> int:
         """Return a count over all files: `sequences`, `segments`, `tokens` or `trained_tokens`."""
-        return sum(int(one[name]) for one in self.files.values())
+        return sum(int(file[name]) for file in self.files.values())
 
 
 def open_export(

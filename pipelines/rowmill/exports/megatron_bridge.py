@@ -154,14 +154,14 @@ class MegatronBridge(Sharded):
         """Write the metadata of all files."""
         size = self.pack_size or context.seq_len
         packs: list[PackCounts] = [one.note for one in written]
-        total = sum(one.packs for one in packs)
+        total = sum(pack.packs for pack in packs)
         content: dict[str, Any] = {
-            "dataset_max_seqlen": max(one.longest for one in packs),
-            "max_samples_per_bin": max(one.most_segments for one in packs),
-            "min_packed_seqlen": min(one.fewest_tokens for one in packs),
+            "dataset_max_seqlen": max(pack.longest for pack in packs),
+            "max_samples_per_bin": max(pack.most_segments for pack in packs),
+            "min_packed_seqlen": min(pack.fewest_tokens for pack in packs),
             "pack_size": size,
-            "packing_efficiency": round(sum(one.tokens for one in packs) / total / size * 100, 2),
-            "packing_factor": round(sum(one.segments for one in packs) / total, 2),
+            "packing_efficiency": round(sum(pack.tokens for pack in packs) / total / size * 100, 2),
+            "packing_factor": round(sum(pack.segments for pack in packs) / total, 2),
         }
         path = f"data/{size}_metadata.jsonl"
         (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))

@@ -59,11 +59,11 @@ class TokenizedDataset:
                 f"{PAD_MODE} is possible; set data.pad_mode={PAD_MODE}"
             )
         files = _list_files([parquet_files] if isinstance(parquet_files, str) else [*parquet_files])
-        for folder in dict.fromkeys(one.parent for one in files):
+        for folder in dict.fromkeys(file.parent for file in files):
             _require_tokenizer_file(open_export(folder, kind="verl").card, tokenizer, folder)
         import datasets
 
-        rows = datasets.load_dataset("parquet", data_files=[str(one) for one in files], split="train")
+        rows = datasets.load_dataset("parquet", data_files=[str(file) for file in files], split="train")
         rows = rows.select(range(min(max_samples, len(rows)))) if max_samples > 0 else rows
         _require_lengths(rows, config.get("max_length", None), files[0].parent)
         self._rows = rows.select_columns(list(_COLUMNS)).with_format("numpy")
@@ -114,7 +114,7 @@ def _require_tokenizer_file(card: Any, tokenizer: Any, folder: Path) -> None:
 
 def _require_lengths(rows: Any, limit: int | None, folder: Path) -> None:
     """Refuse rows that verl would cut or fail at."""
-    lengths = [int(pc.max(pc.list_value_length(one)).as_py() or 0) for one in rows.data.column("input_ids").chunks]
+    lengths = [int(pc.max(pc.list_value_length(chunk)).as_py() or 0) for chunk in rows.data.column("input_ids").chunks]
     if limit is not None and max(lengths, default=0) > limit:
         raise ConfigError(
             f"data.max_length: {limit}, but {folder.parent} has a row of {max(lengths)} tokens; no row may be longer, "

@@ -299,7 +299,7 @@ def _count_common(sides: Sequence[Sequence[Message]]) -> int:
     """Return how many first messages all sides share."""
     count = 0
     for messages in zip(*sides, strict=False):
-        if any(one != messages[0] for one in messages):
+        if any(message != messages[0] for message in messages):
             break
         count += 1
     return count

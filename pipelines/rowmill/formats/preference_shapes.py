@@ -69,11 +69,11 @@ def _find_ranked(record: Mapping[str, Json], columns: "Preference") -> FoundSide
     answers = record.get("completions")
     if not is_list(answers) or not answers or not all(map(is_mapping, answers)):
         return None
-    rank = next((name for name in _RANKS if all(one.get(name) is not None for one in answers)), None)
+    rank = next((name for name in _RANKS if all(answer.get(name) is not None for answer in answers)), None)
     prompt = record["context"] if record.get("context") is not None else _find_prompt(record, columns)
     if rank is None or prompt is None:
         return None
-    values = [one[rank] for one in answers]
+    values = [answer[rank] for answer in answers]
     if any(type(value) not in (int, float) for value in values):
         return Rejected("bad_messages", f"a {rank} of completions is no number")
     ordered = sorted(range(len(values)), key=lambda i: _RANKS[rank] * values[i])
@@ -298,7 +298,7 @@ def _read_side(value: Json, columns: "Preference", *, role: str = "assistant") -
     messages = [value] if is_mapping(value) else value
     if not is_list(messages):
         return Rejected("content_not_text", f"a side is {describe_type(value)}, expected text or messages")
-    return [_rename_keys(one, columns) if is_mapping(one) else one for one in messages]
+    return [_rename_keys(message, columns) if is_mapping(message) else message for message in messages]
 
 
 def _rename_keys(message: dict[str, Any], columns: "Preference") -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Decontaminate(Config):
 
     @model_validator(mode="after")
     def _require_distinct_names(self) -> "Decontaminate":
-        names = [one.name for one in self.benchmarks]
+        names = [benchmark.name for benchmark in self.benchmarks]
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise ValueError(

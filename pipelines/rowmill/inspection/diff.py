@@ -74,7 +74,7 @@ def compare_stage_facts(before: Manifest, after: Manifest) -> list[NumberCompari
         NumberComparison(one.name, _read_number(before, one.fact), _read_number(after, one.fact), one.is_share)
         for one in catalog.find_stage(after.stage).compared
     ]
-    return [one for one in numbers if one.before != one.after]
+    return [number for number in numbers if number.before != number.after]
 
 
 def _collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manifest]:

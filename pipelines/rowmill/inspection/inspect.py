@@ -291,7 +291,7 @@ def _inspect_table_part(
     row_by_id = {
         row["row_id"]: row for row in _filter_records(built.store.table(rows.files["rows"]), names).to_pylist()
     }
-    reject_by_id = {one["row_id"]: one for one in rejects}
+    reject_by_id = {reject["row_id"]: reject for reject in rejects}
     samples = _find_row_examples(built, names)
     for row_id, record in zip(names, records, strict=True):
         own = samples.get(row_id, [])

@@ -142,7 +142,7 @@ def _load_spans(lineage: Lineage, names: set[str]) -> Mapping[str, dict[str, Any
         for file in find_example_files(lineage, index) if part.part_id in by_part else ():
             wanted = names - set(found)
             if wanted:
-                found |= {one["example_id"]: one for one in _read_spans(lineage, file, wanted)}
+                found |= {span["example_id"]: span for span in _read_spans(lineage, file, wanted)}
     return found
 
 

@@ -129,7 +129,7 @@ def _trace_line(lineage: Lineage, index: int, part: SourcePart, line: int) -> It
     following = next((p.first_line for p in lineage.parts[index + 1 : index + 2] if p.url == part.url), None)
     if part.first_line <= line and (following is None or line < following):
         number = next(
-            (one.number for one in sources.read_records(part, lineage.project.base) if one.line == line), None
+            (record.number for record in sources.read_records(part, lineage.project.base) if record.line == line), None
         )
         if number is not None:
             yield from (_make_row_trace(lineage, index, row_id) for row_id in _list_record_rows(lineage, index, number))

@@ -186,7 +186,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
 
 
 def _parse_dataset_shards(raw: dict[str, Any]) -> DatasetShards:
-    shards = {split: tuple(Shard(*one) for one in files) for split, files in raw["shards"].items()}
+    shards = {split: tuple(Shard(*file) for file in files) for split, files in raw["shards"].items()}
     return DatasetShards(tuple(raw["tags"]), shards)
 
 

@@ -126,7 +126,7 @@ class DecodedRowGroup:
     def size_bytes(self) -> int:
         """Return the memory that its tokens take, some bytes less than all of it takes."""
         numbers = [*self.token_fields.values(), *([] if self.weights is None else [self.weights])]
-        return self.ids.nbytes + self.labels.nbytes + sum(one.nbytes for one in numbers)
+        return self.ids.nbytes + self.labels.nbytes + sum(number.nbytes for number in numbers)
 
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""

@@ -116,7 +116,7 @@ def _is_answered_conversation(value: Json) -> bool:
 
 def _guess_pair(records: Sequence[Mapping[str, Json]]) -> FormatGuess | None:
     for prompt, response in PAIR_COLUMNS:
-        count = sum(type(one.get(prompt)) is str and type(one.get(response)) is str for one in records)
+        count = sum(type(record.get(prompt)) is str and type(record.get(response)) is str for record in records)
         if _is_most(count, records):
             return FormatGuess(
                 {"kind": "supervised", "input_field": prompt, "output_field": response},
@@ -132,7 +132,7 @@ def _guess_pair(records: Sequence[Mapping[str, Json]]) -> FormatGuess | None:
 def _guess_text(records: Sequence[Mapping[str, Json]], columns: Mapping[str, str]) -> FormatGuess | None:
     names = [name for name in TEXT_COLUMNS if name in columns] or list(columns)[: 1 if len(columns) == 1 else 0]
     for name in names:
-        count = sum(type(one.get(name)) is str for one in records)
+        count = sum(type(record.get(name)) is str for record in records)
         if _is_most(count, records):
             options = {"kind": "text"} | ({} if name == "text" else {"text_key": name})
             return FormatGuess(options, [f"text: `{name}` is text in {count} of {len(records)} records"])
@@ -140,7 +140,7 @@ def _guess_text(records: Sequence[Mapping[str, Json]], columns: Mapping[str, str
 
 
 def _guess_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, str]) -> FormatGuess | None:
-    count = sum(not any(is_list(value) or is_mapping(value) for value in one.values()) for one in records)
+    count = sum(not any(is_list(value) or is_mapping(value) for value in record.values()) for record in records)
     if not columns or not _is_most(count, records):
         return None
     return FormatGuess(

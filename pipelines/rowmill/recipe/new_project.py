@@ -227,17 +227,17 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
         f"seq_len: {seq_len}  # `rowmill stats` shows the effect of other lengths",
         "datasets:",
     ]
-    for one in datasets:
-        columns = ", ".join(f"{name} ({kind})" for name, kind in list(one.guess.columns.items())[:COLUMNS_SHOWN])
-        columns += ", …" if len(one.guess.columns) > COLUMNS_SHOWN else ""
+    for dataset in datasets:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in list(dataset.guess.columns.items())[:COLUMNS_SHOWN])
+        columns += ", …" if len(dataset.guess.columns) > COLUMNS_SHOWN else ""
         lines += [
-            f"  {one.name}:",
-            *_render_comment(f"columns in the first {one.records} records: {columns}"),
-            *(line for sentence in one.guess.evidence for line in _render_comment(sentence)),
-            f"    source: {{train_urls: {_render_value(list(one.urls))}}}",
-            f"    format: {_render_value(dict(one.guess.options))}",
+            f"  {dataset.name}:",
+            *_render_comment(f"columns in the first {dataset.records} records: {columns}"),
+            *(line for sentence in dataset.guess.evidence for line in _render_comment(sentence)),
+            f"    source: {{train_urls: {_render_value(list(dataset.urls))}}}",
+            f"    format: {_render_value(dict(dataset.guess.options))}",
         ]
-        if one.guess.uses_template and needs_template:
+        if dataset.guess.uses_template and needs_template:
             lines += [*_render_comment("the tokenizer has no chat template"), "    template: {chat_template: chatml}"]
     return "\n".join(lines) + "\n"
 

@@ -62,7 +62,7 @@ _ACTION_MARKS = {
 
 def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> RenderableType:
     """Show what a build would do, dataset by dataset."""
-    width = max(len(one.action) for one in forecasts)
+    width = max(len(forecast.action) for forecast in forecasts)
     lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
     for scope, group in groupby(forecasts, key=lambda one: one.step.dataset):
         lines.append(_render_scope(project, scope))
@@ -78,7 +78,7 @@ def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> Renderab
 def render_remarks(remarks: Sequence[Finding]) -> RenderableType:
     """Show what a pre-flight noticed that stops no build."""
     marks = {True: ("!", LOOK), False: ("·", DIM)}
-    lines = ((*marks[one.is_warning], escape_control_characters(one.text)) for one in remarks)
+    lines = ((*marks[remark.is_warning], escape_control_characters(remark.text)) for remark in remarks)
     return Group(*(join_side_by_side(Text(mark, style), Text(text, style)) for mark, style, text in lines))
 
 
@@ -90,7 +90,7 @@ def _count_actions(forecasts: Sequence[StepForecast]) -> str:
         "held": "held",
         "on request": "on request",
     }
-    counts = {action: sum(one.action == action for one in forecasts) for action in labels}
+    counts = {action: sum(forecast.action == action for forecast in forecasts) for action in labels}
     return join_facts(f"{count} {labels[action]}" for action, count in counts.items() if count)
 
 
@@ -115,10 +115,10 @@ def render_outdated_builds(names: Sequence[str]) -> RenderableType:
 def render_generated(manifests: Sequence[Manifest]) -> RenderableType:
     """Show the counts of generated text by class, and the outcome of each series."""
     lines: list[RenderableType] = []
-    for one in manifests:
+    for manifest in manifests:
         for name in ("classes", "series"):
-            if name in one.tables and one.tables[name].rows:
-                lines += [Text(f"\n{format_key(one.key)}", HEAD), render_manifest_table(one.tables[name])]
+            if name in manifest.tables and manifest.tables[name].rows:
+                lines += [Text(f"\n{format_key(manifest.key)}", HEAD), render_manifest_table(manifest.tables[name])]
     return Group(*lines)
 
 
@@ -157,12 +157,12 @@ def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) 
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
     line.append(join_facts([summarize_output(report.manifest), _format_reuse(report)]), DIM if report.reused else "")
     held = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
-    return Group(line, *held, *(render_check_result(one, indent=4) for one in results if one.failed))
+    return Group(line, *held, *(render_check_result(result, indent=4) for result in results if result.failed))
 
 
 def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:
     """Return the mark and colour of the worst result."""
-    failed = [one for one in results if one.failed]
+    failed = [result for result in results if result.failed]
     if any(one.blocking for one in failed):
         return "✗", BAD
     return ("!", LOOK) if failed else ("✓", GOOD)

@@ -68,7 +68,7 @@ class FlowLevel:
     @property
     def remaining(self) -> int:
         """What is left behind the branches."""
-        return self.count + sum(one.count if one.joins else -one.count for one in self.branches)
+        return self.count + sum(branch.count if branch.joins else -branch.count for branch in self.branches)
 
 
 Flow = tuple[FlowLevel, ...]
@@ -290,13 +290,13 @@ def shorten_branches(flow: Flow) -> Flow:
 
 
 def _merge_small(branches: tuple[FlowBranch, ...]) -> tuple[FlowBranch, ...]:
-    rejected = [one for one in branches if one.kind == "rejected" and not one.joins]
+    rejected = [branch for branch in branches if branch.kind == "rejected" and not branch.joins]
     others = len(branches) - len(rejected)
     room = max(SHOWN_BRANCHES - others - 1, 1)
     if len(rejected) <= room + 1:
         return branches
     small = sorted(rejected, key=lambda one: (-one.count, one.name))[room:]
     merged = FlowBranch(f"for {len(small)} other reasons", sum(one.count for one in small), "rejected")
-    kept = [one for one in branches if one not in small]
+    kept = [branch for branch in branches if branch not in small]
     at = next(i for i, one in enumerate([*kept, None]) if one is None or one.kind != "rejected" or one.joins)
     return (*kept[:at], merged, *kept[at:])

@@ -34,8 +34,11 @@ def format_object(project: Project, fields: dict[str, Any]) -> str:
 
 def describe_plan(forecasts: Sequence[StepForecast], remarks: Sequence[Finding]) -> dict[str, Any]:
     """Describe what a build would do: `steps`, each with its action and why, and the remarks of the pre-flight."""
-    steps = [{"stage": format_key(one.step.key), "action": one.action, "why": one.why} for one in forecasts]
-    return {"steps": steps, "remarks": [{"warning": one.is_warning, "text": one.text} for one in remarks]}
+    steps = [
+        {"stage": format_key(forecast.step.key), "action": forecast.action, "why": forecast.why}
+        for forecast in forecasts
+    ]
+    return {"steps": steps, "remarks": [{"warning": remark.is_warning, "text": remark.text} for remark in remarks]}
 
 
 def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]) -> list[dict[str, Any]]:
@@ -49,7 +52,7 @@ def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]
             "parts_reused": report.parts_reused,
             "seconds": round(report.seconds, 3),
             "facts": report.manifest.facts,
-            "checks": [_describe_result(one) for one in results],
+            "checks": [_describe_result(result) for result in results],
         }
         for step, report, results in built
     ]

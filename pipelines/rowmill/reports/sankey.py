@@ -89,7 +89,7 @@ def _draw_unit_change(y: float) -> str:
 
 def _draw_levels(levels: Sequence[FlowLevel], y: float, drawn: list[str]) -> float:
     """Draw the levels of one unit from a height on; return the height at their end."""
-    joined = [level.count + sum(one.count for one in level.branches if one.joins) for level in levels]
+    joined = [level.count + sum(branch.count for branch in level.branches if branch.joins) for level in levels]
     scale = _Scale(max(joined))
     for at, level in enumerate(levels):
         drawn.append(_draw_level(level, y, scale))
@@ -113,16 +113,16 @@ def _draw_branches(level: FlowLevel, top: float, y: float, scale: _Scale, drawn:
     kept = LEFT + (scale.measure(level.remaining) if goes_on else 0)
     ribbons: list[str] = []
     lines: list[tuple[float, float, FlowBranch]] = []
-    for one in level.branches:
-        if not one.joins:
-            width = scale.measure(one.count)
-            lines.append((right - width, width, one))
+    for branch in level.branches:
+        if not branch.joins:
+            width = scale.measure(branch.count)
+            lines.append((right - width, width, branch))
             right -= width
     right = max(right, LEFT)
-    for one in level.branches:
-        if one.joins:
-            width = scale.measure(one.count)
-            lines.append((right, width, one))
+    for branch in level.branches:
+        if branch.joins:
+            width = scale.measure(branch.count)
+            lines.append((right, width, branch))
             right += width
     middles: list[float] = []
     for _, width, _ in lines:

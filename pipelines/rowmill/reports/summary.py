@@ -104,15 +104,15 @@ def _total_summary_cells(project: Project) -> tuple[object, ...]:
     rows = read_built(canonical_rows.STAGE, CanonicalRowsFacts)
     examples = read_built(tokenized_examples.STAGE, TokenizedExamplesFacts)
     packed = read_built(packed_shards.STAGE, PackedShardsFacts)
-    tokens, sequences = sum(one.tokens for one in examples), sum(one.sequences for one in packed)
+    tokens, sequences = sum(example.tokens for example in examples), sum(one.sequences for one in packed)
     return (
         Text("all"),
-        sum(one.records for one in rows),
-        sum(one.kept for one in rows),
+        sum(row.records for row in rows),
+        sum(row.kept for row in rows),
         sum(one.rejected for one in (*rows, *examples)),
-        sum(one.examples for one in examples),
+        sum(example.examples for example in examples),
         tokens,
-        format_percent(sum(one.trained_tokens for one in examples), tokens),
+        format_percent(sum(example.trained_tokens for example in examples), tokens),
         sequences,
         format_percent(sum(one.tokens for one in packed), sequences * project.recipe.seq_len),
     )

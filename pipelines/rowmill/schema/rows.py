@@ -277,9 +277,9 @@ def count_messages(conversations: Iterable[Sequence[Message]]) -> dict[str, dict
     """Count messages by role, those that hold reasoning or calls, and the calls."""
     messages = list(chain.from_iterable(conversations))
     # Most messages have only role and content, so only the few others are examined.
-    others = [one for one in messages if len(one) > 2]
-    calls = [len(one["tool_calls"]) for one in others if one.get("tool_calls")]
-    reasons = sum(bool(one.get("reasoning_content")) for one in others)
+    others = [message for message in messages if len(message) > 2]
+    calls = [len(other["tool_calls"]) for other in others if other.get("tool_calls")]
+    reasons = sum(bool(other.get("reasoning_content")) for other in others)
     return {
         "messages_by_role": dict(sorted(Counter(map(itemgetter("role"), messages)).items())),
         "reasoning_and_calls": dict(zip(MESSAGE_CONTENT_COUNTS, (reasons, len(calls), sum(calls)), strict=True)),

@@ -96,7 +96,7 @@ def make_shard_schema(
 def _extend_schema(
     schema: pa.Schema, token_fields: Iterable[str], columns: Iterable[pa.Field], *, weighted: bool
 ) -> pa.Schema:
-    lists = (pa.field(one.name, pa.list_(one.type), nullable=False) for one in columns)
+    lists = (pa.field(column.name, pa.list_(column.type), nullable=False) for column in columns)
     return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *make_token_columns(token_fields), *lists])
 
 
@@ -243,7 +243,7 @@ def make_fillers(
         starts=np.zeros(count, np.int32),
         weights=np.zeros(2 * count, np.float32) if weighted else None,
         token_fields={name: np.zeros(2 * count, np.float32) for name in token_fields},
-        columns={one.name: pa.nulls(count, one.type) for one in columns},
+        columns={column.name: pa.nulls(count, column.type) for column in columns},
     )
     spans = Spans(
         labels=np.full(2 * count, IGNORED_LABEL, np.int32),

@@ -111,27 +111,29 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     ]
     back = np.empty(len(segments), np.int64)
     back[by_file] = np.arange(len(segments))
-    sizes = np.concatenate([one.sizes for one in pieces])
+    sizes = np.concatenate([piece.sizes for piece in pieces])
     tokens = expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
-    own = frozenset(pieces[0].columns).intersection(*(one.columns for one in pieces))
-    weights = [one.weights for one in pieces if one.weights is not None]
+    own = frozenset(pieces[0].columns).intersection(*(piece.columns for piece in pieces))
+    weights = [piece.weights for piece in pieces if piece.weights is not None]
     return SequenceBatch(
-        ids=np.concatenate([one.ids for one in pieces])[tokens],
-        trained=np.concatenate([one.labels for one in pieces])[tokens] != IGNORED_LABEL,
+        ids=np.concatenate([piece.ids for piece in pieces])[tokens],
+        trained=np.concatenate([piece.labels for piece in pieces])[tokens] != IGNORED_LABEL,
         weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
         offsets=_cumulate_counts(sizes[back]),
         sequence_offsets=sequence_offsets,
-        is_open=np.concatenate([one.is_open for one in pieces])[heads],
-        example_ids=pa.concat_arrays([one.example_ids for one in pieces]).take(pa.array(back)),
-        starts=np.concatenate([one.starts for one in pieces])[back],
-        datasets=pa.concat_arrays([one.datasets for one in pieces]).take(pa.array(heads)),
-        numbers=np.concatenate([one.numbers for one in pieces])[heads],
+        is_open=np.concatenate([piece.is_open for piece in pieces])[heads],
+        example_ids=pa.concat_arrays([piece.example_ids for piece in pieces]).take(pa.array(back)),
+        starts=np.concatenate([piece.starts for piece in pieces])[back],
+        datasets=pa.concat_arrays([piece.datasets for piece in pieces]).take(pa.array(heads)),
+        numbers=np.concatenate([piece.numbers for piece in pieces])[heads],
         token_fields={
-            name: np.concatenate([one.token_fields[name] for one in pieces])[tokens] for name in pieces[0].token_fields
+            name: np.concatenate([piece.token_fields[name] for piece in pieces])[tokens]
+            for name in pieces[0].token_fields
         },
         columns={
-            name: pa.concat_arrays([one.columns[name] for one in pieces]).take(pa.array(back)) for name in sorted(own)
+            name: pa.concat_arrays([piece.columns[name] for piece in pieces]).take(pa.array(back))
+            for name in sorted(own)
         },
     )
 
@@ -229,11 +231,11 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
         )
     of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
     of_tokens = [*of_tokens, *sequences.token_fields.values()]
-    for one in of_tokens:
-        if len(one) != len(ids):
+    for token in of_tokens:
+        if len(token) != len(ids):
             _raise_integrity_error(
                 where,
-                f"a mask of {len(one)} positions for {len(ids)} tokens; both must have the same length",
+                f"a mask of {len(token)} positions for {len(ids)} tokens; both must have the same length",
                 _REBUILD_ADVICE,
             )
     borders, _ = sequences.spans()

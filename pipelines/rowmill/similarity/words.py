@@ -84,7 +84,7 @@ def hash_words(texts: Sequence[str]) -> HashedTexts:
     hashes: list[Hashes] = [np.empty(0, np.uint64)]
     counts: list[Ints] = [np.empty(0, np.int64)]
     for pieces, owners in _collect_chunks(texts):
-        offsets = make_offsets([len(one) for one in pieces])
+        offsets = make_offsets([len(piece) for piece in pieces])
         starts, ends, of_pieces = _find_words(codes := _read_code_points("".join(pieces)), offsets)
         hashes.append(_hash_runs(codes, starts, ends))
         counts.append(np.asarray(owners, np.int64)[of_pieces])

@@ -91,7 +91,7 @@ def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
     """Return the decompressed and the compressed size of the columns."""
     groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    return sum(one.total_uncompressed_size for one in chunks), sum(one.total_compressed_size for one in chunks)
+    return sum(chunk.total_uncompressed_size for chunk in chunks), sum(chunk.total_compressed_size for chunk in chunks)
 
 
 def _unreadable_error(url: str, why: str) -> SourceError:

@@ -74,7 +74,7 @@ class PartLists:
         if store.is_local:
             return
         own = self._open(store, folder, function)
-        own.current |= {one.fingerprint: one for one in parts}
+        own.current |= {part.fingerprint: part for part in parts}
         if not own.current.keys() <= own.written:
             store.write_sealed_list([_list_path(folder, function)], {"parts": own.current})
             own.written = frozenset(own.current)

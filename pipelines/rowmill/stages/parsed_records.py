@@ -123,7 +123,7 @@ def identify_parsed_records(recipe: Recipe, name: str) -> dict[str, Any]:
 def prepare_parsed_records(context: StageContext) -> PreparedStage:
     """Scan the files of generated text."""
     scans = scan_generated_texts(context)
-    texts = [[one.url, [part.sha256 for part in one.parts]] for one in scans]
+    texts = [[scan.url, [part.sha256 for part in scan.parts]] for scan in scans]
     return PreparedStage((texts,), lambda: make_parsed_records(context, scans))
 
 
@@ -168,7 +168,7 @@ def make_parsed_records(context: StageContext, scans: Sequence[FileScan]) -> Sta
             ],
         },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
-        details={"scans": [one.to_json() for one in scans]},
+        details={"scans": [scan.to_json() for scan in scans]},
         parts_reused=reused,
         rows_made=rows_made,
     )

@@ -68,7 +68,7 @@ class PartitionPlan:
 
     def summarize_splits(self) -> tuple[SplitFacts, ...]:
         """Return the facts of each split."""
-        return tuple(_summarize_split(self.mode, one) for one in self.splits)
+        return tuple(_summarize_split(self.mode, split) for split in self.splits)
 
 
 @dataclass(frozen=True, slots=True)

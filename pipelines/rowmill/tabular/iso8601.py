@@ -61,7 +61,7 @@ def _canonical_offset(offset: str | None) -> str | None:
         return "+00:00"
     digits = offset[1:].replace(":", "")
     parts = [digits[start : start + 2] for start in range(0, len(digits), 2)]
-    if int(parts[0]) > 23 or any(int(one) > 59 for one in parts[1:]):
+    if int(parts[0]) > 23 or any(int(part) > 59 for part in parts[1:]):
         return None
     if not any(map(int, parts)):
         return "+00:00"

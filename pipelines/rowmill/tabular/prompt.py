@@ -155,11 +155,11 @@ def build_prompt_frame(
 
 def _find_model_family(vocabulary: Vocabulary, where: str) -> ModelFamily:
     name = vocabulary.name.lower()
-    found = next((one for one in FAMILIES if any(part in name for part in one.names)), None)
+    found = next((family for family in FAMILIES if any(part in name for part in family.names)), None)
     if found is None:
         raise ConfigError(
             f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}, only for "
-            f"{', '.join(one.names[0] for one in FAMILIES)}; set prompt.template, or another style"
+            f"{', '.join(family.names[0] for family in FAMILIES)}; set prompt.template, or another style"
         )
     return found
 

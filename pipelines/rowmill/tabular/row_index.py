@@ -96,15 +96,15 @@ def build_row_index(
     `first_rows` and `places` are those of `RowIndex`.
     """
     if first_rows is None:
-        first_rows = compute_offsets([one.num_rows for one in tables])
-    splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
+        first_rows = compute_offsets([table.num_rows for table in tables])
+    splits = [pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy() for table in tables]
     count = int(first_rows[-1])
-    groups, keys = _number_groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())
+    groups, keys = _number_groups([table.column("group_key") for table in tables]) if is_grouped else (None, ())
     if is_series and groups is None:
         groups, keys = np.zeros(count, np.int64), (NO_KEY,)
     positions = unit = None
     if order is not None and groups is not None:
-        positions, unit = _read_positions([one.column("order_key") for one in tables], is_time=order.is_time)
+        positions, unit = _read_positions([table.column("order_key") for table in tables], is_time=order.is_time)
         if order.is_time_of_day and unit is not None:
             positions = _roll_over_midnight(positions, groups, int(DAY / unit))
     return RowIndex(

@@ -73,7 +73,7 @@ class Column:
         if self.item is not None:
             result["item"] = self.item.to_json()
         if self.type == "struct":
-            result["fields"] = [one.to_json() for one in self.fields]
+            result["fields"] = [field.to_json() for field in self.fields]
         return result
 
     @classmethod
@@ -97,27 +97,27 @@ class RecordSchema:
 
     def __post_init__(self) -> None:
         """Check that names are unique."""
-        assert len({one.name for one in self.columns}) == len(self.columns), "two columns have the same name"
+        assert len({column.name for column in self.columns}) == len(self.columns), "two columns have the same name"
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
         """The columns by their names."""
-        return {one.name: one for one in self.columns}
+        return {column.name: column for column in self.columns}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns' names, in order."""
-        return tuple(one.name for one in self.columns)
+        return tuple(column.name for column in self.columns)
 
     def with_leading(self, names: Iterable[str]) -> "RecordSchema":
         """Return the schema with these columns first, in the given order, then the others in theirs."""
         first = list(dict.fromkeys(names))
-        rest = [one for one in self.columns if one.name not in first]
+        rest = [column for column in self.columns if column.name not in first]
         return RecordSchema((*(self.by_name[name] for name in first), *rest))
 
     def to_json(self) -> dict[str, Json]:
         """Return the schema as a JSON value."""
-        return {"columns": [one.to_json() for one in self.columns]}
+        return {"columns": [column.to_json() for column in self.columns]}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Json]) -> "RecordSchema":

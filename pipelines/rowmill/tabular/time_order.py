@@ -259,7 +259,9 @@ def list_fitting_candidates(text: str) -> tuple[SortKey, ...]:
 @lru_cache(maxsize=1 << 12)
 def _list_candidates_of_form(form: str) -> tuple[SortKey, ...]:
     return tuple(
-        one for one in CANDIDATES if one.name not in _DATE_PATTERNS or _DATE_PATTERNS[one.name].fullmatch(form)
+        candidate
+        for candidate in CANDIDATES
+        if candidate.name not in _DATE_PATTERNS or _DATE_PATTERNS[candidate.name].fullmatch(form)
     )
 
 

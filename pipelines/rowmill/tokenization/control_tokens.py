@@ -96,7 +96,7 @@ def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
 
     Placeholders of fewer than six characters could occur by chance and are not searched.
     """
-    long = [one for one in placeholders if len(one) >= 6]
+    long = [placeholder for placeholder in placeholders if len(placeholder) >= 6]
     if not long:
         return False
     lowered = text.lower()

@@ -35,7 +35,7 @@ class EncodedTexts:
 
 def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
     """Join encoded pieces to the texts that they were cut from: text i is the next `counts[i]` pieces."""
-    sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
+    sizes = np.fromiter((len(piece.encode()) for piece in pieces), np.int64, len(pieces))
     before = np.cumsum(sizes) - sizes
     bounds = compute_offsets(counts)
     nonempty = counts > 0

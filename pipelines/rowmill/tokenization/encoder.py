@@ -89,7 +89,7 @@ class Encoder:
     def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self.reference.encode_batch(list(texts), add_special_tokens=False)
         pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
-        decoded = self.reference.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
+        decoded = self.reference.decode_batch([encoding.ids for encoding in encodings], skip_special_tokens=False)
         altered = sum(
             self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
             for one, text in zip(decoded, texts, strict=True)
@@ -134,7 +134,7 @@ class Encoder:
     def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
         """Encode as `encode_continuation` does, but return only ids and offsets, which is twice as fast."""
         encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.array(one.ids, np.int32) for one in encodings]
+        ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         offsets = compute_offsets(counts)
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets

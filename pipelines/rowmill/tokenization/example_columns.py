@@ -130,20 +130,22 @@ def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
     return ExampleColumns(
         rows=np.array([row for row, _, _ in parts], np.int64),
         ks=np.array([k for _, k, _ in parts], np.int64),
-        lengths=np.array([len(one.ids) for one in examples], np.int64),
-        ids=_concat_arrays([one.ids for one in examples], np.int32),
-        mask=_concat_arrays([one.mask for one in examples], np.bool_),
-        span_counts=np.array([len(one.span_starts) for one in examples], np.int64),
-        span_starts=_concat_arrays([one.span_starts for one in examples], np.int64),
-        span_messages=_concat_arrays([one.span_messages for one in examples], np.int64),
-        span_kinds=_concat_arrays([one.span_kinds for one in examples], np.int8),
-        original_tokens=np.array([one.original_tokens for one in examples], np.int64),
-        original_trained=np.array([one.original_trained for one in examples], np.int64),
-        removed={name: np.array([getattr(one, name) for one in examples], np.int64) for name in _REMOVED_COLUMNS},
-        domains=tuple(one.domain for one in examples) if any(one.domain for one in examples) else (),
-        weights=_concat_weights([(one.mask, one.weights) for one in examples]),
-        token_fields=_concat_fields([(len(one.ids), one.token_fields) for one in examples]),
-        own=tuple(one.columns for one in examples) if any(one.columns for one in examples) else (),
+        lengths=np.array([len(example.ids) for example in examples], np.int64),
+        ids=_concat_arrays([example.ids for example in examples], np.int32),
+        mask=_concat_arrays([example.mask for example in examples], np.bool_),
+        span_counts=np.array([len(example.span_starts) for example in examples], np.int64),
+        span_starts=_concat_arrays([example.span_starts for example in examples], np.int64),
+        span_messages=_concat_arrays([example.span_messages for example in examples], np.int64),
+        span_kinds=_concat_arrays([example.span_kinds for example in examples], np.int8),
+        original_tokens=np.array([example.original_tokens for example in examples], np.int64),
+        original_trained=np.array([example.original_trained for example in examples], np.int64),
+        removed={
+            name: np.array([getattr(example, name) for example in examples], np.int64) for name in _REMOVED_COLUMNS
+        },
+        domains=tuple(example.domain for example in examples) if any(example.domain for example in examples) else (),
+        weights=_concat_weights([(example.mask, example.weights) for example in examples]),
+        token_fields=_concat_fields([(len(example.ids), example.token_fields) for example in examples]),
+        own=tuple(example.columns for example in examples) if any(example.columns for example in examples) else (),
     )
 
 

@@ -34,7 +34,7 @@ class RoundTripDecoder:
         pieces = self._given if self._given is not None else read_sentencepiece_bytes(self._backend)
         if pieces is None:
             return None
-        lengths = np.array([len(one) for one in pieces], np.int64)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths
 
     def altered(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: Ints) -> list[int]:

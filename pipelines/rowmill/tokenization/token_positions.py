@@ -89,8 +89,8 @@ def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
         return "its vocabulary has no pieces with spaces"
     added = np.zeros(len(pieces), bool)
     added[[int(token["id"]) for token in parsed["added_tokens"]]] = True
-    lengths = np.fromiter((len(one) or -1 for one in pieces), np.int64, len(pieces))
-    partial = np.fromiter((len(one) == 1 and one[0] >= 0x80 for one in pieces), bool, len(pieces))
+    lengths = np.fromiter((len(piece) or -1 for piece in pieces), np.int64, len(pieces))
+    partial = np.fromiter((len(piece) == 1 and piece[0] >= 0x80 for piece in pieces), bool, len(pieces))
     unknown = parsed["model"].get("unk_token")
     if unknown in parsed["model"]["vocab"]:
         lengths[parsed["model"]["vocab"][unknown]] = _NEVER_ADDS_UP

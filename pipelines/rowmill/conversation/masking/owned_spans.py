@@ -61,15 +61,15 @@ def _add_call_content(
 ) -> None:
     names = [one for one in texts if one.part == "call_name"]
     values = [one for one in texts if one.part != "call_name"]
-    for one in names:
-        located.add(ContentSpan(one.start, one.end, index, "tool_call"))
+    for name in names:
+        located.add(ContentSpan(name.start, name.end, index, "tool_call"))
     arguments = (call.get("function") or {}).get("arguments")
     whole = _find_whole_arguments(arguments, names, values, text)
     if whole is not None:
         located.add(ContentSpan(*whole, index, "tool_call"))
         return
-    for one in values:
-        located.add(ContentSpan(one.start, one.end, index, "tool_call"))
+    for value in values:
+        located.add(ContentSpan(value.start, value.end, index, "tool_call"))
     if isinstance(arguments, dict):
         _add_scalar_content(located, index, arguments, texts, every, text)
 
@@ -80,15 +80,15 @@ def _find_whole_arguments(
     """Return the range of a call's arguments as JSON, if it contains all of their proven texts."""
     if not isinstance(arguments, dict | list) or not arguments:
         return None
-    name_end = max((one.end for one in names), default=0)
+    name_end = max((name.end for name in names), default=0)
     for form in _list_json_forms(arguments):
         if values:
             start = max(0, values[0].end - len(form))
-            limit = min(one.start for one in values) + len(form)
+            limit = min(value.start for value in values) + len(form)
         else:
             start, limit = name_end, name_end + _ARGUMENT_REACH_CHARS + len(form)
         at = text.find(form, start, limit)
-        if at >= 0 and all(at <= one.start and one.end <= at + len(form) for one in values):
+        if at >= 0 and all(at <= value.start and value.end <= at + len(form) for value in values):
             return at, at + len(form)
     return None
 

@@ -211,8 +211,8 @@ def _is_safe_traced_call(call: nodes.Call, macros: frozenset[str], printed: set[
     if isinstance(call.node, nodes.Name):
         # A macro returns plain text, and reading the contents in it would not be recorded.
         return call.node.name in _ALLOWED_FUNCTIONS or (call.node.name in macros and id(call) in printed)
-    arguments = [*call.args, *(one.value for one in call.kwargs), call.dyn_args, call.dyn_kwargs]
-    constant = all(one is None or isinstance(one, nodes.Const) for one in arguments)
+    arguments = [*call.args, *(kwarg.value for kwarg in call.kwargs), call.dyn_args, call.dyn_kwargs]
+    constant = all(argument is None or isinstance(argument, nodes.Const) for argument in arguments)
     return isinstance(call.node, nodes.Getattr) and constant
 
 
@@ -228,7 +228,7 @@ def _is_safe_compare(compare: nodes.Compare) -> bool:
 
 def contains_only_constants(items: nodes.List | nodes.Tuple) -> bool:
     """Return whether all items of a list or tuple are constants."""
-    return all(isinstance(one, nodes.Const) for one in items.items)
+    return all(isinstance(item, nodes.Const) for item in items.items)
 
 
 def _find_printed_nodes(tree: nodes.Template, macros: frozenset[str]) -> set[int]:
@@ -317,6 +317,6 @@ def _join_values(values: Iterable[Json], separator: str = "", *_: object, **name
     """Join as Jinja does; the result is a `PrintableText` if any part is."""
     if named:
         raise ContentReadError("attributes of messages are joined")
-    parts = [_convert_to_string(one) for one in values]
+    parts = [_convert_to_string(value) for value in values]
     text = _get_raw_text(separator).join(map(_get_raw_text, parts))
-    return PrintableText(text) if any(isinstance(one, PrintableText) for one in parts) else text
+    return PrintableText(text) if any(isinstance(part, PrintableText) for part in parts) else text

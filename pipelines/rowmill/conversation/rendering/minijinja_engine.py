@@ -119,7 +119,7 @@ def _is_shrinking_replace(call: nodes.Call) -> bool:
     """Return whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
     if not isinstance(call.node, nodes.Getattr) or call.node.attr != "replace" or len(call.args) < 2:
         return False
-    values = [one.value for one in call.args[:2] if isinstance(one, nodes.Const)]
+    values = [arg.value for arg in call.args[:2] if isinstance(arg, nodes.Const)]
     return len(values) == 2 and all(isinstance(v, str) for v in values) and 0 < len(values[0]) >= len(values[1])
 
 
@@ -150,7 +150,7 @@ def _count_uses(macro: nodes.Macro, name: str) -> int:
 def _can_grow_text(expression: nodes.Node, macros: set[str]) -> bool:
     if isinstance(expression, _GROWING_NODES) or contains_node(expression, *_GROWING_NODES):
         return True
-    joins = [one for one in _find_nodes(expression, nodes.Filter) if one.name == "join"]
+    joins = [node for node in _find_nodes(expression, nodes.Filter) if node.name == "join"]
     return bool(joins) or _calls_macro(expression, macros)
 
 

@@ -76,8 +76,8 @@ def scan_benchmarks(context: StageContext) -> tuple[ScannedBenchmark, ...]:
     earlier = manifest.load_current_if_intact(context.store, context.key)
     known = {} if earlier is None else {scan.url: scan for scan in load_scans(earlier)}
     return tuple(
-        ScannedBenchmark(one, tuple(sources.scan_source(one.open_source(), context.base, stage, known)))
-        for one in options.benchmarks
+        ScannedBenchmark(benchmark, tuple(sources.scan_source(benchmark.open_source(), context.base, stage, known)))
+        for benchmark in options.benchmarks
     )
 
 

@@ -50,7 +50,7 @@ def report_contract(
         "mismatches": before if drifts else counts,
         "observed": list(observed.observed),
     }
-    placed = [(one, describe_place(context, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
+    placed = [(drift, describe_place(context, parts, drift)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
         rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
         draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)

@@ -35,12 +35,12 @@ def complete_table_output(
         interval_mismatch=times["mismatch"],
         characters=characters,
         table_drift=len(drifts),
-        type_mismatch=sum(one.count for one in mismatches.values()),
+        type_mismatch=sum(mismatch.count for mismatch in mismatches.values()),
         non_finite=_count_non_finite(draft, observed),
     )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
-        tuple((one.name, one.type, one.nullable, one.required) for one in observed.schema.columns[:100]),
+        tuple((column.name, column.type, column.nullable, column.required) for column in observed.schema.columns[:100]),
     )
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
@@ -63,7 +63,7 @@ def complete_table_output(
 
 def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
     """Count the floats that are NaN or infinite, which JSON stores as strings, by column."""
-    floats = (one.name for one in observed.schema.columns if one.type == "float")
+    floats = (column.name for column in observed.schema.columns if column.type == "float")
     found = {
         name: seen.kinds["string"] for name in floats if "string" in (seen := observed.evidence.columns[name]).kinds
     }

@@ -297,7 +297,7 @@ def _hash_prefixes(decoded: _DecodedPart) -> list[bytes]:
     if decoded.cells is not None:
         columns = [one.spread(one.texts).alias(name) for name, one in decoded.cells.items()]
         records = pl.select(columns).to_dicts()
-    return [filters.hash_record_prefix(one) for one in records]
+    return [filters.hash_record_prefix(record) for record in records]
 
 
 def hash_record(decoded: Mapping[str, Json]) -> bytes:
@@ -319,9 +319,9 @@ def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, Co
         pieces = [columns[name].map(_make_content_writer(name)) for _, name in named]
     except (TypeError, UnicodeEncodeError):
         # Integers beyond 64 bits.
-        return [hash_record(one) for one in records]
+        return [hash_record(record) for record in records]
     if not pieces:
-        return [hash_record(one) for one in records]
+        return [hash_record(record) for record in records]
     digest_of, size = hashlib.blake2b, filters.HASH_BYTES
     return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
 

@@ -69,7 +69,7 @@ def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple
 def _decide_by_time(context: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
     column = context.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
     outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
-    codes = np.array([-1 if isinstance(one, Rejected) else SPLITS.index(one) for one in outcomes], np.int8)
+    codes = np.array([-1 if isinstance(outcome, Rejected) else SPLITS.index(outcome) for outcome in outcomes], np.int8)
     which = column.indices.to_numpy(zero_copy_only=False)
     of_rows = codes[which] if len(codes) else np.empty(0, np.int8)
     reasons = {place: outcomes[which[place]] for place in np.flatnonzero(of_rows < 0).tolist()}

@@ -55,10 +55,10 @@ def split_columns(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValu
     if not records:
         return {}
     first = records[0].keys()
-    if all(one.keys() == first for one in records):
-        return {name: ColumnValues([one[name] for one in records]) for name in first}
+    if all(record.keys() == first for record in records):
+        return {name: ColumnValues([record[name] for record in records]) for name in first}
     names = dict.fromkeys(name for one in records for name in one)
-    return {name: ColumnValues([one.get(name, ABSENT) for one in records]) for name in names}
+    return {name: ColumnValues([record.get(name, ABSENT) for record in records]) for name in names}
 
 
 _CACHED_TYPES = frozenset({str, int, bool})
@@ -76,7 +76,7 @@ class ValueColumnBuilder:
     ) -> None:
         self._one_by_one = ValueRowBuilder(contract, schema, order, roles)
         self._known = defaultdict[tuple[str, type], dict[Any, tuple[str | None, Value]]](dict)
-        self._alone = {one.name: _make_column_builder(one, contract) for one in schema.columns}
+        self._alone = {column.name: _make_column_builder(column, contract) for column in schema.columns}
         self._roles = roles
 
     def __call__(
@@ -141,7 +141,7 @@ class ValueColumnBuilder:
     ) -> Sequence[str | None]:
         keys: list[Sequence[str]] = []
         for name in self._roles.group:
-            column = own[name] if name in own else ColumnValues([get_at_path(one, name) for one in records])
+            column = own[name] if name in own else ColumnValues([get_at_path(record, name) for record in records])
             texts = column.map(partial(self._write_key, name))
             keys.append(_collect_rejected(texts, made))
         return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
@@ -184,7 +184,7 @@ def _make_text_column(texts: list[str | None]) -> pl.Series:
         return pl.Series(texts, dtype=pl.String)
     except UnicodeEncodeError:
         # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
-        held = [None if one is None else one.encode("utf-8", "backslashreplace").decode() for one in texts]
+        held = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
         return pl.Series(held, dtype=pl.String)
 
 

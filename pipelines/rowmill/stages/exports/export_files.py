@@ -135,7 +135,7 @@ def write_export_files(
         total += found
     with shelf.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
-        last = export.finish(folder, [one.written for one in files], terms)
+        last = export.finish(folder, [file.written for file in files], terms)
         files += _publish_written_files(context.store, folder, last, at)
     return files, f"{total % native.HASH_MODULUS:032x}"
 
@@ -145,8 +145,8 @@ def publish_export_manifest(
 ) -> dict[str, File]:
     """Write card and manifest, last of all; return all files by their paths in the export."""
     named = {
-        one.written.path: File(f"{at}/{one.written.path}", one.size_bytes, one.digest, one.written.segments)
-        for one in files
+        file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
+        for file in files
     }
     content = export_manifest.encode_json(card)
     for name, text in ((CARD_FILE, content), (MANIFEST_FILE, export_manifest.encode_manifest(files, content))):

@@ -104,7 +104,7 @@ def describe_export_shape(
         vocab_size=_resolve_export_vocab_size(context, card),
         bos_id=card["bos_id"],
         eos_id=card["eos_id"],
-        kinds=frozenset(one.row_kind for one in context.recipe.datasets.values()),
+        kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
         lengths=source.lengths[segments],
         sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
         domains=domains[segments],
@@ -134,9 +134,9 @@ def _name_segment(context: StageContext, source: ExportSource, segment: int) -> 
 def _read_segment_domains(context: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
     """Return all domain values, and for each segment over all shards the index of its domain."""
     found = [pl.Series("domain", [], pl.String)]
-    for one in inputs.get_packed_shards(context).values():
-        lineage = [file for file in one.files("segments") if file in source.lineage]
-        examples = _load_export_input(context, one, TOKENIZED_EXAMPLES).files("examples")
+    for shard in inputs.get_packed_shards(context).values():
+        lineage = [file for file in shard.files("segments") if file in source.lineage]
+        examples = _load_export_input(context, shard, TOKENIZED_EXAMPLES).files("examples")
         if not lineage:
             continue
         known = _read_frame(context.store, examples, ("example_id", "domain"))
@@ -178,7 +178,7 @@ def build_export_card(
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
         "seq_len": context.recipe.seq_len,
         **({"segment_multiple_of": multiple} if multiple > 1 else {}),
-        "kinds": sorted({one.row_kind for one in context.recipe.datasets.values()}),
+        "kinds": sorted({dataset.row_kind for dataset in context.recipe.datasets.values()}),
         **({} if context.recipe.objective == DEFAULT_OBJECTIVE else {"objective": context.recipe.objective}),
         "recipe": context.recipe.name,
         "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],

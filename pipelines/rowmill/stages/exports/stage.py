@@ -50,7 +50,7 @@ VERSION = 5
 
 def find_export(context: StageContext) -> Export:
     """Return the options of the export that a step makes."""
-    return next(one for one in context.recipe.exports if one.name == context.key[-1])
+    return next(export for export in context.recipe.exports if export.name == context.key[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _sum_hashes(hashes: "NDArray[np.void]") -> int:
 
 
 def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
-    return sum(one.written.trained_tokens for one in files)
+    return sum(file.written.trained_tokens for file in files)
 
 
 # ── The manifest, and the messages for users ───────────────────────────────────────────────────────

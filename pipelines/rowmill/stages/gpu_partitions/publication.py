@@ -59,15 +59,15 @@ def publish_gpu_partitions(
         "loosened": list(loosened),
         "checks": [
             {
-                "name": one.check,
-                "value": one.value,
-                "wanted": one.wanted,
-                "severity": one.severity,
-                "outcome": one.outcome,
-                "waiver": one.waiver,
-                "threshold_digest": one.threshold_digest,
+                "name": result.check,
+                "value": result.value,
+                "wanted": result.wanted,
+                "severity": result.severity,
+                "outcome": result.outcome,
+                "waiver": result.waiver,
+                "threshold_digest": result.threshold_digest,
             }
-            for one in results
+            for result in results
         ],
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,

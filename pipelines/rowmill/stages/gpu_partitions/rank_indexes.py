@@ -154,7 +154,7 @@ def find_index_damage(store: Store, output: Manifest) -> Iterator[str]:
     for part in output.parts:
         filler = store.table(part.files["filler"]).combine_chunks()
         hashes = join_hashes([*tables, tabulate_hashes(filler)])
-        first_rows = compute_offsets([*(one.files["shard"].rows for one in shards), 1])
+        first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
         found = f"{hashes.sum_content(_locate_lines(store, part.files['index'], first_rows)):032x}"
         if found != part.facts["content_hash"]:
             rank = part.files["facts"].path.rsplit("/", 1)[0]

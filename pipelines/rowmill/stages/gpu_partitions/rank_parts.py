@@ -70,7 +70,7 @@ def fingerprint_rank(context: StageContext, name: str) -> str:
     """Return the fingerprint of a rank: the order, its sequences, the world size."""
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
     # The order names sequences by number only, so the shards' content must be included.
-    packed = [one.version for one in inputs.get_packed_shards(context).values()]
+    packed = [shard.version for shard in inputs.get_packed_shards(context).values()]
     return digest_json(
         GPU_PARTITIONS, identify_gpu_partitions(context.recipe, "")["ranks"], splits.version, packed, name
     )

@@ -82,7 +82,7 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
     rules = get_packing_rules(context)
     parts = _list_example_parts(context, held)
     target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
-    borders = cut_groups([one.tokens for one in parts], [one.file.digest for one in parts], target)
+    borders = cut_groups([part.tokens for part in parts], [part.file.digest for part in parts], target)
     streams = _count_streams(context, rules, parts, held) if rules.strategy == "concat" else None
     planned: list[PartTask] = []
     for first, end in borders:
@@ -193,9 +193,9 @@ def _make_task(
     own: int,
     stretches: Mapping[str, StreamStretch] | None,
 ) -> PartTask:
-    files = tuple(one.file for one in parts)
+    files = tuple(part.file for part in parts)
     sources = _locate_sources([source for one in parts for source in one.sources])
-    splits = [one.splits for one in parts if one.splits is not None]
+    splits = [part.splits for part in parts if part.splits is not None]
     joined = np.concatenate(splits) if splits else None
     fingerprint = digest_json(
         _identify_group(context, files, own),
@@ -203,7 +203,7 @@ def _make_task(
         None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
         None if joined is None else digest_bytes(joined.tobytes()),
     )
-    tokens = sum(one.tokens for one in parts)
+    tokens = sum(part.tokens for part in parts)
     task = PackGroupTask(
         root=context.store.root,
         folder=context.folder,
@@ -262,10 +262,10 @@ def _count_streams(
 ) -> _Streams:
     multiple = rules.packing.room_multiple
     if held is None and multiple == 1:
-        counts = [_sum_split_tokens(one.facts) for one in parts]
+        counts = [_sum_split_tokens(part.facts) for part in parts]
     else:
-        counts = [_count_split_room(context, one, multiple) for one in parts]
-    tokens = {split: np.array([one.get(split, 0) for one in counts], np.int64) for split in SPLITS}
+        counts = [_count_split_room(context, part, multiple) for part in parts]
+    tokens = {split: np.array([count.get(split, 0) for count in counts], np.int64) for split in SPLITS}
     before = {split: np.concatenate((np.zeros(1, np.int64), np.cumsum(own))) for split, own in tokens.items()}
     return _Streams(tokens, before)
 

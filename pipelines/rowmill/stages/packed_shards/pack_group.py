@@ -335,10 +335,10 @@ def _count_group(
         "examples": int(counted.sum()),
         "entered": [int(entered.sum()), int(lengths.trained[:own][entered].sum())],
         "rejected": sum(count for fate, count in fates.items() if fate.startswith(f"{REJECTED}/")),
-        "trained_lost": sum(one.trained_lost for one in plans) + tails,
+        "trained_lost": sum(plan.trained_lost for plan in plans) + tails,
         "left_out": dict(sorted(fates.items())),
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
-        "unlimited": sum(_count_unlimited(task.rules, lengths, one) for one in plans),
+        "unlimited": sum(_count_unlimited(task.rules, lengths, plan) for plan in plans),
         "fill": _count_fills(task.rules, plans),
     }
 

@@ -219,18 +219,18 @@ def find_left_out(lengths: ExampleLengths, plans: "list[SplitPlan]", surplus: In
     fates: list[tuple[str, str, str]] = []
     numbers: list[Ints] = []
     tokens: list[Ints] = []
-    for one in plans:
-        reasons = {number: reason for reason, some in one.rejected.items() for number in some.tolist()}
-        here = np.flatnonzero(one.left)
-        numbers.append(one.numbers[here])
-        tokens.append(one.left[here])
+    for plan in plans:
+        reasons = {number: reason for reason, some in plan.rejected.items() for number in some.tolist()}
+        here = np.flatnonzero(plan.left)
+        numbers.append(plan.numbers[here])
+        tokens.append(plan.left[here])
         for number, left in zip(numbers[-1].tolist(), tokens[-1].tolist(), strict=True):
             if left < lengths.tokens[number]:
-                fates.append((one.split, KEPT, ""))
+                fates.append((plan.split, KEPT, ""))
             else:
                 # Only concat leaves whole documents out without rejecting them.
                 is_rejected = number in reasons
-                fates.append((one.split, REJECTED, reasons[number]) if is_rejected else (one.split, "tail", ""))
+                fates.append((plan.split, REJECTED, reasons[number]) if is_rejected else (plan.split, "tail", ""))
     numbers.append(surplus)
     tokens.append(lengths.tokens[surplus])
     fates += [("", "validation_surplus", "")] * len(surplus)

@@ -85,7 +85,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     files = context.input(TOKENIZED_EXAMPLES).files("examples")
     lengths = _read_lengths(context, files, rules)
     rows = _hash_rows(context, files)
-    u = np.concatenate([one.of_examples for one in rows]) if rows else np.empty(0, np.uint64)
+    u = np.concatenate([row.of_examples for row in rows]) if rows else np.empty(0, np.uint64)
     in_train = lengths.splits == _TRAIN
     train = np.flatnonzero(in_train)
     pieces, _, _ = slice_examples(rules, lengths, train)

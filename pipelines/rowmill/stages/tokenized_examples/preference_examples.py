@@ -114,8 +114,8 @@ class PreferenceExampleBuilder:
             return parts
         fitted = self._fit_sides(row, parts)
         if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(one.ids) for one in parts)
-            counts.dropped_trained += sum(int(one.mask.sum()) for one in parts)
+            counts.dropped_tokens += sum(len(part.ids) for part in parts)
+            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
             return fitted
         return finish_sides(fitted, row.sides, row.margin, counts, is_paired=self._is_paired)
 
@@ -139,7 +139,7 @@ class PreferenceExampleBuilder:
         if isinstance(sides, Rejected):
             return sides
         return _require_all(
-            self._steps.encode_masked([one.masked for one in sides], [one.ordinary for one in sides], counts)
+            self._steps.encode_masked([side.masked for side in sides], [side.ordinary for side in sides], counts)
         )
 
     def _mask_sides(
@@ -205,8 +205,8 @@ class PreferenceExampleBuilder:
 
 def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
     """Return the examples of a row's sides, or the first reject."""
-    examples = [one for one in parts if not isinstance(one, Rejected)]
-    return examples if len(examples) == len(parts) else next(one for one in parts if isinstance(one, Rejected))
+    examples = [part for part in parts if not isinstance(part, Rejected)]
+    return examples if len(examples) == len(parts) else next(part for part in parts if isinstance(part, Rejected))
 
 
 def _find_controlled(encoder: ConversationEncoder, rows: pa.Table) -> np.ndarray:
@@ -236,14 +236,14 @@ def cut_answers(sides: Sequence[Example], prompt: int, limit: int) -> list[Examp
     """Cut the answers on the right, which all follow a prompt of so many tokens."""
     if prompt >= limit:
         return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {limit}")
-    return [one.cut(0, limit) if len(one.ids) > limit else one for one in sides]
+    return [side.cut(0, limit) if len(side.ids) > limit else side for side in sides]
 
 
 def measure_prompt(sides: Sequence[Example]) -> int | Rejected:
     """Return the tokens before the first trained one, which all sides must share."""
-    if not all(one.mask.any() for one in sides):
+    if not all(side.mask.any() for side in sides):
         return Rejected("no_loss_tokens", "no trained token is left of a side")
-    lengths = [int(np.argmax(one.mask)) for one in sides]
+    lengths = [int(np.argmax(side.mask)) for side in sides]
     first = sides[0].ids[: lengths[0]]
     if any(not np.array_equal(one.ids[:length], first) for one, length in zip(sides, lengths, strict=True)):
         return Rejected("prompt_differs", f"the prompts before the answers have {' and '.join(map(str, lengths))} ids")
@@ -264,20 +264,20 @@ def _attribute(shorter: Example, whole: Example, messages_removed: int) -> Examp
 
 def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | None, prompt: int) -> Example:
     """Return both sides as one example, end to end."""
-    starts = np.cumsum([0, *(len(one.ids) for one in sides)])
+    starts = np.cumsum([0, *(len(side.ids) for side in sides)])
     joined = Example(
-        ids=np.concatenate([one.ids for one in sides]),
-        mask=np.concatenate([one.mask for one in sides]),
+        ids=np.concatenate([side.ids for side in sides]),
+        mask=np.concatenate([side.mask for side in sides]),
         span_starts=np.concatenate([one.span_starts + at for one, at in zip(sides, starts, strict=False)]),
-        span_messages=np.concatenate([one.span_messages for one in sides]),
-        span_kinds=np.concatenate([one.span_kinds for one in sides]),
-        original_tokens=sum(one.original_tokens for one in sides),
-        original_trained=sum(one.original_trained for one in sides),
+        span_messages=np.concatenate([side.span_messages for side in sides]),
+        span_kinds=np.concatenate([side.span_kinds for side in sides]),
+        original_tokens=sum(side.original_tokens for side in sides),
+        original_trained=sum(side.original_trained for side in sides),
         messages_removed=sides[0].messages_removed,
-        exchanges_removed=sum(one.exchanges_removed for one in sides),
-        tokens_cut=sum(one.tokens_cut for one in sides),
-        exchanges_trained=sum(one.exchanges_trained for one in sides),
-        cut_trained=sum(one.cut_trained for one in sides),
+        exchanges_removed=sum(side.exchanges_removed for side in sides),
+        tokens_cut=sum(side.tokens_cut for side in sides),
+        exchanges_trained=sum(side.exchanges_trained for side in sides),
+        cut_trained=sum(side.cut_trained for side in sides),
     )
     return _describe(joined, sides, kinds, prompt, margin)
 
@@ -287,7 +287,7 @@ def _describe(
 ) -> Example:
     columns = {
         "sides": list(sides),
-        "side_lengths": [len(one.ids) for one in parts],
+        "side_lengths": [len(part.ids) for part in parts],
         "prompt_length": prompt,
         "margin": margin,
     }

@@ -39,8 +39,8 @@ def compare_prompts(table: pa.Table, encoder: ConversationEncoder, counts: Token
     )
     pairs = [one for one in printed if one is not None]
     # Counted separately, because these rows were already counted.
-    examples = encoder.encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
-    prompts = encoder.encode_prompts([one.prompt for one in pairs])
+    examples = encoder.encode_masked([pair.masked for pair in pairs], [[]] * len(pairs), TokenizationCounts())
+    prompts = encoder.encode_prompts([pair.prompt for pair in pairs])
     for one, example, prompt in zip(pairs, examples, prompts, strict=True):
         if not isinstance(example, Rejected):
             counts.prompts_compared += 1

@@ -62,14 +62,14 @@ class RawPreferenceExampleBuilder:
     ) -> RowOutcome:
         fitted = self._fit_sides(parts)
         if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(one.ids) for one in parts)
-            counts.dropped_trained += sum(int(one.mask.sum()) for one in parts)
+            counts.dropped_tokens += sum(len(part.ids) for part in parts)
+            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
             return fitted
         return finish_sides(fitted, sides, margin, counts, is_paired=self._is_paired)
 
     def _fit_sides(self, parts: list[Example]) -> list[Example] | Rejected:
         """Apply the overlong policy to both sides together; a text has no exchanges that could be removed."""
-        tokens, policy = max(len(one.ids) for one in parts), self._limit.get_policy("preference")
+        tokens, policy = max(len(part.ids) for part in parts), self._limit.get_policy("preference")
         if tokens <= self._limit.tokens or policy in ("keep", "raise"):
             return parts
         if policy == "drop":

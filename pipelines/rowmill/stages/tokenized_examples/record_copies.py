@@ -38,5 +38,5 @@ class RecordSource:
 
 def require_copies(sources: Sequence[RecordSource], root: str, scratch: HostScratch) -> list[str]:
     """Return the paths of this host's copies, after making those that it lacks."""
-    scratch.require({one.copy_name: partial(one.copy, root) for one in sources})
-    return [scratch.locate(one.copy_name) for one in sources]
+    scratch.require({source.copy_name: partial(source.copy, root) for source in sources})
+    return [scratch.locate(source.copy_name) for source in sources]

@@ -422,7 +422,7 @@ def _build_examples_tables(
             ("role", "string", "occurrences"), tuple((*name.split(" ", 1), count) for name, count in lines)
         )
     if facts.template_warnings:
-        tables["template"] = DisplayTable(("warning",), tuple((one,) for one in facts.template_warnings))
+        tables["template"] = DisplayTable(("warning",), tuple((warning,) for warning in facts.template_warnings))
     if facts.dropped_kinds:
         tables["dropped"] = DisplayTable(("kind", "pieces"), tuple(facts.dropped_kinds.items()))
     return tables

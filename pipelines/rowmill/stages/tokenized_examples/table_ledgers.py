@@ -92,9 +92,9 @@ class _OverflowDetails:
     @classmethod
     def of(cls, plan: PartitionPlan) -> "_OverflowDetails":
         rows = np.concatenate([np.empty(0, np.int64), *plan.overflow_rows])
-        which = np.repeat(np.arange(len(plan.overflows)), [len(one) for one in plan.overflow_rows])
+        which = np.repeat(np.arange(len(plan.overflows)), [len(row) for row in plan.overflow_rows])
         order = np.argsort(rows, kind="stable")
-        return cls(rows[order], which[order], tuple(one.description for one in plan.overflows))
+        return cls(rows[order], which[order], tuple(overflow.description for overflow in plan.overflows))
 
     def between(self, first: int, last: int) -> dict[int, str]:
         """Return the messages of consecutive rows, by their index among these."""

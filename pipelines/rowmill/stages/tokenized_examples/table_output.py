@@ -148,11 +148,11 @@ def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptF
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
-    lengths = ValueCounts.join([one.sizes["example_tokens"] for one in plan.splits])
+    lengths = ValueCounts.join([split.sizes["example_tokens"] for split in plan.splits])
     if len(lengths.values):
         drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.limits.limit)
     if plan.mode == "grouped":
-        tokens = ValueCounts.join([one.sizes["group_tokens"] for one in plan.splits])
+        tokens = ValueCounts.join([split.sizes["group_tokens"] for split in plan.splits])
         if len(tokens.values):
             drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.limits.records)
     return drawn

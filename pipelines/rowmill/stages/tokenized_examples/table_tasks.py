@@ -30,10 +30,10 @@ def cut_slices(
     """Yield the plan of each split in slices; `parts` are those that the index counts."""
     part_rows = np.array([part.rows.rows for part in parts], np.int64)
     fingerprints = [part.fingerprint for part in parts]
-    for one in plan.splits:
-        numbers = _number_examples(one)
-        for first, last in _cut_parts(one.lengths):
-            yield _cut_slice(plan, one, numbers, index, part_rows, fingerprints, frame, first, last)
+    for split in plan.splits:
+        numbers = _number_examples(split)
+        for first, last in _cut_parts(split.lengths):
+            yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
 
 
 def _number_examples(one: SplitTablePlan) -> Ints:

@@ -57,19 +57,19 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     """Count every kind of leak between the splits of all datasets."""
     leaks = LeakReport()
     sources = {name: _LeakSource.of(context, name, one) for name, one in packed.items()}
-    frames = [frame for one in sources.values() if (frame := one.rows(context.store)) is not None]
+    frames = [frame for source in sources.values() if (frame := source.rows(context.store)) is not None]
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held = rows.filter(pl.col("split") != "train")
     _count_split_overlaps(leaks, "same_row", rows, held, ["content_hash"])
-    if any(has_groups(one) for one in context.recipe.datasets.values()):
+    if any(has_groups(dataset) for dataset in context.recipe.datasets.values()):
         _count_split_overlaps(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
-    if any(not one.format.IS_TABLE for one in context.recipe.datasets.values()):
+    if any(not dataset.format.IS_TABLE for dataset in context.recipe.datasets.values()):
         _measure_same_prompt(leaks, rows, _exclude_tables(context, held))
     else:
         leaks.facts["same_prompt"] = NOT_APPLICABLE
-    if any(one.splits.time_key is not None for one in context.recipe.datasets.values()):
+    if any(dataset.splits.time_key is not None for dataset in context.recipe.datasets.values()):
         _count_time_leaks(leaks, context, sources)
     else:
         leaks.facts["time_order"] = NOT_APPLICABLE

@@ -121,21 +121,21 @@ def _list_replan_tasks(
 def _identify_task(task: ReplanTask) -> str:
     first = task.requests[0]
     form = first.form.model_dump(mode="json", exclude={"generation"})
-    plans = [[asdict(one.limits), one.wanted] for one in task.requests]
+    plans = [[asdict(request.limits), request.wanted] for request in task.requests]
     return digest_json("replanned", VERSION, task.partition.content, first.dataset, first.seed, form, plans)
 
 
 def count_partition_samples(task: ReplanTask) -> list[int]:
     """Count the train records of a partition that fit at each length."""
     rows = read_partition(Store(task.root), task.partition, task.options)
-    return [count_sampled_rows(one, rows.index, rows.lengths) for one in task.requests]
+    return [count_sampled_rows(request, rows.index, rows.lengths) for request in task.requests]
 
 
 def replan_partition_part(task: ReplanTask) -> Part:
     """Plan a partition at each length, and write the lengths of its examples."""
     store = Store(task.root)
     rows = read_partition(store, task.partition, task.options)
-    replanned = [replan_partition(one, rows.index, rows.lengths) for one in task.requests]
+    replanned = [replan_partition(request, rows.index, rows.lengths) for request in task.requests]
     pieces = [
         pa.table([np.full(len(own), one.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
         for one in replanned
@@ -148,14 +148,14 @@ def replan_partition_part(task: ReplanTask) -> Part:
 
 
 def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
-    table = pa.concat_tables([store.table(one.files["lengths"]) for one in parts])
+    table = pa.concat_tables([store.table(part.files["lengths"]) for part in parts])
     limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
     return [
         ReplannedTable(
             limit,
             tuple(tokens[(limited == limit) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))),
-            sum(int(one.facts["over"][at][0]) for one in parts),
-            sum(int(one.facts["over"][at][1]) for one in parts),
+            sum(int(part.facts["over"][at][0]) for part in parts),
+            sum(int(part.facts["over"][at][1]) for part in parts),
         )
         for at, limit in enumerate(limits)
     ]

@@ -62,8 +62,8 @@ class CallableCompleter:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         parameters = inspect.signature(function).parameters.values()
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._declared = None if takes_all else {one.name for one in parameters}
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._declared = None if takes_all else {parameter.name for parameter in parameters}
 
     def complete(self, prompts: Sequence[PromptText], *, n: int, **keywords: Any) -> Sequence[Sequence[Completion]]:
         """Return what the function returns, checked.
@@ -74,9 +74,9 @@ class CallableCompleter:
             If it returns a wrong number of completions, or something else.
 
         """
-        offered = {"prompt_ids": [one.ids for one in prompts], "n": n, **keywords}
+        offered = {"prompt_ids": [prompt.ids for prompt in prompts], "n": n, **keywords}
         given = {name: value for name, value in offered.items() if self._declared is None or name in self._declared}
-        answers = _require_list(self._function([one.text for one in prompts], **given), "its answer")
+        answers = _require_list(self._function([prompt.text for prompt in prompts], **given), "its answer")
         if len(answers) != len(prompts):
             raise GenerationError(
                 f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; return "

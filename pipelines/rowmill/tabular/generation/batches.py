@@ -56,8 +56,10 @@ def generate_records(
             bad_rounds=bad_batches,
             options=options,
         )
-        parsed = [_parse_completion(parser, one[0], tally) for one in answers if not isinstance(one, Exception)]
-        error = next((describe_error(one) for one in answers if isinstance(one, Exception)), error)
+        parsed = [
+            _parse_completion(parser, answer[0], tally) for answer in answers if not isinstance(answer, Exception)
+        ]
+        error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
         found = [record for one in parsed for record in one.records]
         report = merge_span_counts(one.report for one in parsed)
         objects = report.valid + report.invalid

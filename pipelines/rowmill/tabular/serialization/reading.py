@@ -45,7 +45,7 @@ class RecordDecoder:
 
     def __init__(self, schema: RecordSchema, *, wire: Wire = "lossless") -> None:
         self._names = frozenset(schema.names)
-        self._columns = [(one, _make_converter(one, wire)) for one in schema.columns]
+        self._columns = [(column, _make_converter(column, wire)) for column in schema.columns]
 
     def __call__(self, decoded: Mapping[str, Json]) -> Record | RecordProblem:
         """Return the record, keys in schema order, or the first problem in the order of the reasons."""

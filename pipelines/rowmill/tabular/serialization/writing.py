@@ -75,7 +75,9 @@ class Serialiser:
     ) -> list[tuple[Column, str, Callable[[Value], str]]]:
         make = _make_lossless_writer if self._wire == "lossless" else _make_reference_writer
         write_name = write_string if self._wire == "lossless" else lambda name: write_string(name).replace("/", "\\/")
-        return [(one, f"{write_name(one.name)}:", make(one, write_string, 2)) for one in self._schema.columns]
+        return [
+            (column, f"{write_name(column.name)}:", make(column, write_string, 2)) for column in self._schema.columns
+        ]
 
     def _write_line(
         self, record: Mapping[str, Value], columns: list[tuple[Column, str, Callable[[Value], str]]]

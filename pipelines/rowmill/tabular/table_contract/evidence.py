@@ -39,7 +39,7 @@ class ShapeTally:
     def plus(self, other: "ShapeTally") -> "ShapeTally":
         """Add what a later part says."""
         known = {text for text, _ in self.examples}
-        news = tuple(one for one in other.examples if one[0] not in known)
+        news = tuple(example for example in other.examples if example[0] not in known)
         return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
 
 

@@ -23,7 +23,7 @@ FILES = st.lists(st.lists(st.lists(SEGMENT, min_size=1, max_size=3), min_size=1,
 """Files of sequences of segments (ids, mask)."""
 
 
-def shelf_of(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> SegmentFiles:
+def write_segment_files(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> SegmentFiles:
     paths: list[str] = []
     for number, content in enumerate(files):
         table = native.make_packed_table(sequences(content))
@@ -42,14 +42,14 @@ def shelf_of(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path)
 def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
     tmp_path_factory: pytest.TempPathFactory, files: Any, data: st.DataObject
 ) -> None:
-    shelf = shelf_of(files, tmp_path_factory.mktemp("shelf"))
+    opened = write_segment_files(files, tmp_path_factory.mktemp("shards"))
     every = [segment for content in files for one in content for segment in one]
     homes = [f"d{i}" for i, content in enumerate(files) for one in content for _ in one]
     wanted = data.draw(st.lists(st.integers(0, len(every) - 1), min_size=1, max_size=9))
     cuts = data.draw(st.sets(st.integers(1, len(wanted)), max_size=3))
     offsets = np.array([0, *sorted(cuts | {len(wanted)})])
 
-    taken = take_segments(shelf, np.array(wanted), offsets)
+    taken = take_segments(opened, np.array(wanted), offsets)
     gather.drop_scratch_maps()
 
     assert taken.ids.tolist() == [i for number in wanted for i in every[number][0]]

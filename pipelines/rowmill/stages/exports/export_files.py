@@ -33,16 +33,16 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ExportShelf:
+class ExportShards:
     """What all jobs of an export read: shards with the numbers of their first segments."""
 
     copies: ShardCopies
     first_segments: Ints
 
 
-def measure_segments(shard: NumberedShard, shelf: ExportShelf) -> bytes:
+def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
     """Return the content hash and the targets of each segment of a shard; leave a copy for the jobs of this host."""
-    segments = shelf.copies.read(shard)
+    segments = opened.copies.read(shard)
     told = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
     told["hash"] = np.frombuffer(hashes, "V16")
@@ -50,18 +50,18 @@ def measure_segments(shard: NumberedShard, shelf: ExportShelf) -> bytes:
     return told.tobytes()
 
 
-def open_shelf(context: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShelf:
+def open_export_shards(context: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShards:
     """Return what the jobs of an export read."""
     shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
     copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-    return ExportShelf(copies, _locate_first_segments(source))
+    return ExportShards(copies, _locate_first_segments(source))
 
 
-def measure_shelf(context: StageContext, shelf: ExportShelf) -> "NDArray[np.void]":
+def measure_all_segments(context: StageContext, opened: ExportShards) -> "NDArray[np.void]":
     """Return each segment's hash and targets over all shards."""
-    shards = shelf.copies.shards
+    shards = opened.copies.shards
     size = 4 * sum(shard.file.bytes for shard in shards)
-    told = context.pool.map(measure_segments, shards, size_bytes=size, shared=shelf)
+    told = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
     return np.frombuffer(b"".join(told), _SEGMENT_DTYPE)
 
 
@@ -79,9 +79,9 @@ class _ExportTask:
     terms: ExportContext
 
 
-def write_export_job(task: _ExportTask, shelf: ExportShelf) -> tuple[list[FileDigests], int]:
+def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[FileDigests], int]:
     """Write one job's files; return them with their digests, and the content hash of the written segments."""
-    source = _require_segments(shelf, task.job.segments)
+    source = _require_segments(opened, task.job.segments)
     found = 0
 
     def chunks() -> Iterator[SequenceBatch]:
@@ -92,17 +92,17 @@ def write_export_job(task: _ExportTask, shelf: ExportShelf) -> tuple[list[FileDi
             found += sum(native.hash_segments(make_segments(chunk), chunk.trained))
             yield chunk
 
-    with shelf.copies.scratch.open_folder() as folder:
+    with opened.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
         written = task.export.write(task.job, chunks(), folder, task.terms)
-        files = _publish_written_files(Store(shelf.copies.root), folder, written, task.at)
+        files = _publish_written_files(Store(opened.copies.root), folder, written, task.at)
     return files, found % native.HASH_MODULUS
 
 
-def _require_segments(shelf: ExportShelf, segments: Ints) -> SegmentFiles:
+def _require_segments(opened: ExportShards, segments: Ints) -> SegmentFiles:
     """Return this host's copies of the shards, of which those that hold some segments are there."""
-    shelf.copies.require(np.unique(np.searchsorted(shelf.first_segments, segments, "right") - 1).tolist())
-    return SegmentFiles(shelf.copies.files, shelf.first_segments)
+    opened.copies.require(np.unique(np.searchsorted(opened.first_segments, segments, "right") - 1).tolist())
+    return SegmentFiles(opened.copies.files, opened.first_segments)
 
 
 def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[FileDigests]:
@@ -117,7 +117,7 @@ def write_export_files(
     export: Export,
     layout: ExportLayout,
     segments: Ints,
-    shelf: ExportShelf,
+    opened: ExportShards,
     card: Mapping[str, Any],
     at: str,
 ) -> tuple[list[FileDigests], str]:
@@ -130,10 +130,10 @@ def write_export_files(
     size = 4 * int(card["counts"]["tokens"])
     files: list[FileDigests] = []
     total = 0
-    for own, found in context.pool.map(write_export_job, tasks, size_bytes=size, shared=shelf):
+    for own, found in context.pool.map(write_export_job, tasks, size_bytes=size, shared=opened):
         files += own
         total += found
-    with shelf.copies.scratch.open_folder() as folder:
+    with opened.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
         last = export.finish(folder, [file.written for file in files], terms)
         files += _publish_written_files(context.store, folder, last, at)

@@ -34,7 +34,12 @@ from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, open_host_scratch
-from rowmill.stages.exports.export_files import measure_shelf, open_shelf, publish_export_manifest, write_export_files
+from rowmill.stages.exports.export_files import (
+    measure_all_segments,
+    open_export_shards,
+    publish_export_manifest,
+    write_export_files,
+)
 from rowmill.stages.exports.export_source import (
     build_export_card,
     build_export_terms,
@@ -118,9 +123,9 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
     with open_host_scratch(context) as scratch:
-        shelf = open_shelf(context, source, scratch)
+        opened = open_export_shards(context, source, scratch)
         chosen = np.concatenate([source.segments[job.segments] for job in layout.jobs])
-        expected = measure_shelf(context, shelf)[chosen]
+        expected = measure_all_segments(context, opened)[chosen]
         counts = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
@@ -129,7 +134,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         }
         content = f"{_sum_hashes(expected['hash']):032x}"
         card = build_export_card(context, export, layout, counts, content)
-        files, found = write_export_files(context, export, layout, source.segments, shelf, card, at)
+        files, found = write_export_files(context, export, layout, source.segments, opened, card, at)
         facts = counts | {
             "content_hash": content,
             "conserved": found == content and _count_trained_tokens(files) == counts["trained_tokens"],

@@ -198,8 +198,8 @@ def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> It
         wider = threshold.bound > check.bound if check.direction == "at_most" else threshold.bound < check.bound
         if wider or (threshold.severity, check.severity) == ("warn", "error"):
             yield (
-                f"{'/'.join(key)}: {threshold.check} {threshold.direction.replace('_', ' ')} {threshold.bound:g} ({threshold.severity}); the "
-                f"default is {check.bound:g} ({check.severity})"
+                f"{'/'.join(key)}: {threshold.check} {threshold.direction.replace('_', ' ')} {threshold.bound:g} "
+                f"({threshold.severity}); the default is {check.bound:g} ({check.severity})"
             )
 
 

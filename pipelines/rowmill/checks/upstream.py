@@ -95,8 +95,8 @@ def _find_sibling_version(
             return one
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(output.inputs.items()))
     raise GateError(
-        f"{'/'.join(key)}: no kept version belongs to version {output.version[:12]} of {'/'.join(output.key)}, which was "
-        f"built from {named}; an output without check results cannot be used; make these versions current with "
+        f"{'/'.join(key)}: no kept version belongs to version {output.version[:12]} of {'/'.join(output.key)}, which "
+        f"was built from {named}; an output without check results cannot be used; make these versions current with "
         f"`rowmill use`, and build {key[-1]} again"
     )
 

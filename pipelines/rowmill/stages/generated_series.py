@@ -95,8 +95,8 @@ def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
 def load_trained_model(context: StageContext) -> TrainedModel:
     """Return the model's training setup."""
     meant = expected_texts(context)
-    told = context.input(TOKENIZED_EXAMPLES).details["records"]
-    frame = told["frame"]
+    recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
+    frame = recorded["frame"]
     encoder = Encoder(tokenizer_files.open_recipe_tokenizer(context)[0])
     return TrainedModel(
         mode=meant.mode,
@@ -108,8 +108,8 @@ def load_trained_model(context: StageContext) -> TrainedModel:
         special_tokens=tuple(frame["special_tokens"]),
         wire=meant.wire,
         max_seq_length=context.recipe.limit_of(context.dataset_name or ""),
-        longest_example=told["longest_example"],
-        longest_group=told["longest_group"],
+        longest_example=recorded["longest_example"],
+        longest_group=recorded["longest_group"],
         encode=lambda text: encoder.encode_continuation_ids([text])[0].tolist(),
     )
 
@@ -145,8 +145,8 @@ def _require_result(context: StageContext, result: GenerationResult) -> None:
     error = result.error or next((one.error for one in result.series if one.error), "")
     if result.status == "failed" and error:
         raise GenerationError(
-            f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, and "
-            "run the command again"
+            f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, "
+            "and run the command again"
         )
 
 

@@ -111,22 +111,22 @@ def load_text_spec(
         If a column of the recipe is not in the table that was built.
 
     """
-    told = details["records"]
-    known = [column["name"] for column in told["schema"]["columns"]]
+    recorded = details["records"]
+    known = [column["name"] for column in recorded["schema"]["columns"]]
     for name in (*group_columns, *([] if order_column is None else [order_column])):
         if name not in known:
             raise ConfigError(
                 f"{where}: column {name!r} is not in the table that the model was trained on; it has "
                 f"{join_choices(known)}; name one of them, or build and train again"
             )
-    order = None if told["order"] is None else SortKey(told["order"])
-    interval = told["interval_seconds"] if interval_seconds is None else str(interval_seconds)
+    order = None if recorded["order"] is None else SortKey(recorded["order"])
+    interval = recorded["interval_seconds"] if interval_seconds is None else str(interval_seconds)
     return GeneratedTextSpec(
-        schema=orjson.dumps(told["schema"]).decode(),
-        mode=told["mode"],
-        wire=told["wire"],
-        bos=told["frame"]["bos_text"],
-        eos=told["frame"]["eos_text"],
+        schema=orjson.dumps(recorded["schema"]).decode(),
+        mode=recorded["mode"],
+        wire=recorded["wire"],
+        bos=recorded["frame"]["bos_text"],
+        eos=recorded["frame"]["eos_text"],
         place=PlacementColumns(
             tuple(group_columns), order_column, order, None if interval is None else _parse_number(interval)
         ),
@@ -172,8 +172,8 @@ def _read_whole_file(part: sources.SourcePart, base: Path) -> GeneratedText:
 
 def _read_record_texts(name: str, value: dict[str, Json], raw: bytes) -> Iterator[GeneratedText]:
     choices = value.get("choices")
-    told: list[Json] = choices if isinstance(choices, list) else [value]
-    for number, one in enumerate(told):
+    entries: list[Json] = choices if isinstance(choices, list) else [value]
+    for number, one in enumerate(entries):
         text = one.get("text") if type(one) is dict else None
         text_id = f"{name}.{number}" if isinstance(choices, list) else name
         if isinstance(text, str):

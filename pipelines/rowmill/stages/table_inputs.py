@@ -46,9 +46,9 @@ class ObservedTable:
 
 def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     """Load the table from the details of a `canonical_rows` manifest."""
-    told = details["records"]
+    recorded = details["records"]
     return ObservedTable(
-        RecordSchema.from_json(told["schema"]), None if told["order"] is None else SortKey(told["order"])
+        RecordSchema.from_json(recorded["schema"]), None if recorded["order"] is None else SortKey(recorded["order"])
     )
 
 

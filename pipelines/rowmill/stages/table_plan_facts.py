@@ -111,10 +111,10 @@ class SplitFacts:
 
     def list_facts(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
-        told: dict[str, Any] = {name: count for name, count in self.counts.items() if name != "units"}
+        counts: dict[str, Any] = {name: count for name, count in self.counts.items() if name != "units"}
         for name, sizes in self.sizes.items():
-            told |= {f"{name}_{what}": value for what, value in sizes.measure_spread().items()}
-        return told
+            counts |= {f"{name}_{what}": value for what, value in sizes.measure_spread().items()}
+        return counts
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""

@@ -84,13 +84,13 @@ class TextSource:
 def list_row_texts(rows: pa.Table) -> RowTexts:
     """Return the texts of rows that have some, from their columns of messages, texts and records."""
     names = rows.column_names
-    spoken = [rows.column(name).to_pylist() for name in MESSAGE_COLUMNS if name in names]
+    conversations = [rows.column(name).to_pylist() for name in MESSAGE_COLUMNS if name in names]
     plain = [rows.column(name).to_pylist() for name in PLAIN_COLUMNS]
     texts: list[str] = []
     counts: list[int] = []
     for row, record in enumerate(rows.column("record").to_pylist()):
         before = len(texts)
-        for column in spoken:
+        for column in conversations:
             if column[row] is not None:
                 texts += _list_message_texts(from_json(column[row]))
         texts += [column[row] for column in plain if column[row]]

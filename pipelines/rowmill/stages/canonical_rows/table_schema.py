@@ -92,8 +92,8 @@ def make_table_rows(
             options, VERSION, known.to_json(), stored, own.fingerprint, part.part_id, part.split_hint
         )
         task = table_rows.TableRowsTask(
-            context.store.root, context.folder, fingerprint, str(context.base), context.dataset_name or "", context.dataset, part,
-            take, contract, schema, known.order,
+            context.store.root, context.folder, fingerprint, str(context.base), context.dataset_name or "",
+            context.dataset, part, take, contract, schema, known.order,
         )  # fmt: skip
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
     made, reused, rows_made = make_parts(context, table_rows.make_table_part, planned)

@@ -43,11 +43,11 @@ class ExportShards:
 def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
     """Return the content hash and the targets of each segment of a shard; leave a copy for the jobs of this host."""
     segments = opened.copies.read(shard)
-    told = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
+    measured = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
-    told["hash"] = np.frombuffer(hashes, "V16")
-    told["trained"] = np.add.reduceat(segments.mask, segments.offsets[:-1], dtype=np.int64) if len(told) else 0
-    return told.tobytes()
+    measured["hash"] = np.frombuffer(hashes, "V16")
+    measured["trained"] = np.add.reduceat(segments.mask, segments.offsets[:-1], dtype=np.int64) if len(measured) else 0
+    return measured.tobytes()
 
 
 def open_export_shards(context: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShards:
@@ -61,8 +61,8 @@ def measure_all_segments(context: StageContext, opened: ExportShards) -> "NDArra
     """Return each segment's hash and targets over all shards."""
     shards = opened.copies.shards
     size = 4 * sum(shard.file.bytes for shard in shards)
-    told = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
-    return np.frombuffer(b"".join(told), _SEGMENT_DTYPE)
+    measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
+    return np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)
 
 
 def _locate_first_segments(source: ExportSource) -> Ints:

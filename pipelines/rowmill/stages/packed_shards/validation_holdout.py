@@ -161,8 +161,8 @@ def _require_no_other_validation(context: StageContext) -> None:
     parts = inputs.load_source_parts(context.input(RAW_DATASET))
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
-            f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; one "
-            "of the two may say what is held out; delete the number, or name a source without validation"
+            f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; "
+            "one of the two may say what is held out; delete the number, or name a source without validation"
         )
 
 

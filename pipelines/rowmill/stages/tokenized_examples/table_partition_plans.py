@@ -242,8 +242,8 @@ def _list_plan_tasks(
 ) -> list[PartitionPlanTask]:
     plain = [
         PartitionPlanTask(
-            context.store.root, context.folder, "", one, planning.options, replace(planning.request, partition=one.name),
-            planning.prefill,
+            context.store.root, context.folder, "", one, planning.options,
+            replace(planning.request, partition=one.name), planning.prefill,
         )
         for one in partitions
     ]  # fmt: skip

@@ -110,8 +110,8 @@ def _require_one_tokenizer(context: StageContext, packed: Mapping[str, Manifest]
     if len(made_with) > 1:
         found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
         raise IntegrityError(
-            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
-            "one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids "
+            "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
         )
 
 

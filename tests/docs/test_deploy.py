@@ -152,7 +152,7 @@ def test_compose_file_has_the_keys_and_types_of_the_specification_and_only_the_p
 @pytest.mark.parametrize(
     ("service", "change"),
     [
-        ("code", {"comand": "dagster code-server start"}),
+        ("code", {"commands": "dagster code-server start"}),
         ("code", {"restart": "sometimes"}),
         ("code", {"environment": {"DAGSTER_DISABLE_TELEMETRY": 1}}),
         ("code", {"depends_on": {"postgres": {"condition": "healthy"}}}),

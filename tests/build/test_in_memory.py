@@ -93,12 +93,26 @@ ROWS: dict[str, tuple[dict[str, Any], list[Json]]] = {
     "chat": (CHAT, [chat(1), chat(2, turns=5, words=20), {"messages": []}, chat(3, turns=2), {"x": 1}]),
     "pair": (PAIR, [pair(1), {"prompt": "q"}, pair(2, words=200)]),
     "text": (TEXT, [document(1), document(2, words=200), {"text": " "}]),
+    "tokens": (
+        {"kind": "tokens", "token_fields": ["logprobs"], "row_fields": ["reward"]},
+        [
+            {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [-0.5, -0.25], "reward": 1},
+            {"input_ids": [5, -6], "loss_mask": [0, 1]},
+            {"prompt_ids": [5, 6], "response_ids": [7]},
+        ],
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "supervise"),
-    [("chat", "all_assistant"), ("chat", "last_assistant"), ("pair", "all_assistant"), ("text", "all_assistant")],
+    [
+        ("chat", "all_assistant"),
+        ("chat", "last_assistant"),
+        ("pair", "all_assistant"),
+        ("text", "all_assistant"),
+        ("tokens", "all_assistant"),
+    ],
 )
 def test_sft_tokenize_gives_what_a_build_gives(tmp_path: Path, kind: str, supervise: Any) -> None:
     form, rows = ROWS[kind]
@@ -194,6 +208,12 @@ def test_enable_thinking_reaches_the_template(tokenizer: Path) -> None:
     made = [tokens_of(chat(1), tokenizer, enable_thinking=value, options=options) for value in (True, False, None)]
 
     assert len({int(one.ids[0]) for one in made}) == 3
+
+
+@pytest.mark.parametrize("kind", ["preference", "prompts", "records"])
+def test_kind_without_one_example_of_a_row_is_refused(tokenizer: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"format\.kind: .*{kind}.*; expected .*; "):
+        sft_tokenize([pair(1)], tokenizer, max_seq_len=256, options={"format": {"kind": kind}})
 
 
 def test_options_that_are_wrong_are_a_config_error(tokenizer: Path) -> None:

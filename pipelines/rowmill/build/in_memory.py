@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.filters import hash_row_content
 from rowmill.recipe import recipe
 from rowmill.schema.examples import ExampleTokens
-from rowmill.schema.rows import Rejected, Row
+from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
 from rowmill.tokenization.encoder import Encoder
@@ -109,7 +110,8 @@ def sft_tokenize(
     Raises
     ------
     ConfigError
-        If the options are wrong, or the tokenizer has no chat template and none is named.
+        If the options are wrong, if rows of the kind have no single example with targets (preferences, prompts,
+        tables), or if the tokenizer has no chat template and none is named.
 
     """
     groups = _merge_options(options or {}, enable_thinking, supervise)
@@ -166,16 +168,18 @@ class _InMemoryPipeline:
     def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
         base = Path.cwd()
         dataset = _parse_dataset(groups, max_seq_len, base)
+        _require_targets(dataset)
         named = isinstance(tokenizer, str | Path)
         loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
         self._canonicalizer = Canonicalizer(dataset)
+        self._schema = make_row_schema(dataset.row_kind, dataset.format.get_rollout_fields().columns)
         self._preparer = ExampleBuilder(
             Encoder(loaded), dataset, build_renderer_spec(dataset, base, loaded), max_seq_len, base=base
         )
 
     def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[ExampleTokens] | Rejected]:
         made = [_reject_lone_surrogate(row) or self._canonicalizer(row) for row in rows]
-        table = _make_rows_table([row for row in made if isinstance(row, Row)])
+        table = _make_rows_table([row for row in made if isinstance(row, Row)], self._schema)
         prepared = iter(self._preparer.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
         for row in made:
             yield row if isinstance(row, Rejected) else next(prepared)
@@ -187,9 +191,18 @@ def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
     return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
 
 
-def _make_rows_table(rows: Sequence[Row]) -> pa.Table:
-    """Return the columns of canonical rows that tokenization reads, as a build stores them."""
+def _require_targets(dataset: recipe.Dataset) -> None:
+    if dataset.format.get_objective() != "next_token":
+        raise ConfigError(
+            f"options.format.kind: {dataset.format.get_name()} rows are not examples of next-token training; expected "
+            "conversations, pairs, texts or tokens; build a recipe, and read its partitions or an export"
+        )
+
+
+def _make_rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    """Return the columns of canonical rows that tokenization reads, as a build stores them in `schema`."""
     texts = pa.string()
+    own = [schema.field(name) for name in schema.names[len(ROW_SCHEMA) :]]
     return pa.table(
         {
             "row_id": pa.array([str(i) for i in range(len(rows))], texts),
@@ -203,6 +216,7 @@ def _make_rows_table(rows: Sequence[Row]) -> pa.Table:
             "text": pa.array([row.text for row in rows], texts),
             "output": pa.array([row.output for row in rows], texts),
             "record": pa.array([None if row.record is None else to_json(row.record) for row in rows], texts),
+            **{field.name: pa.array([row.columns.get(field.name) for row in rows], field.type) for field in own},
         }
     )
 

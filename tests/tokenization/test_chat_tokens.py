@@ -31,8 +31,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
 
 
 @pytest.fixture(scope="module")
-def encoder(tokenizer: LoadedTokenizer) -> Encoder:
-    return Encoder(tokenizer)
+def encoder(loaded: LoadedTokenizer) -> Encoder:
+    return Encoder(loaded)
 
 
 def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool) -> Example:

@@ -42,11 +42,11 @@ def _open_panicking(backend: str) -> EncodeTexts:
 
 
 def test_text_at_which_an_engine_panics_takes_the_reference_path(
-    tokenizer: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", _open_panicking)
     texts = ["the river", "do not panic", "seven"]
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(loaded)
     expected = encoder.without_fast_path().encode(texts)
 
     for _ in range(engines.MAX_PANICS + 2):
@@ -59,8 +59,8 @@ def test_text_at_which_an_engine_panics_takes_the_reference_path(
     assert encoder.encode(["seven"]).reference_texts == 1
 
 
-def test_engine_reports_the_texts_it_refuses_and_encodes_the_others(tokenizer: LoadedTokenizer) -> None:
-    engine = FastEngine("gigatoken", tokenizer.backend)
+def test_engine_reports_the_texts_it_refuses_and_encodes_the_others(loaded: LoadedTokenizer) -> None:
+    engine = FastEngine("gigatoken", loaded.backend)
 
     found = engine.encode(["seven", "\ud800", "seven"])
 
@@ -69,16 +69,16 @@ def test_engine_reports_the_texts_it_refuses_and_encodes_the_others(tokenizer: L
 
 
 @pytest.mark.parametrize("name", list(engines.FAST_ENGINES))
-def test_engines_give_the_ids_of_the_reference(tokenizer: LoadedTokenizer, name: str) -> None:
-    found = FastEngine(name, tokenizer.backend).encode(TEXTS)
+def test_engines_give_the_ids_of_the_reference(loaded: LoadedTokenizer, name: str) -> None:
+    found = FastEngine(name, loaded.backend).encode(TEXTS)
 
-    expected = Encoder(tokenizer).without_fast_path().encode(TEXTS)
+    expected = Encoder(loaded).without_fast_path().encode(TEXTS)
     assert found.ids.tolist() == expected.ids.tolist()
     assert found.offsets.tolist() == expected.offsets.tolist()
 
 
 def test_interrupt_while_encoding_is_no_failure_of_the_engine(
-    tokenizer: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: Sequence[str]) -> FlatIds:
         raise KeyboardInterrupt
@@ -86,27 +86,27 @@ def test_interrupt_while_encoding_is_no_failure_of_the_engine(
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", lambda _: interrupt)
 
     with pytest.raises(KeyboardInterrupt):
-        FastEngine("gigatoken", tokenizer.backend).encode(["seven"])
+        FastEngine("gigatoken", loaded.backend).encode(["seven"])
 
 
-def test_engine_of_another_release_is_not_used(tokenizer: LoadedTokenizer) -> None:
-    other = LoadedTokenizer(replace(tokenizer.card, engine_version="0.0.1"), tokenizer.backend)
+def test_engine_of_another_release_is_not_used(loaded: LoadedTokenizer) -> None:
+    other = LoadedTokenizer(replace(loaded.card, engine_version="0.0.1"), loaded.backend)
 
-    assert Encoder(tokenizer).encode(["seven"]).reference_texts == 0
+    assert Encoder(loaded).encode(["seven"]).reference_texts == 0
     assert Encoder(other).encode(["seven"]).reference_texts == 1
 
 
-def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(tokenizer: LoadedTokenizer) -> None:
-    kept = orjson.loads(serialize_tokenizer(tokenizer))
+def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(loaded: LoadedTokenizer) -> None:
+    kept = orjson.loads(serialize_tokenizer(loaded))
     for name in ("engine", "engine_version", "refused"):
         del kept["card"][name]
     kept["card"] |= {"fast": True, "why_usual": "", "name": "old"}
 
     old = deserialize_tokenizer(orjson.dumps(kept))
 
-    assert old.card.digest == tokenizer.card.digest
+    assert old.card.digest == loaded.card.digest
     assert Encoder(old).encode(["seven"]).reference_texts == 1
-    assert Encoder(old).encode(["seven"]).ids.tolist() == Encoder(tokenizer).encode(["seven"]).ids.tolist()
+    assert Encoder(old).encode(["seven"]).ids.tolist() == Encoder(loaded).encode(["seven"]).ids.tolist()
 
 
 def test_engine_is_not_part_of_the_tokenizer_card_in_shards(
@@ -171,8 +171,8 @@ print(len(opened), engine.encode(["the river"] * 1000).ids.tobytes() == before)
 """
 
 
-def test_engine_whose_words_take_too_much_memory_is_opened_again(tokenizer: LoadedTokenizer, tmp_path: Path) -> None:
-    (tmp_path / "backend.json").write_text(tokenizer.backend, encoding="utf-8")
+def test_engine_whose_words_take_too_much_memory_is_opened_again(loaded: LoadedTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "backend.json").write_text(loaded.backend, encoding="utf-8")
 
     # A process of its own: this one has memory left from other tests, which an engine takes first.
     told = subprocess.run(

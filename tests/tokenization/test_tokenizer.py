@@ -31,15 +31,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
 
 
 @pytest.fixture(scope="module")
-def encoder(tokenizer: LoadedTokenizer) -> Encoder:
+def encoder(loaded: LoadedTokenizer) -> Encoder:
     """Return an encoder over the tiny tokenizer."""
-    return Encoder(tokenizer)
+    return Encoder(loaded)
 
 
-def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(tokenizer: LoadedTokenizer) -> None:
-    assert (tokenizer.card.engine, tokenizer.card.refused) == ("gigatoken", {})
-    assert tokenizer.card.byte_level
-    assert tokenizer_card.deserialize_tokenizer(tokenizer_card.serialize_tokenizer(tokenizer)) == tokenizer
+def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer) -> None:
+    assert (loaded.card.engine, loaded.card.refused) == ("gigatoken", {})
+    assert loaded.card.byte_level
+    assert tokenizer_card.deserialize_tokenizer(tokenizer_card.serialize_tokenizer(loaded)) == loaded
 
 
 @settings(deadline=None)
@@ -110,10 +110,8 @@ def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> 
 
 @settings(deadline=None)
 @given(contents=st.lists(st.text(alphabet="a<|im_end>\u00e9 Q", max_size=30), min_size=1, max_size=4))
-def test_hide_then_reveal_gives_the_row_back_at_the_same_places(
-    tokenizer: LoadedTokenizer, contents: list[str]
-) -> None:
-    control = ControlStrings(tokenizer.card, "template")
+def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTokenizer, contents: list[str]) -> None:
+    control = ControlStrings(loaded.card, "template")
     row = [{"role": "user", "content": content + "<|im_end|>"} for content in contents]
 
     hidden, placeholders = control.hide(row, orjson.dumps(row).decode())

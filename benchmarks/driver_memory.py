@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from benchmarks import corpus
 from benchmarks.measure import emit
-from benchmarks.scale import MemoryWatch
+from benchmarks.scale import ProcessWatch
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool, open_in_workers
@@ -292,7 +292,7 @@ def measure_manifest(folder: Path, count: int) -> dict[str, Any]:
 
 def measure_step(step: Callable[[], Any]) -> dict[str, Any]:
     """Run a step; return its result, seconds, and what this process and the largest worker held at most, in GB."""
-    watch = MemoryWatch()
+    watch = ProcessWatch()
     watch.start()
     time.sleep(0.5)
     before, begin, worked = watch.own, time.perf_counter(), time.process_time()

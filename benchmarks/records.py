@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import corpus, measure
-from benchmarks.scale import MemoryWatch
+from benchmarks.scale import ProcessWatch
 from rowmill.build import prepare, runner
 from rowmill.build.steps import Project
 from rowmill.core import permutation
@@ -158,7 +158,7 @@ def memory(folder: Path, rows: int) -> None:
         own.mkdir()
         table, _ = write_table(own, times * rows)
         one = project(table, {"kind": "records", "data": {"max_sequences_per_example": 10}}, own / "store", workers=2)
-        watch = MemoryWatch()
+        watch = ProcessWatch()
         watch.start()
         runner.build(one, only=measure.TO_SHARDS)
         watch.stopped.set()

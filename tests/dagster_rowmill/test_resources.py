@@ -10,6 +10,8 @@ import orjson
 import pytest
 import yaml
 
+from dagster_rowmill.resources import RunWaiver
+from rowmill.checks.gates import Waiver
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
 
 pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
@@ -23,6 +25,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         tiny = Tiny(tmp_path_factory.mktemp("broken"), instance).write(unknown_roles=12)
         assert not tiny.run().success
         yield tiny
+
+
+def test_a_run_takes_every_option_of_a_waiver() -> None:
+    assert RunWaiver.model_fields.keys() == Waiver.model_fields.keys()
 
 
 def _run(tiny: Tiny, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:

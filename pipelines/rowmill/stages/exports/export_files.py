@@ -26,7 +26,7 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages.base import StageContext
-from rowmill.stages.exports.export_source import ExportSource, build_export_terms
+from rowmill.stages.exports.export_source import ExportSource, build_export_context
 
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
@@ -76,7 +76,7 @@ class _ExportTask:
     export: Export
     job: ExportJob
     at: str
-    terms: ExportContext
+    context: ExportContext
 
 
 def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[FileDigests], int]:
@@ -86,15 +86,15 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
 
     def chunks() -> Iterator[SequenceBatch]:
         nonlocal found
-        for segments, offsets in task.job.chunks(task.export.rows_at_once(task.terms)):
+        for segments, offsets in task.job.chunks(task.export.rows_at_once(task.context)):
             chunk = take_segments(source, segments, offsets)
-            require_valid_tokens(chunk, vocab_size=task.terms.vocab_size, where=f"exports.{task.export.name}")
+            require_valid_tokens(chunk, vocab_size=task.context.vocab_size, where=f"exports.{task.export.name}")
             found += sum(native.hash_segments(make_segments(chunk), chunk.trained))
             yield chunk
 
     with opened.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
-        written = task.export.write(task.job, chunks(), folder, task.terms)
+        written = task.export.write(task.job, chunks(), folder, task.context)
         files = _publish_written_files(Store(opened.copies.root), folder, written, task.at)
     return files, found % native.HASH_MODULUS
 
@@ -125,8 +125,10 @@ def write_export_files(
     if context.store.exists(at):
         # Leftovers of a build that was killed.
         context.store.remove(at)
-    terms = build_export_terms(card, text=export_manifest.encode_json(card).decode())
-    tasks = [_ExportTask(export, replace(job, segments=segments[job.segments]), at, terms) for job in layout.jobs]
+    export_context = build_export_context(card, text=export_manifest.encode_json(card).decode())
+    tasks = [
+        _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context) for job in layout.jobs
+    ]
     size = 4 * int(card["counts"]["tokens"])
     files: list[FileDigests] = []
     total = 0
@@ -135,7 +137,7 @@ def write_export_files(
         total += found
     with opened.copies.scratch.open_folder() as folder:
         (folder / DATA_FOLDER).mkdir()
-        last = export.finish(folder, [file.written for file in files], terms)
+        last = export.finish(folder, [file.written for file in files], export_context)
         files += _publish_written_files(context.store, folder, last, at)
     return files, f"{total % native.HASH_MODULUS:032x}"
 

@@ -203,7 +203,7 @@ def _build_dataset_card(context: StageContext, packed: Manifest) -> dict[str, An
     }
 
 
-def build_export_terms(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
+def build_export_context(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
     """Return a writer's context from a card."""
     return ExportContext(
         seq_len=int(card["seq_len"]),

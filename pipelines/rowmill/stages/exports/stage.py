@@ -42,7 +42,7 @@ from rowmill.stages.exports.export_files import (
 )
 from rowmill.stages.exports.export_source import (
     build_export_card,
-    build_export_terms,
+    build_export_context,
     collect_export_source,
     describe_export_shape,
 )
@@ -193,7 +193,7 @@ def locate_export(output: Manifest) -> str:
 
 def format_trainer_pointer(export: Export, output: Manifest, folder: str) -> str:
     """Return the lines of a trainer's configuration that open the export in a folder."""
-    return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_terms(output.card))
+    return export.pointer(f"{folder}/{DATA_FOLDER}", build_export_context(output.card))
 
 
 def copy_export_files(store: Store, output: Manifest, target: Path) -> None:

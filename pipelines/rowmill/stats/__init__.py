@@ -4,6 +4,7 @@
     lengths.py   functions of integer arrays: histogram, quantiles, buckets, hints, what-if table
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
+    part_rows.py the rows of long tables from part files
     column_docs.py  what each view and column means
     views.py     `stats.duckdb`: views over these files, and queries on them
 

@@ -18,23 +18,30 @@ import io
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import DamagedFileError, SchemaError
+from rowmill.core.errors import DamagedFileError
 from rowmill.core.stage_names import EXPORTS
-from rowmill.core.storage import Store, damaged_file_error, digest_json
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey, get_stage_name
+from rowmill.core.storage import Store, digest_json
+from rowmill.schema.manifest import DisplayTable, Manifest, StageKey, get_stage_name
 from rowmill.stats.counts import StatsInputs, count_parts
+from rowmill.stats.part_rows import (
+    GROUP_ROWS,
+    PartFile,
+    cast_to_schema,
+    find_long_tables,
+    make_misfit_error,
+    read_part_rows,
+    require_schema_columns,
+)
 from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
 
 _LOG = logging.getLogger("rowmill.stats")
@@ -44,9 +51,6 @@ RECIPE_SCOPE = "_recipe"
 
 GRACE_NS = 600 * 10**9
 """Nanoseconds for which a superseded pointer is kept: longer than any query takes to plan."""
-
-GROUP_ROWS = 65_536
-"""Rows read and written at a time: memory is flat in the size of the dataset."""
 
 PATH_PART_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -68,7 +72,7 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
 
     """
     path = _first_file_path(table, recipe, scope, version)
-    encoded = _encode_parquet(_cast_to_schema(content, SCHEMAS[table], f"table {table}"))
+    encoded = _encode_parquet(cast_to_schema(content, SCHEMAS[table], f"table {table}"))
     if not (store.exists(path) and store.read(path) == encoded):
         store.write(path, encoded)
 
@@ -109,7 +113,7 @@ def write_manifest_tables(
         return
     for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
-    for table, files in _find_long_tables(manifest, inputs).items():
+    for table, files in find_long_tables(manifest, inputs).items():
         _copy_long_table(store, manifest, table, files)
     _write_build_row(store, manifest, inputs, reused, parts_reused)
 
@@ -214,7 +218,7 @@ def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tupl
 
 def _align_lines(table: DisplayTable, schema: pa.Schema, where: str) -> _Lines:
     """Return the rows of a table under the columns of a schema; columns that the table lacks are null."""
-    _require_schema_columns(schema, table.columns, where)
+    require_schema_columns(schema, table.columns, where)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return [{name: row.get(name) for name in schema.names} for row in rows]
 
@@ -232,149 +236,19 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     try:
         content = pa.Table.from_pylist(lines, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise _misfit_error(where, error, schema) from error
+        raise make_misfit_error(where, error, schema) from error
     write_table(store, table, recipe, scope, version, content)
 
 
-@dataclass(frozen=True, slots=True)
-class _PartFile:
-    """A part file that a long table is copied from."""
-
-    part: Part
-    file: File
-
-
-def _find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[_PartFile]]:
-    tables: dict[str, list[_PartFile]] = {}
-    for part in manifest.parts:
-        for name, file in part.files.items():
-            if name in inputs.files:
-                tables.setdefault(inputs.files[name], []).append(_PartFile(part, file))
-    return tables
-
-
-def _copy_long_table(store: Store, manifest: Manifest, table: str, sources: Sequence[_PartFile]) -> None:
+def _copy_long_table(store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile]) -> None:
     """Copy a table's columns from part files; an existing copy with this schema is complete and is kept."""
     schema = SCHEMAS[table]
     path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
     if store.exists(path) and _has_schema(store, path, schema):
         return
-    shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
-    # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
-    filled = (source for source in sources if source.file.rows)
-    batches = (
-        shape(batch, source, row) for source in filled for row, batch in _read_batches(store, source.file, schema)
-    )
     with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
-        for group in _join_batches(batches, schema):
+        for group in read_part_rows(store, manifest, table, sources):
             writer.write_table(group, row_group_size=GROUP_ROWS)
-
-
-_BatchShaper = Callable[[pa.RecordBatch, _PartFile, int], pa.Table]
-"""Makes the rows of a table from a batch of a part's file, which begins with row n of it."""
-
-
-def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, source: _PartFile, row: int) -> pa.Table:
-        del row
-        content = pa.Table.from_batches([batch])
-        if "shard_row" in content.column_names:
-            content = _number_sequences(content, content.column("shard_row"), source)
-        return _cast_to_schema(content, schema, source.file.path)
-
-    return shape
-
-
-def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", source: _PartFile) -> pa.Table:
-    """Add the numbers of sequences in their split: shards know only their own rows, manifests where each begins."""
-    first = pa.scalar(int(source.part.facts["first_sequence"]), pa.int64())
-    return content.append_column("sequence_id", pc.add(shard_rows.cast(pa.int64()), first))
-
-
-def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
-    """Return a function that adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
-    schema = SCHEMAS["sequences"]
-    seq_len = manifest.card.get("seq_len")
-    if not isinstance(seq_len, int) or seq_len < 1:
-        raise SchemaError(
-            f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "
-            "stage that writes it"
-        )
-
-    def shape(batch: pa.RecordBatch, source: _PartFile, row: int) -> pa.Table:
-        content = pa.Table.from_batches([batch])
-        if "sequence_id" not in content.column_names and "first_sequence" in source.part.facts:
-            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), source)
-        constants: dict[str, object] = {"shard": source.file.path, "split": source.part.facts.get("split", "")}
-        for name, value in constants.items():
-            if name not in content.column_names:
-                content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
-        _require_schema_columns(schema, {*content.column_names, "fill"}, source.file.path)
-        fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
-        return _cast_to_schema(content.append_column("fill", fill), schema, source.file.path)
-
-    return shape
-
-
-def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the batches of a file's columns that the schema has, or needs, each with the number of its first row."""
-    # Not compared with its digest: checks cover the stage's files, and nobody trains on statistics.
-    try:
-        # One request: columns of a remote file would take several each, and a part is small enough.
-        source = store.path(file.path) if store.is_local else pa.BufferReader(store.read(file.path))
-        with pq.ParquetFile(source) as parquet:
-            wanted = (*schema.names, "shard_row") if "sequence_id" in schema.names else schema.names
-            present = [name for name in wanted if name in parquet.schema_arrow.names]
-            row = 0
-            for batch in parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local):
-                yield row, batch
-                row += len(batch)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged_file_error(store, file, " ".join(str(error).split())) from error
-
-
-def _join_batches(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
-    waiting: list[pa.Table] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += len(batch)
-        if rows >= GROUP_ROWS:
-            yield pa.concat_tables(waiting)
-            waiting, rows = [], 0
-    yield pa.concat_tables(waiting) if waiting else schema.empty_table()
-
-
-def _cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
-    """Return the schema's columns in its order and types."""
-    _require_schema_columns(schema, content.column_names, where)
-    absent = [name for name in schema.names if name not in content.column_names]
-    for name in absent:
-        content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
-    try:
-        return content.select(schema.names).replace_schema_metadata(None).cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit_error(where, error, schema) from error
-
-
-def _misfit_error(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
-    expected = ", ".join(f"{field.name} {field.type}" for field in schema)
-    return SchemaError(
-        f"{where}: a value does not fit ({error}); expected {expected}; correct the stage that writes it"
-    )
-
-
-def _require_schema_columns(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
-    # A stage of one dataset may omit the dataset's name: the view then takes the scope.
-    missing = set(schema.names) - set(columns) - {"dataset"}
-    if missing:
-        raise SchemaError(
-            f"{where}: column {', '.join(sorted(missing))} is missing; expected {', '.join(schema.names)}; "
-            "correct the stage that writes it"
-        )
 
 
 def _partition_path(table: str, recipe: str, scope: str, version: str) -> str:

@@ -1,0 +1,168 @@
+"""The rows of long statistics tables, read from the part files of a manifest.
+
+What belongs here: a part file's columns in a table's schema, in batches. What does not: writing tables (`tables.py`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rowmill.core.errors import SchemaError
+from rowmill.core.storage import Store, damaged_file_error
+from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.stats.counts import StatsInputs
+from rowmill.stats.schemas import SCHEMAS
+
+GROUP_ROWS = 65_536
+"""Rows read and written at a time: memory is flat in the size of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part file that a long table is copied from."""
+
+    part: Part
+    file: File
+
+
+def find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[PartFile]]:
+    """Return the part files that each long table is copied from."""
+    tables: dict[str, list[PartFile]] = {}
+    for part in manifest.parts:
+        for name, file in part.files.items():
+            if name in inputs.files:
+                tables.setdefault(inputs.files[name], []).append(PartFile(part, file))
+    return tables
+
+
+def read_part_rows(store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile]) -> Iterator[pa.Table]:
+    """Yield the rows of a long table in groups of about `GROUP_ROWS`.
+
+    Raises
+    ------
+    SchemaError
+        If a part's file lacks a column.
+    DamagedFileError
+        If a part's file cannot be read.
+
+    """
+    schema = SCHEMAS[table]
+    shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
+    # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
+    filled = (source for source in sources if source.file.rows)
+    batches = (
+        shape(batch, source, row) for source in filled for row, batch in _read_batches(store, source.file, schema)
+    )
+    return _join_batches(batches, schema)
+
+
+_BatchShaper = Callable[[pa.RecordBatch, PartFile, int], pa.Table]
+"""Makes the rows of a table from a batch of a part's file, which begins with row n of it."""
+
+
+def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
+    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
+        del row
+        content = pa.Table.from_batches([batch])
+        if "shard_row" in content.column_names:
+            content = _number_sequences(content, content.column("shard_row"), source)
+        return cast_to_schema(content, schema, source.file.path)
+
+    return shape
+
+
+def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", source: PartFile) -> pa.Table:
+    """Add the numbers of sequences in their split: shards know only their own rows, manifests where each begins."""
+    first = pa.scalar(int(source.part.facts["first_sequence"]), pa.int64())
+    return content.append_column("sequence_id", pc.add(shard_rows.cast(pa.int64()), first))
+
+
+def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
+    """Return a function that adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
+    schema = SCHEMAS["sequences"]
+    seq_len = manifest.card.get("seq_len")
+    if not isinstance(seq_len, int) or seq_len < 1:
+        raise SchemaError(
+            f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "
+            "stage that writes it"
+        )
+
+    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
+        content = pa.Table.from_batches([batch])
+        if "sequence_id" not in content.column_names and "first_sequence" in source.part.facts:
+            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), source)
+        constants: dict[str, object] = {"shard": source.file.path, "split": source.part.facts.get("split", "")}
+        for name, value in constants.items():
+            if name not in content.column_names:
+                content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
+        require_schema_columns(schema, {*content.column_names, "fill"}, source.file.path)
+        fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
+        return cast_to_schema(content.append_column("fill", fill), schema, source.file.path)
+
+    return shape
+
+
+def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of a file's columns that the schema has, or needs, each with the number of its first row."""
+    wanted = (*schema.names, "shard_row") if "sequence_id" in schema.names else schema.names
+    # Not compared with its digest: checks cover the stage's files, and nobody trains on statistics.
+    try:
+        # One request: columns of a remote file would take several each, and a part is small enough.
+        source = store.path(file.path) if store.is_local else pa.BufferReader(store.read(file.path))
+        with pq.ParquetFile(source) as parquet:
+            present = [name for name in wanted if name in parquet.schema_arrow.names]
+            row = 0
+            for batch in parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local):
+                yield row, batch
+                row += len(batch)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged_file_error(store, file, " ".join(str(error).split())) from error
+
+
+def _join_batches(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= GROUP_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting, rows = [], 0
+    yield pa.concat_tables(waiting) if waiting else schema.empty_table()
+
+
+def cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """Return the schema's columns in its order and types."""
+    require_schema_columns(schema, content.column_names, where)
+    absent = [name for name in schema.names if name not in content.column_names]
+    for name in absent:
+        content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
+    try:
+        return content.select(schema.names).replace_schema_metadata(None).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise make_misfit_error(where, error, schema) from error
+
+
+def make_misfit_error(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
+    """Return the error for a value that its column cannot hold."""
+    expected = ", ".join(f"{field.name} {field.type}" for field in schema)
+    return SchemaError(
+        f"{where}: a value does not fit ({error}); expected {expected}; correct the stage that writes it"
+    )
+
+
+def require_schema_columns(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
+    """Raise SchemaError if columns of a table are missing."""
+    # A stage of one dataset may omit the dataset's name: the view then takes the scope.
+    missing = set(schema.names) - set(columns) - {"dataset"}
+    if missing:
+        raise SchemaError(
+            f"{where}: column {', '.join(sorted(missing))} is missing; expected {', '.join(schema.names)}; "
+            "correct the stage that writes it"
+        )

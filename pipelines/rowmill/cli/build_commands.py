@@ -223,21 +223,29 @@ def build_stages(
 
     Steps are added to `finished` as they end, also those before a gate that is closed.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports.progress import BuildProgress
 
-    # Statistics are published first, so that `rowmill sql` answers while the build runs.
-    runner.publish_statistics(project)
     ended = [] if finished is None else finished
-    with BuildProgress(project, steps, terminal.make_console(screen), terminal.make_console(sys.stderr)) as progress:
+    with (
+        ThreadPoolExecutor(1, "publish-statistics") as background,
+        BuildProgress(project, steps, terminal.make_console(screen), terminal.make_console(sys.stderr)) as progress,
+    ):
+        # Views over files that need not exist yet, so that `rowmill sql` answers while the build runs.
+        published = background.submit(runner.publish_statistics, project)
 
         def finish(step: "Step", report: "StepReport", results: "list[CheckResult]") -> None:
             ended.append((step, report, results))
             progress.finish(step, report, results)
+            if published.done():
+                published.result()
 
         try:
             runner.build(project, progress=progress, begin=progress.begin, finish=finish, only=only, datasets=datasets)
+            published.result()
         finally:
             problem = report_to_dagster(project, ended)
     if problem is not None:

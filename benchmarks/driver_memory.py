@@ -40,7 +40,7 @@ from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
 from rowmill.stages.base import StageContext, open_host_scratch
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts
@@ -108,9 +108,9 @@ def _write_part(context: StageContext, number: int, rows: int, hashes: bytes) ->
     at, fingerprint = part_folder(context.folder, f"{number:032x}"), f"{number:032x}"
     ledger = [row_ids, *(pa.repeat(value, rows) for value in ("canonical_rows", KEPT, ""))]
     files = {
-        "rows": write_parquet(context.store, f"{at}/rows.parquet", pa.table(columns, schema=schema)),
-        "rejects": write_parquet(context.store, f"{at}/rejects.parquet", REJECT_SCHEMA.empty_table()),
-        "ledger": write_parquet(context.store, f"{at}/ledger.parquet", pa.table(ledger, schema=LEDGER_SCHEMA)),
+        "rows": write_table(context.store, f"{at}/rows.arrow", pa.table(columns, schema=schema)),
+        "rejects": write_table(context.store, f"{at}/rejects.arrow", REJECT_SCHEMA.empty_table()),
+        "ledger": write_table(context.store, f"{at}/ledger.arrow", pa.table(ledger, schema=LEDGER_SCHEMA)),
     }
     facts = {"kept": rows, "reasons": {}, "examples_of_rejects": {}, "noticed": {}, "splits": {"train": rows}}
     return Part(fingerprint, files, facts | count_messages([]))
@@ -214,8 +214,8 @@ def _write_table_part(context: StageContext, first: int, rows: int, count: int) 
     schema = make_row_schema("record")
     columns = [given[f.name] if f.name in given else _fill_column(f, rows) for f in schema]
     fingerprint = f"{first:032x}"
-    path = f"{part_folder(context.folder, fingerprint)}/rows.parquet"
-    file = write_parquet(context.store, path, pa.table(columns, schema=schema))
+    path = f"{part_folder(context.folder, fingerprint)}/rows.arrow"
+    file = write_table(context.store, path, pa.table(columns, schema=schema))
     return Part(fingerprint, {"rows": file}, {"kept": rows})
 
 

@@ -35,6 +35,7 @@ from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
 from rowmill.core import number_text
 from rowmill.core.errors import PipelineError
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import DISK_FULL_ERRNOS, Store
 from rowmill.reports import console
 from rowmill.reports.progress import RateMeter
@@ -186,7 +187,9 @@ def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | 
 
 def list_asset_kinds(step: Step) -> set[str]:
     """Return the kinds of a graph node: the technology of the output."""
-    return {"export" if step.stage.scope == "export" else "parquet"}
+    if step.stage.scope == "export":
+        return {"export"}
+    return {"arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"}
 
 
 def make_asset_tags(step: Step) -> dict[str, str]:

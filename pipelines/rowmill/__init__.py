@@ -5,7 +5,7 @@ What belongs here: this map, and the public names, each imported from its module
 `__all__` may change without notice. The engine never imports Dagster; `dagster_rowmill` shows what it did.
 
     source file ─ sources ─► records
-    record ─ formats ─► canonical row, with a split ─► rows.parquet
+    record ─ formats ─► canonical row, with a split ─► rows.arrow
     row ─ conversation.rendering ─► text ─ conversation.masking ─► trained characters ─ tokenization ─► example
     table rows ─ tabular ─► examples of records
     examples' lengths ─ packing ─► plan ─ shards ─► sequences ─ packing ─► order of training ─► shards per rank

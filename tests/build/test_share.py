@@ -181,7 +181,7 @@ def test_validation_held_out_by_number_is_packed_the_same_from_shares(tmp_path: 
 
 def test_records_are_encoded_in_shares(tmp_path: Path) -> None:
     def write(folder: Path) -> Workspace:
-        return Workspace(folder).one("sales.csv", as_csv(purchases(4000)), records())
+        return Workspace(folder).one("sales.csv", as_csv(purchases(9000)), records())
 
     expected, workspace = write(tmp_path / "plain").build(), write(tmp_path / "shares")
     build_only(workspace, "raw_dataset", "canonical_rows")

@@ -542,7 +542,7 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
         kept["packed_shards"]
     ]
     # All but the one file that every part without rejects shares.
-    own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.parquet"}
+    own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.arrow"}
     assert own
     assert not any(map(store.exists, own))
     assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS

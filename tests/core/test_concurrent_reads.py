@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.storage import Store
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 
 def test_remote_files_are_read_at_once_and_in_order() -> None:
@@ -29,7 +29,7 @@ def test_files_of_a_folder_are_read_by_the_calling_thread(tmp_path: Path) -> Non
 
 def test_tables_are_in_the_order_of_their_files(tmp_path: Path) -> None:
     for store in (Store(str(tmp_path)), Store("memory://tables")):
-        files = [write_parquet(store, f"{k}.parquet", pa.table({"a": [k], "b": [-k]})) for k in range(20)]
+        files = [write_table(store, f"{k}.arrow", pa.table({"a": [k], "b": [-k]})) for k in range(20)]
 
         tables = read_tables(store, files, ["a"])
 

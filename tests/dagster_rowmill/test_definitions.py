@@ -50,7 +50,7 @@ def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
     examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("ranks"))
 
     assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {"tiny"}
-    assert examples.kinds == {"parquet"}
+    assert examples.kinds == {"arrow"}
     assert examples.tags["rowmill/dataset"] == "chats"
     assert examples.pools == {"cores"}
     # A run that contains a partitioned asset begins with a choice of partitions: none of them can be in one.

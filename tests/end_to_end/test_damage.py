@@ -179,7 +179,7 @@ def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogC
     write(copy, **CHANGED).build()
 
     assert copy.project.store.content(damaged).size == damaged.bytes
-    assert [re.search(r"canonical_rows.*rows\.parquet: digest .* made again", line) is not None
+    assert [re.search(r"canonical_rows.*rows\.arrow: digest .* made again", line) is not None
             for line in caplog.messages] == [True]  # fmt: skip
 
 

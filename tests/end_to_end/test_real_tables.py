@@ -187,8 +187,8 @@ def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Pa
     ):
         made.build(only=TO_EXAMPLES)
 
-    written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.parquet")
-    assert {path.name for path in written} == {"tokens.parquet"}
+    written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.arrow")
+    assert {path.name for path in written} == {"tokens.arrow"}
 
 
 # ── The pinned tokenizers ──────────────────────────────────────────────────────────────────────────

@@ -142,7 +142,7 @@ def is_alive(pid: int) -> bool:
 IN_THE_MIDDLE = {
     "raw_dataset": [("chats/raw_dataset/staged/", 2), ("chats/raw_dataset/manifests/", 1)],
     "canonical_rows": [
-        ("chats/canonical_rows/parts/.*/rows.parquet", 2),
+        ("chats/canonical_rows/parts/.*/rows.arrow", 2),
         ("chats/canonical_rows/parts/.*/part.json", 2),
     ],
     "tokenized_examples": [("tokenizers/", 1), ("chats/tokenized_examples/parts/.*/part.json", 2)],

@@ -299,7 +299,7 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
     assert "format.assembly.on_overflow: split" in str(caught.value)
     written = [path for path in (workspace.store / "mini" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
     # The ids of the records are kept; they are those of any plan.
-    assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.parquet"]
+    assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.arrow"]
 
 
 def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
     # The first records show it already, before the whole table is read.
     assert "8 groups do not fit: customer='C-0" in said
     assert "Largest group: 5 records" in " ".join(capsys.readouterr().out.split())
-    assert not list((workspace.store / "mini" / "rows").rglob("*.parquet"))
+    assert not list((workspace.store / "mini" / "rows").rglob("*.arrow"))
 
 
 @pytest.mark.parametrize("verb", ["stats", "verify", "inspect"])

@@ -14,7 +14,7 @@ KEY = ("demo", "chats", "canonical_rows")
 
 
 def _manifest(store: Store, content: bytes = b"rows", **changes: object) -> Manifest:
-    path = f"demo/chats/canonical_rows/parts/{digest_bytes(content)}/rows.parquet"
+    path = f"demo/chats/canonical_rows/parts/{digest_bytes(content)}/rows.arrow"
     store.write(path, content)
     file = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=3)
     made = Manifest(
@@ -71,7 +71,7 @@ def test_verify_files_after_a_flipped_byte_names_the_file(tmp_path: Path) -> Non
     manifest.verify_files(store, saved)
     store.write(saved.parts[0].files["rows"].path, b"rowz")
 
-    with pytest.raises(IntegrityError, match=r"rows\.parquet: digest"):
+    with pytest.raises(IntegrityError, match=r"rows\.arrow: digest"):
         manifest.verify_files(store, saved)
 
 

@@ -40,7 +40,7 @@ def build(folder: Path, contents: Sequence[bytes], kind: Any = TEXT, **filters: 
 
 
 def list_hashes(folder: Path) -> set[Path]:
-    return set((folder / ".rowmill").rglob("bucket-*.parquet"))
+    return set((folder / ".rowmill").rglob("bucket-*.arrow"))
 
 
 @pytest.mark.parametrize("deduplicate", ["exact", "prefix200"])

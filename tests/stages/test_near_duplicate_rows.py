@@ -133,7 +133,7 @@ def test_messages_are_one_text_and_tools_do_not_count(tmp_path: Path) -> None:
 
 def test_another_threshold_does_not_sign_the_parts_again(tmp_path: Path) -> None:
     def list_signed() -> set[Path]:
-        return set((tmp_path / ".rowmill").rglob("bands.parquet"))
+        return set((tmp_path / ".rowmill").rglob("bands.arrow"))
 
     rows = [text(0), text(0, changed=1)]
     first = build(tmp_path, rows)

@@ -9,7 +9,6 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from dagster_rowmill import metadata
@@ -96,8 +95,9 @@ def truth(built: Built, *key: str) -> int:
     # Statistics describe the examples before them.
     made = built.manifest(key[0], "tokenized_examples") if stage == "truncation_stats" else built.manifest(*key)
     named = chain.from_iterable(part.files.items() for part in made.parts)
-    paths = [built.project.store.path(file.path) for name, file in named if name.startswith(OUTPUT[stage])]
-    return sum(pq.read_metadata(path).num_rows for path in paths if path.endswith(".parquet"))
+    files = [file for name, file in named if name.startswith(OUTPUT[stage])]
+    tables = [file for file in files if file.path.endswith((".arrow", ".parquet"))]
+    return sum(built.project.store.table(file).num_rows for file in tables)
 
 
 def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, ...], tuple[int, int, int]]:

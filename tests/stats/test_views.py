@@ -17,11 +17,12 @@ import pytest
 from rowmill import stats
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError, SchemaError
-from rowmill.core.storage import Store, digest_bytes
+from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
+from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
+from rowmill.stages.part_files import write_parquet, write_table
 from rowmill.stats import column_docs
 
 CHATS: tuple[str, str] = ("support", "chats")
@@ -61,14 +62,13 @@ def feeds_of(stage: str) -> stats.StatsInputs:
 
 
 def part_of(store: Store, name: str, **files: pa.Table) -> Part:
-    """Write these Parquet files and return the part that they make up."""
-    written: dict[str, File] = {}
-    for file, table in files.items():
-        path = f"parts/{name}/{file}.parquet"
-        with store.create(path) as handle:
-            pq.write_table(table, handle)
-        content = store.read(path)
-        written[file] = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=len(table))
+    """Write these tables, shards as Parquet, and return the part that they make up."""
+    written = {
+        file: write_parquet(store, f"parts/{name}/{file}.parquet", table)
+        if file == "shard"
+        else write_table(store, f"parts/{name}/{file}.arrow", table)
+        for file, table in files.items()
+    }
     return Part(fingerprint=name, files=written)
 
 
@@ -258,7 +258,7 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
         store, "p", rejects=pa.table({"row_id": ["a:0"], "stage": ["canonical_rows"], "reason": ["duplicate"]})
     )
 
-    with pytest.raises(SchemaError, match=r"parts/p/rejects.parquet: column detail is missing; expected .*; correct"):
+    with pytest.raises(SchemaError, match=r"parts/p/rejects.arrow: column detail is missing; expected .*; correct"):
         stats.write_manifest_tables(
             store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows")
         )

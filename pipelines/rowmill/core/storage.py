@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core import conditional_put, remote, remote_index
+from rowmill.core import arrow_files, conditional_put, remote, remote_index
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
@@ -168,8 +168,11 @@ class Store:
         return content
 
     def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a Parquet file that a stage wrote, or some of its columns, as one table; errors as in `content`."""
-        return self._parse_parquet(self.content(file), columns)
+        """Read a file that a stage wrote, Arrow or Parquet, or some of its columns, as one table.
+
+        Errors as in `content`.
+        """
+        return self._parse_table(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a Parquet file without a recorded digest, such as a table of statistics.
@@ -181,7 +184,7 @@ class Store:
 
         """
         try:
-            return self._parse_parquet(self._read_buffer(relative), columns)
+            return self._parse_table(self._read_buffer(relative), columns)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -203,7 +206,9 @@ class Store:
         with pa.memory_map(self.path(relative), "rb") as source:
             return source.read_buffer()
 
-    def _parse_parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
+    def _parse_table(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
+        if arrow_files.is_arrow_file(content):
+            return arrow_files.decode_table(content, columns, use_threads=self.is_local)
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it opens the file as a dataset of one file, which takes longer than reading a small part.
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:

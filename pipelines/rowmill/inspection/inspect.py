@@ -379,7 +379,7 @@ def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part
         renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
         limit=context.recipe.limit_of(context.dataset_name or ""),
         vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
-        rows=part_files.write_parquet(context.store, "chosen.parquet", rows),
+        rows=part_files.write_table(context.store, "chosen.arrow", rows),
         base=str(context.base),
     )
     return text_parts.tokenize_part(task), Encoder(loaded)

@@ -412,11 +412,11 @@ def scratch_folder(context: StageContext) -> Generator[Path]:
 
 
 def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:
-    """Return some columns of Parquet files as one lazy frame; local files are read in streaming mode."""
+    """Return some columns of part files as one lazy frame; local files are read in streaming mode."""
     if store.is_local:
         for file in files:
             store.content(file)
-        return pl.scan_parquet([store.path(file.path) for file in files]).select(columns)
+        return pl.scan_ipc([store.path(file.path) for file in files]).select(columns)
     tables = read_tables(store, files, columns)
     return pl.concat([cast("pl.DataFrame", pl.from_arrow(table)) for table in tables]).lazy()
 

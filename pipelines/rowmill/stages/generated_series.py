@@ -46,7 +46,7 @@ from rowmill.tabular.schema import RecordSchema, Value
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization.encoder import Encoder
 
-VERSION = 2
+VERSION = 3
 """Increase it when requests to the same model, or the parsing of its answers, change."""
 
 UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})

@@ -32,7 +32,7 @@ from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import RejectLog, count_accounts, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, write_table
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
@@ -242,8 +242,8 @@ def save_parsed_part(
         [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
     )
     files: dict[str, File] = {
-        "records": write_parquet(store, f"{path}/records.parquet", table),
-        "rejects": write_parquet(store, f"{path}/rejects.parquet", log.table()),
+        "records": write_table(store, f"{path}/records.arrow", table),
+        "rejects": write_table(store, f"{path}/rejects.arrow", log.table()),
     }
     return Part(fingerprint, files, facts)
 

@@ -40,7 +40,7 @@ from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
 
-VERSION = 4
+VERSION = 5
 """Increase it when any text may give other records."""
 
 

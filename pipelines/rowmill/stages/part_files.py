@@ -1,4 +1,4 @@
-"""The files of a part: Parquet tables, the rejects and the ledger next to the rows, one writer for each.
+"""The files of a part: tables, the rejects and the ledger next to the rows, one writer for each.
 
 What belongs here: writing the files that every stage writes for a part. What does not: making rows or examples
 (`canonical_rows/`, `tokenized_examples/`), or which parts there are.
@@ -15,29 +15,28 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rowmill.core.arrow_files import encode_table
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import REJECT_SCHEMA, Rejected
 
 
+def write_table(store: Store, path: str, table: pa.Table) -> File:
+    """Write a table that only stages read, atomically, as an Arrow file."""
+    return _write_content(store, path, encode_table(table), table.num_rows)
+
+
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
-    """Write a table atomically; zstd at its fastest level, no dictionaries for unique columns."""
-    content = _as_parquet(table)
-    store.write(path, content)
-    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
-
-
-def _as_parquet(table: pa.Table) -> bytes:
+    """Write a table that other programs read, too, atomically."""
     buffer = BytesIO()
-    pq.write_table(
-        table,
-        buffer,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=["dataset", "kind", "split", "stage", "reason", "state", "schema", "domain"],
-    )
-    return buffer.getvalue()
+    pq.write_table(table, buffer, compression="zstd", compression_level=1)
+    return _write_content(store, path, buffer.getvalue(), table.num_rows)
+
+
+def _write_content(store: Store, path: str, content: bytes, rows: int) -> File:
+    store.write(path, content)
+    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ def write_accounts(
     at = f"{stage_folder}/parts/{fingerprint}"
     return {
         "rejects": _write_rejects(store, stage_folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", _build_ledger(kept, log, left_out, state)),
+        "ledger": write_table(store, f"{at}/ledger.arrow", _build_ledger(kept, log, left_out, state)),
     }
 
 
@@ -98,8 +97,8 @@ def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NO
 def _write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
     """Write a part's rejects; parts without rejects share one file."""
     if log.row_ids:
-        return write_parquet(store, f"{at}/rejects.parquet", log.table())
-    path = f"{stage_folder}/no_rejects.parquet"
+        return write_table(store, f"{at}/rejects.arrow", log.table())
+    path = f"{stage_folder}/no_rejects.arrow"
     content = _empty_rejects()
     if not store.exists(path):
         store.write(path, content)
@@ -108,7 +107,7 @@ def _write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> 
 
 @lru_cache(maxsize=1)
 def _empty_rejects() -> bytes:
-    return _as_parquet(RejectLog("none").table())
+    return encode_table(RejectLog("none").table())
 
 
 def _build_ledger(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str], state: str) -> pa.Table:

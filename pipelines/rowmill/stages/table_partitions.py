@@ -27,7 +27,7 @@ from rowmill.packing.groups import cut_groups
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 from rowmill.stages.table_inputs import IndexOptions, get_table_options
 from rowmill.tabular import row_index, table_partitions
 from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
@@ -187,7 +187,7 @@ def split_block_keys(task: KeyBlockTask) -> Part:
     borders = np.searchsorted(of_partition[order], np.arange((1 << task.bits) + 1))
     at = part_folder(task.folder, task.fingerprint)
     files = {
-        str(number): write_parquet(store, f"{at}/keys-{number:03d}.parquet", lines.take(pa.array(order[begin:end])))
+        str(number): write_table(store, f"{at}/keys-{number:03d}.arrow", lines.take(pa.array(order[begin:end])))
         for number, (begin, end) in enumerate(pairwise(borders.tolist()))
         if begin < end
     }

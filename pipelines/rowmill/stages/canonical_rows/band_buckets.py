@@ -23,7 +23,7 @@ from rowmill.similarity.near_duplicates import drop_equal_groups
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.part_blocks import PartBlock, count_buckets, cut_blocks, write_buckets
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 VERSION = 1
 """Increase it when the files of blocks and buckets may have other content."""
@@ -142,5 +142,5 @@ def compare_band_bucket(task: _BandBucketTask) -> Part:
     """Write the rows of a bucket that share a key with another."""
     store = Store(task.root)
     found = _find_shared_keys(_read_band_lines(store, task.lines, np.array(task.starts, np.int64)))
-    path = f"{part_folder(task.folder, task.fingerprint)}/groups.parquet"
-    return Part(task.fingerprint, {"groups": write_parquet(store, path, found)}, {})
+    path = f"{part_folder(task.folder, task.fingerprint)}/groups.arrow"
+    return Part(task.fingerprint, {"groups": write_table(store, path, found)}, {})

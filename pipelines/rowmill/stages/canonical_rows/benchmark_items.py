@@ -40,9 +40,9 @@ from rowmill.sources.reading import read_records
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.inputs import load_scans
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
-VERSION = 1
+VERSION = 2
 """Increase it when the same benchmarks may give other items or another index."""
 
 ITEM_SCHEMA = pa.schema(
@@ -127,9 +127,9 @@ def _make_index_part(task: _IndexTask) -> Part:
     )
     at, store = part_folder(task.folder, task.fingerprint), Store(task.root)
     files = {
-        "items": write_parquet(store, f"{at}/items.parquet", items),
-        "ngrams": write_parquet(store, f"{at}/ngrams.parquet", _make_table(index.ngrams)),
-        "short": write_parquet(store, f"{at}/short.parquet", _make_table(index.short)),
+        "items": write_table(store, f"{at}/items.arrow", items),
+        "ngrams": write_table(store, f"{at}/ngrams.arrow", _make_table(index.ngrams)),
+        "short": write_table(store, f"{at}/short.arrow", _make_table(index.short)),
     }
     return Part(task.fingerprint, files, {"files": counts, "items": len(kept), "ignored_ngrams": index.ignored})
 

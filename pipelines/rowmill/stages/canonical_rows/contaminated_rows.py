@@ -3,7 +3,7 @@
 What belongs here: one worker's search of a part, the removal, and what the page shows of it. What does not: the items
 (`benchmark_items.py`), the measure (`similarity/contamination.py`).
 
-    part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.parquet
+    part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.arrow
                                                                                                 │ action: reject
                                                                                                 ▼
                                                                          the part without them (`rewrite_part.py`)
@@ -36,7 +36,7 @@ from rowmill.stages.canonical_rows.row_texts import (
     shorten_text,
 )
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 VERSION = 1
 """Increase it when a row may match another item, or with another coverage."""
@@ -130,8 +130,8 @@ def search_part(task: _SearchTask) -> Part:
             [line | {"row_id": row_id} for line, row_id in zip(lines, row_ids, strict=True)],
             schema=CONTAMINATION_SCHEMA,
         )
-        path = f"{part_folder(task.folder, task.fingerprint)}/contamination.parquet"
-        files[CONTAMINATION_FILE] = write_parquet(store, path, table)
+        path = f"{part_folder(task.folder, task.fingerprint)}/contamination.arrow"
+        files[CONTAMINATION_FILE] = write_table(store, path, table)
     return Part(task.fingerprint, files, {"rows": len(lines)})
 
 

@@ -30,7 +30,7 @@ from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.part_blocks import PartBlock, count_buckets, cut_blocks, write_buckets
 from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, tabulate_removed
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 VERSION = 1
 """Increase it when the files of blocks and buckets may have other content."""
@@ -171,7 +171,7 @@ def find_bucket_repeats(task: _BucketTask) -> Part:
     for (block, _), (begin, end) in zip(task.lines, pairwise(borders.tolist()), strict=True):
         if begin < end:
             found = _name_repeats(lines, places[begin:end], originals[begin:end])
-            files[str(block)] = write_parquet(store, f"{at}/block-{block:05d}.parquet", found)
+            files[str(block)] = write_table(store, f"{at}/block-{block:05d}.arrow", found)
     return Part(task.fingerprint, files, {"repeats": len(places)})
 
 
@@ -254,7 +254,7 @@ def plan_block_removals(task: _RemovalTask) -> Part:
     for number, removal in _split_removals(task.parts, repeats):
         rewritten[str(number)] = removal.fingerprint
         removed = tabulate_removed(removal.list_removed())
-        files[str(number)] = write_parquet(store, f"{at}/part-{number:05d}.parquet", removed)
+        files[str(number)] = write_table(store, f"{at}/part-{number:05d}.arrow", removed)
     return Part(task.fingerprint, files, {"rewritten": rewritten})
 
 

@@ -3,7 +3,7 @@
 What belongs here: one worker's signatures of a part, the removal, and what the page shows of it. What does not: rows
 that agree in a band over all parts (`band_buckets.py`), signatures and the decision (`similarity/`).
 
-    part ─► words ─► shingles, MinHashes ─► bands.parquet, shingles.parquet      kept by fingerprint: made once per part
+    part ─► words ─► shingles, MinHashes ─► bands.arrow, shingles.arrow      kept by fingerprint: made once per part
                                              │
     all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► who goes ─► rewrite_part.py
 
@@ -40,7 +40,7 @@ from rowmill.stages.canonical_rows import band_buckets
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 VERSION = 1
 """Increase it when another row may go."""
@@ -139,8 +139,8 @@ def sign_part(task: _SignTask) -> Part:
     bands = pa.table({"key": keys[order], "row": np.repeat(asked, BANDS)[order]})
     columns = {"characters": texts.characters, "content_hash": rows.column("content_hash"), "shingles": lists}
     files = {
-        "bands": write_parquet(store, f"{at}/bands.parquet", bands),
-        "shingles": write_parquet(store, f"{at}/shingles.parquet", pa.table(columns)),
+        "bands": write_table(store, f"{at}/bands.arrow", bands),
+        "shingles": write_table(store, f"{at}/shingles.arrow", pa.table(columns)),
     }
     return Part(task.fingerprint, files, {"lines": len(keys)})
 
@@ -269,8 +269,8 @@ def _write_lines(context: StageContext, part: Part, lines: Sequence[Mapping[str,
         return {}
     table = pa.Table.from_pylist(list(lines), schema=NEAR_DUPLICATE_SCHEMA)
     fingerprint = digest_json("near duplicates", VERSION, part.fingerprint, table.to_pydict())
-    path = f"{part_folder(context.folder, fingerprint)}/near_duplicates.parquet"
-    return {NEAR_DUPLICATES_FILE: write_parquet(context.store, path, table)}
+    path = f"{part_folder(context.folder, fingerprint)}/near_duplicates.arrow"
+    return {NEAR_DUPLICATES_FILE: write_table(context.store, path, table)}
 
 
 def _tabulate_pairs(

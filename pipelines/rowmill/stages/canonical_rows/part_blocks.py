@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File, Part
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 MAX_BUCKETS = 256
 
@@ -54,7 +54,7 @@ def write_buckets(store: Store, at: str, lines: pa.Table, of_byte: NDArray[np.ui
     order = np.argsort(of_bucket.astype(np.uint8), kind="stable")
     borders = np.searchsorted(of_bucket[order], np.arange(buckets + 1))
     return {
-        str(bucket): write_parquet(store, f"{at}/bucket-{bucket:03d}.parquet", lines.take(order[begin:end]))
+        str(bucket): write_table(store, f"{at}/bucket-{bucket:03d}.arrow", lines.take(order[begin:end]))
         for bucket, (begin, end) in enumerate(pairwise(borders.tolist()))
         if begin < end
     }

@@ -24,7 +24,7 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows.text_rows import count_normalizations
-from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
+from rowmill.stages.part_files import RejectLog, row_as_bytes, write_table
 
 SPLITS = ("train", "validation", "test")
 """Meaning of the codes in `RewriteTask.splits`."""
@@ -103,9 +103,9 @@ def rewrite_rows(task: RewriteTask) -> Part:
     rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
     ledger = _update_ledger(store.table(task.part.files["ledger"]), log)
     files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", kept),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger),
+        "rows": write_table(store, f"{at}/rows.arrow", kept),
+        "rejects": write_table(store, f"{at}/rejects.arrow", rejects),
+        "ledger": write_table(store, f"{at}/ledger.arrow", ledger),
     }
     facts = task.part.facts | {
         "kept": kept.num_rows,

@@ -58,7 +58,7 @@ from rowmill.stages.canonical_rows import (
 from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
-VERSION = 8
+VERSION = 9
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 

@@ -6,7 +6,7 @@ and decisions over all of them (`table_schema.py`).
 
     part ──observe──► shapes of values, with locations  ──┐
                                                            ├─ all parts ─► contract, schema, order
-    part ──rows_of──► rows.parquet, rejects.parquet, ledger  ◄──┘
+    part ──rows_of──► rows.arrow, rejects.arrow, ledger  ◄──┘
 
 A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
 not on the contract: no column type moves a row to another split.
@@ -43,7 +43,7 @@ from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_cells import CellRowBuilder
 from rowmill.stages.canonical_rows.typed_records import MismatchLog, TypedColumns, join_members, resolve_column_roles
 from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValues, ValueColumnBuilder, split_columns
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
@@ -412,7 +412,7 @@ def _save_table_rows(
         "mismatches": mismatches.to_json(),
     }
     files = {
-        "rows": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/rows.parquet", table),
+        "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
         **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, left_out),
     }
     return Part(task.fingerprint, files, facts)

@@ -35,7 +35,7 @@ from rowmill.schema.rows import (
 )
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -232,7 +232,7 @@ def _save_rows(
         **count_messages(row.messages for row in columns.rows),
     }
     files = {
-        "rows": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/rows.parquet", table),
+        "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
         **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, not_taken),
     }
     return Part(task.fingerprint, files, facts)

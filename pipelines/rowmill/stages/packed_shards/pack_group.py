@@ -151,7 +151,7 @@ def pack_group(task: PackGroupTask) -> Part:
     named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
     lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}
     hashes = {
-        f"sequences-{i:05d}": part_files.write_parquet(store, _name_hashes_file(one.shard.path), table)
+        f"sequences-{i:05d}": part_files.write_table(store, _name_hashes_file(one.shard.path), table)
         for i, (one, (_, table)) in enumerate(zip(shards, back, strict=True))
     }
     return Part(task.fingerprint, named | lineage | hashes | files, facts)
@@ -165,7 +165,7 @@ def _sum_content_hashes(tables: Sequence[pa.Table]) -> int:
 def _name_hashes_file(shard: str) -> str:
     """Return the path of the hashes of a shard's sequences: `…/data/train/part-00000.parquet` beside `data`."""
     folder, split, name = shard.rsplit("/", 2)
-    return f"{folder.removesuffix('/data')}/sequences/{split}-{name}"
+    return f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
 
 
 def _cut_shards(task: PackGroupTask, plan: SequencePlan) -> int:
@@ -295,11 +295,11 @@ def _write_side_files(
     files: dict[str, File] = {}
     if len(left_out.examples):
         table = _tabulate_left_out(tokens, lengths, left_out)
-        files["left_out"] = part_files.write_parquet(store, f"{at}/left_out.parquet", table)
+        files["left_out"] = part_files.write_table(store, f"{at}/left_out.arrow", table)
     if task.splits is not None and task.planned is None:
         held = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
         if len(held):
-            files["held"] = part_files.write_parquet(store, f"{at}/held.parquet", tokens.take(held, lengths.trained))
+            files["held"] = part_files.write_table(store, f"{at}/held.arrow", tokens.take(held, lengths.trained))
     return files
 
 

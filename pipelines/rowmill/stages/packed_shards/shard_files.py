@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, sum_by_span
@@ -28,6 +27,7 @@ from rowmill.schema.rows import SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
+from rowmill.stages import part_files
 from rowmill.stages.packed_shards.segment_columns import make_segment_columns
 
 HASH_TOKENS = 2 << 20
@@ -182,9 +182,8 @@ class ShardWriter:
         sink = BytesIO()
         native.write_native_shard(table, sink, self.card, group_rows=self.group_rows)
         shard = self._save(f"data/{split}/{name}.parquet", sink.getvalue(), table.num_rows)
-        lineage = BytesIO()
-        pq.write_table(self._build_lineage(table, split, plan), lineage, compression="zstd")
-        segments = self._save(f"segments/{split}-{name}.parquet", lineage.getvalue(), len(plan.examples))
+        lineage = self._build_lineage(table, split, plan)
+        segments = part_files.write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
         facts = {
             "split": split,
             "sequences": table.num_rows,

@@ -68,8 +68,8 @@ def make_packed_shards(context: StageContext) -> StageOutput:
 def _write_moved_rows(context: StageContext, held: HeldOutValidation) -> Part:
     """Write which rows were held out by number."""
     fingerprint = digest_json(PACKED_SHARDS, "moved", held.moved.to_pylist())
-    path = f"{part_folder(context.folder, fingerprint)}/moved.parquet"
-    return Part(fingerprint, {"moved": part_files.write_parquet(context.store, path, held.moved)}, _NO_SPLIT)
+    path = f"{part_folder(context.folder, fingerprint)}/moved.arrow"
+    return Part(fingerprint, {"moved": part_files.write_table(context.store, path, held.moved)}, _NO_SPLIT)
 
 
 _NO_SPLIT = {"split": ""}

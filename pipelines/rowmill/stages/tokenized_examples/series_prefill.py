@@ -15,7 +15,7 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
 from rowmill.schema.manifest import Part
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 from rowmill.stages.table_inputs import read_row_column
 from rowmill.stages.table_plan import PartitionPlan
 from rowmill.stages.tokenized_examples.table_tokens import VERSION
@@ -85,8 +85,8 @@ def write_prefill(
         )
     table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
     fingerprint = digest_json("prefill", VERSION, lines)
-    path = f"{part_folder(folder, fingerprint)}/prefill.parquet"
-    return [Part(fingerprint, {"prefill": write_parquet(store, path, table)}, {})]
+    path = f"{part_folder(folder, fingerprint)}/prefill.arrow"
+    return [Part(fingerprint, {"prefill": write_table(store, path, table)}, {})]
 
 
 def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:

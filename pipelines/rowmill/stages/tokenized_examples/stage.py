@@ -53,7 +53,7 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
-VERSION = 6
+VERSION = 7
 """Increase it when any row may become another example, or facts change."""
 
 

@@ -22,7 +22,7 @@ from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import PartTask, StageContext
-from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_table
 from rowmill.stages.table_partitions import RowPart
 from rowmill.stages.table_plan import KEPT, PartitionPlan
 from rowmill.stages.tokenized_examples.table_tokens import EncodedPart
@@ -73,7 +73,7 @@ def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -
         str(number): _digest_states(table.slice(begin, end - begin))
         for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
     }
-    return write_parquet(store, path, table), digests
+    return write_table(store, path, table), digests
 
 
 def _digest_states(table: pa.Table) -> str:

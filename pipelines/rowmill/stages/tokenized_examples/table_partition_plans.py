@@ -281,9 +281,9 @@ def plan_partition_part(task: PartitionPlanTask) -> Part:
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
     for number, piece in enumerate(cut_slices(plan, rows.index, parts, task.prefill.frame)):
-        files[piece.fingerprint] = save_slice(store, f"{at}/slice-{number:05d}.parquet", piece)
+        files[piece.fingerprint] = save_slice(store, f"{at}/slice-{number:05d}.arrow", piece)
         slices.append((piece.fingerprint, piece.records, piece.tokens))
-    states, digests = save_states(store, f"{at}/states.parquet", plan, rows.index)
+    states, digests = save_states(store, f"{at}/states.arrow", plan, rows.index)
     facts: dict[str, Any] = {
         "splits": [one.to_json() for one in plan.summarize_splits()],
         "overflows": OverflowFacts.of(plan.overflows).to_json(),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.storage import File, Store
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ _ARRAYS = tuple(field.name for field in fields(ExampleSlice) if field.name not i
 def save_slice(store: Store, path: str, piece: ExampleSlice) -> File:
     """Write a slice as a table of one line."""
     columns = {name: pa.array([getattr(piece, name)]) for name in (*_SCALARS, *_ARRAYS)}
-    return write_parquet(store, path, pa.table(columns))
+    return write_table(store, path, pa.table(columns))
 
 
 def load_slice(store: Store, file: File) -> ExampleSlice:

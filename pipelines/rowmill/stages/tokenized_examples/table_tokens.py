@@ -4,7 +4,7 @@ What belongs here: encoding a part of rows, laying out ids after prompts, the fi
 (`table_plan.py`), the list of parts (`table_examples.py`), ledgers (`table_ledgers.py`).
 
     rows ──encode_part──► ids of each record, in the store
-    plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
+    plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.arrow
 
 Each record is encoded separately and once per dataset: passes and examples only decide which ids go where.
 """
@@ -31,7 +31,7 @@ from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.kept_parts import part_folder, save_kept_part
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
 from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, load_slice
@@ -73,7 +73,7 @@ _TOKENS_SCHEMA = pa.schema(
 """Stored ids of a part of rows; `length` is −1 for a rejected row, so that planning reads no ids."""
 
 
-VERSION = 5
+VERSION = 6
 """Increase it when any row may get different ids or a different example, or facts are counted differently."""
 
 
@@ -139,8 +139,8 @@ def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[s
     """
     if task.folder is None:
         return None
-    path = f"{part_folder(task.folder, task.fingerprint)}/tokens.parquet"
-    part = Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
+    path = f"{part_folder(task.folder, task.fingerprint)}/tokens.arrow"
+    part = Part(task.fingerprint, {"tokens": write_table(store, path, tokens)}, facts)
     save_kept_part(store, task.folder, part)
     return part
 
@@ -282,8 +282,8 @@ def build_part(task: BuildExamplesTask) -> Part:
         "flushes": dict(Counter(FLUSHES[one] for one in piece.flushes.tolist())),
         "source_parts": _list_source_parts(table),
     }
-    path = f"{task.folder}/parts/{task.fingerprint}/examples.parquet"
-    return Part(task.fingerprint, {"examples": write_parquet(Store(task.root), path, table)}, facts)
+    path = f"{task.folder}/parts/{task.fingerprint}/examples.arrow"
+    return Part(task.fingerprint, {"examples": write_table(Store(task.root), path, table)}, facts)
 
 
 def _list_source_parts(table: pa.Table) -> list[str]:

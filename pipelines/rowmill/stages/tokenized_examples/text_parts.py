@@ -25,7 +25,7 @@ from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_KIND_COLUMNS
-from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_parquet
+from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_table
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
 from rowmill.stages.tokenizer_files import open_encoder
@@ -171,7 +171,7 @@ def _save_examples(
     }
     store = Store(task.root)
     files = {
-        "examples": write_parquet(store, f"{task.folder}/parts/{task.fingerprint}/examples.parquet", table),
+        "examples": write_table(store, f"{task.folder}/parts/{task.fingerprint}/examples.arrow", table),
         **write_accounts(store, task.folder, task.fingerprint, kept.column("row_id"), log),
     }
     return Part(task.fingerprint, files, facts)

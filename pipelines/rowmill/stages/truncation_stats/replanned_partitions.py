@@ -18,7 +18,7 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_parquet
+from rowmill.stages.part_files import write_table
 from rowmill.stages.table_inputs import IndexOptions
 from rowmill.stages.table_partitions import (
     RowPart,
@@ -142,9 +142,9 @@ def replan_partition_part(task: ReplanTask) -> Part:
         for split, own in enumerate(one.lengths)
     ]
     table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
-    path = f"{part_folder(task.folder, task.fingerprint)}/lengths.parquet"
+    path = f"{part_folder(task.folder, task.fingerprint)}/lengths.arrow"
     over = [[one.records_over, one.tokens_over] for one in replanned]
-    return Part(task.fingerprint, {"lengths": write_parquet(store, path, table)}, {"over": over})
+    return Part(task.fingerprint, {"lengths": write_table(store, path, table)}, {"over": over})
 
 
 def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:

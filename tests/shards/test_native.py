@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
+from rowmill.schema.manifest import File
 from rowmill.shards import gather, native
 from rowmill.shards.native import Segments, Spans
 
@@ -186,3 +189,20 @@ def test_cut_joins_the_ranges_in_order() -> None:
     places = native.locate_tokens(np.array([0, 4, 10]), np.array([1, 0, 1]), np.array([2, 0, 0]), np.array([3, 2, 1]))
 
     assert places.tolist() == [6, 7, 8, 0, 1, 4]
+
+
+def test_content_hashes_are_compared_only_where_the_same_function_made_them(tmp_path: Path) -> None:
+    """A build of an older version is not damaged because its hashes are those of another function."""
+    store = Store(str(tmp_path))
+    sink = BytesIO()
+    table = _table(_segments([([10, 11, 2], [0, 1, 1])], [1]))
+    native.write_native_shard(table, sink, {}, group_rows=1)
+    store.write("shard.parquet", sink.getvalue())
+    files = [File("shard.parquet", len(sink.getvalue()), digest_bytes(sink.getvalue()), 1)]
+    own = native.format_content_hash(sum(native.hash_sequences(native.recover_segments(table.combine_chunks()))))
+
+    def find(expected: str) -> list[str]:
+        return list(native.find_content_damage(store, "chats", files, expected))
+
+    assert (find(own), find("0" * 32)) == ([], [])
+    assert find(native.format_content_hash(7))[0].startswith(f"chats: its sequences hash to {own}, expected xxh3:0")

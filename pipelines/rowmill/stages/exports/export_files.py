@@ -139,7 +139,7 @@ def write_export_files(
         (folder / DATA_FOLDER).mkdir()
         last = export.finish(folder, [file.written for file in files], export_context)
         files += _publish_written_files(context.store, folder, last, at)
-    return files, f"{total % native.HASH_MODULUS:032x}"
+    return files, native.format_content_hash(total)
 
 
 def publish_export_manifest(

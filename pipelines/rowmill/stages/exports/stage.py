@@ -49,7 +49,7 @@ from rowmill.stages.exports.export_source import (
 from rowmill.stages.kept_parts import load_kept_part, part_folder, save_kept_part
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
-VERSION = 5
+VERSION = 6
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
 
@@ -132,7 +132,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             "tokens": int(source.lengths[chosen].sum()),
             "trained_tokens": int(expected["trained"].sum()),
         }
-        content = f"{_sum_hashes(expected['hash']):032x}"
+        content = native.format_content_hash(_sum_hashes(expected["hash"]))
         card = build_export_card(context, export, layout, counts, content)
         files, found = write_export_files(context, export, layout, source.segments, opened, card, at)
         facts = counts | {

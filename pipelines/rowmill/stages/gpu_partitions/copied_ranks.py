@@ -149,7 +149,7 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
     padding = sum(one.padding for one in written)
     facts = summarize_rank(sequences, counted, padding) | {
         "conserved": found == expected,
-        "content_hash": f"{found:032x}",
+        "content_hash": native.format_content_hash(found),
     }
     return Part(fingerprint_rank(context, name), files, facts)
 

@@ -78,7 +78,7 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
         len(sources.rows[own]), _count_tokens(sources, own), int(sources.padding[sources.rows[own]].sum())
     ) | {
         "conserved": found == sources.hashes.sum_content(sources.rows[own]),
-        "content_hash": f"{found:032x}",
+        "content_hash": native.format_content_hash(found),
     }
     return Part(fingerprint, files, facts)
 
@@ -155,10 +155,11 @@ def find_index_damage(store: Store, output: Manifest) -> Iterator[str]:
         filler = store.table(part.files["filler"]).combine_chunks()
         hashes = join_hashes([*tables, tabulate_hashes(filler)])
         first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
-        found = f"{hashes.sum_content(_locate_lines(store, part.files['index'], first_rows)):032x}"
-        if found != part.facts["content_hash"]:
+        found = native.format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
+        expected = str(part.facts["content_hash"])
+        if native.is_comparable_hash(expected) and found != expected:
             rank = part.files["facts"].path.rsplit("/", 1)[0]
             yield (
-                f"{rank}: the sequences that its index names hash to {found}, expected {part.facts['content_hash']} by "
+                f"{rank}: the sequences that its index names hash to {found}, expected {expected} by "
                 "its manifest; remove the stage's folder and build again"
             )

@@ -124,7 +124,7 @@ def _build_shards_output(
             tokens=planned,
             trained_tokens=trained,
             tokens_left_out=total - planned,
-            content_hash=f"{found:032x}",
+            content_hash=native.format_content_hash(found),
             **padding,
             **sum_counts(group.facts.get("pairs", {}) for group in groups),
         ),

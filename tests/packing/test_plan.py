@@ -24,6 +24,7 @@ from rowmill.packing.plan import (
     bound_sequence_count,
     count_best_fit,
     count_left_out_tokens,
+    count_sequences,
     plan_best_fit,
     plan_concat,
     plan_greedy,
@@ -465,3 +466,15 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
 
 def test_whole_examples_may_exceed_any_limit() -> None:
     assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=60),
+    st.integers(40, 60),
+    st.none() | st.integers(1, 6),
+)
+def test_sequences_are_counted_without_a_plan(lengths: list[int], limit: int, max_segments: int | None) -> None:
+    """Short lists often exceed the bound by more than a thousandth, so the greedy plan is tried, too."""
+    many = np.array(lengths, np.int32)
+    counted = count_sequences(many, limit, max_segments)
+    assert counted == plan_best_fit(many, limit, max_segments).sequences

@@ -77,7 +77,7 @@ def round_up(lengths: Integers, multiple: int) -> NDArray[np.int64]:
     return -(-lengths.astype(np.int64) // multiple) * multiple
 
 
-def measure_padded_room(lengths: NDArray[np.int64], seq_len: int, multiple: int) -> tuple[NDArray[np.int64], int]:
+def measure_padded_room(lengths: Integers, seq_len: int, multiple: int) -> tuple[Integers, int]:
     """Return the room that segments take in sequences of some length, and what a sequence holds, padding included.
 
     For estimates: a length that is no multiple holds as many whole multiples as fit, or one.
@@ -85,7 +85,8 @@ def measure_padded_room(lengths: NDArray[np.int64], seq_len: int, multiple: int)
     Multiple of 4, lengths 3 5 6 in 10 ─► 4 8 8 in 8
     """
     capacity = max(seq_len // multiple, 1) * multiple
-    return np.minimum(round_up(lengths, multiple), capacity), capacity
+    # Without padding no copy of eight bytes a length is made.
+    return np.minimum(lengths if multiple == 1 else round_up(lengths, multiple), capacity), capacity
 
 
 def position_ids(span_lengths: Integers) -> NDArray[np.int32]:

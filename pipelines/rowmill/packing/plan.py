@@ -77,16 +77,21 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
     too. If short examples exist, the number of sequences is within a thousandth of that bound without a binding
     segment limit, and within two hundredths with one.
     """
-    _require_fitting(lengths, limit)
     if not len(lengths):
         return _plan_whole_examples(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
-    moves = _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
-    if moves.made > bound_sequence_count(lengths, limit, max_segments) * 1.001:
-        greedy = plan_greedy(lengths, limit, max_segments)
-        if greedy.sequences < moves.made:
-            return greedy
-    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), moves)
+    chosen = _choose_moves_or_greedy(lengths, limit, max_segments)
+    if isinstance(chosen, SequencePlan):
+        return chosen
+    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), chosen)
     return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
+
+
+def count_sequences(lengths: Integers, limit: int, max_segments: int | None) -> int:
+    """Return how many sequences `plan_best_fit` makes, without placing examples."""
+    if not len(lengths):
+        return 0
+    chosen = _choose_moves_or_greedy(lengths, limit, max_segments)
+    return chosen.sequences if isinstance(chosen, SequencePlan) else chosen.made
 
 
 def count_best_fit(lengths: Integers, limit: int) -> int:
@@ -158,6 +163,17 @@ def _plan_whole_examples(offsets: NDArray[np.int64], examples: NDArray[np.int64]
     ranges = np.zeros((len(examples), 2), dtype=np.int32)
     ranges[:, 1] = lengths[examples]
     return SequencePlan(offsets, examples, ranges)
+
+
+def _choose_moves_or_greedy(lengths: Integers, limit: int, max_segments: int | None) -> "_BinMoves | SequencePlan":
+    """Return the moves of best fit, or the greedy plan if it needs fewer sequences."""
+    _require_fitting(lengths, limit)
+    moves = _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
+    if moves.made > bound_sequence_count(lengths, limit, max_segments) * 1.001:
+        greedy = plan_greedy(lengths, limit, max_segments)
+        if greedy.sequences < moves.made:
+            return greedy
+    return moves
 
 
 # --- best fit on the histogram ---

@@ -86,8 +86,9 @@ def _find_quantile(lengths: Lengths, per_cent: int) -> int:
 def count_length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
     """Count examples by length as a share of the limit; the counts add up to all examples."""
     # Integer arithmetic: a quarter of an odd limit is no integer, and 0.25 * limit would misplace exact hits.
-    quarters = np.minimum(4 * lengths.astype(np.int64) // limit, len(BUCKETS) - 1)
-    counts = np.bincount(quarters, minlength=len(BUCKETS))
+    bounds = [-(-limit * quarter // 4) for quarter in range(1, len(BUCKETS))]
+    at_least = [int(np.count_nonzero(lengths >= bound)) for bound in bounds]
+    counts = -np.diff([len(lengths), *at_least, 0])
     return {name: int(count) for name, count in zip(BUCKETS, counts, strict=True)}
 
 
@@ -123,14 +124,13 @@ def estimate_seq_len_effects(
     line of the current limit can differ from what truncation removed (`column_docs.ESTIMATE_NOTES`).
     `plan(lengths, limit)` returns the number of sequences for lengths of at most the limit.
     """
-    whole = original_tokens.astype(np.int64)
-    trained = trained_tokens.astype(np.int64)
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in sorted(set(seq_lens)):
-        over = whole > seq_len
-        lost = trained[over] * (whole[over] - seq_len) // whole[over]
-        sequences = plan(np.minimum(whole, seq_len), seq_len)
-        rows.append((seq_len, int(over.sum()), int(lost.sum()), int(sequences)))
+        over = np.flatnonzero(original_tokens > seq_len)
+        whole, trained = original_tokens[over].astype(np.int64), trained_tokens[over].astype(np.int64)
+        lost = trained * (whole - seq_len) // whole
+        sequences = plan(np.minimum(original_tokens, seq_len), seq_len)
+        rows.append((seq_len, len(over), int(lost.sum()), int(sequences)))
     return DisplayTable(columns=("seq_len", "examples_over", "trained_lost", "sequences"), rows=tuple(rows))
 
 

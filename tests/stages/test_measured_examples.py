@@ -1,0 +1,68 @@
+"""Lengths measured part by part are those of all examples together.
+
+What belongs here: sums over files. What does not: what is computed from lengths (`tests/stats`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.storage import Store
+from rowmill.schema.examples import EXAMPLE_SCHEMA
+from rowmill.stages.part_files import write_table
+from rowmill.stages.truncation_stats.measured_examples import COLUMNS, MeasuredExamples, measure_examples
+
+SCHEMA = pa.schema([EXAMPLE_SCHEMA.field(name) for name in COLUMNS])
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> dict[str, Any]:
+    tokens, removed = draw(st.integers(0, 50)), draw(st.integers(0, 9))
+    counts = {name: draw(st.integers(0, 3)) for name in COLUMNS if name not in ("split", "domain")}
+    return counts | {
+        "split": draw(st.sampled_from(["train", "validation", "test"])),
+        "domain": draw(st.sampled_from([None, "code", "chat"])),
+        "original_tokens": tokens + removed,
+        "tokens": tokens,
+        "trained_tokens": draw(st.integers(0, tokens)),
+    }
+
+
+def describe(measured: MeasuredExamples) -> dict[str, Any]:
+    return {
+        "original": {name: measured.select_split(name).tolist() for name in measured.list_splits()},
+        "trained": measured.trained.tolist(),
+        "sums": (measured.shortened, measured.longest_shortened, measured.tokens_removed, measured.trained_removed),
+        "stages": measured.stages.tolist(),
+        "shares": measured.trained_shares.tolist(),
+        "domains": sorted(measured.domains.rows(), key=str) if len(measured.domains) else [],
+    }
+
+
+@settings(max_examples=25)
+@given(st.lists(lines(), max_size=12), st.integers(0, 12))
+def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], cut: int) -> None:
+    folder: Path = tmp_path_factory.mktemp("store")
+    store = Store(str(folder))
+
+    def write(name: str, some: list[dict[str, Any]]) -> Any:
+        return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
+
+    whole = measure_examples(store, [write("whole", rows)])
+    assert describe(measure_examples(store, [write("a", rows[:cut]), write("b", rows[cut:])])) == describe(whole)
+    own = pl.DataFrame(rows, schema=list(COLUMNS), infer_schema_length=None) if rows else None
+    if own is not None:
+        lost = own["original_tokens"] - own["tokens"]
+        assert whole.tokens_removed == lost.sum()
+        assert whole.shortened == (lost > 0).sum()
+        assert np.array_equal(whole.trained, own["trained_tokens"] + own["trained_removed"])
+        touched = (own["exchanges_removed"] > 0) | (own["messages_removed"] > 0)
+        assert whole.stages[0].tolist() == [
+            touched.sum(), own["messages_removed"].sum(), own["exchanges_removed"].sum(), own["exchanges_trained"].sum()
+        ]  # fmt: skip
+    assert sum(describe(whole)["shares"]) == len(rows)

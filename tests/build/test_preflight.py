@@ -14,16 +14,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from huggingface_hub import constants
 
-from rowmill.build import preflight
+from rowmill.build import preflight, prepare
+from rowmill.build.steps import plan_steps
 from rowmill.cli import main
-from rowmill.core.errors import ConfigError, GateError, PipelineError
+from rowmill.core.errors import ConfigError, GateError, PipelineError, UnreachableError
+from rowmill.core.remote import TRIES_VARIABLE
 from rowmill.executors import LocalPool
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, CliProject
 
 pytestmark = FOREIGN_WARNINGS
 
 KTO = Path(__file__).resolve().parents[3] / "shared" / "data" / "preference" / "kto_en_demo.json"
+
+
+@pytest.fixture
+def unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of a hub at which nothing answers; every address is asked once."""
+    address = "http://127.0.0.1:1"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv(TRIES_VARIABLE, "1")
+    return address
 
 
 # ── Thirty mistakes ────────────────────────────────────────────────────────────────────────────────
@@ -326,6 +340,83 @@ def test_mistakes_of_all_datasets_are_said_at_once(
         ],
     )
     assert written_outputs(project) == set()
+
+
+@pytest.mark.parametrize("command", ["plan", "build"])
+def test_unreachable_tokenizer_is_said_with_its_recipe_beside_all_mistakes(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], unreachable_hub: str
+) -> None:
+    project = CliProject(tmp_path).write()
+    notes = RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}}
+    elsewhere = {"source": {"train_urls": [f"{unreachable_hub}/chats.jsonl"]}, "format": {"kind": "chat"}}
+    project.write_recipe(tokenizer="nowhere/x", datasets={"elsewhere": elsewhere, "notes": notes})
+
+    assert project.rowmill(command) == main.ExitStatus.INVALID
+
+    require_said(
+        capsys.readouterr().err,
+        [
+            r"^small: tokenizer: 'nowhere/x' cannot be loaded .*; check the network, or give a folder$",
+            rf"^small: datasets\.elsewhere\.source: {unreachable_hub}/chats\.jsonl: cannot be read",
+            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
+        ],
+    )
+
+
+@pytest.mark.parametrize("command", [("plan",), ("build",), ("build", "--skip-preflight"), ("work", "--share", "1/2")])
+def test_unreachable_tokenizer_alone_is_an_outside_failure(
+    tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], unreachable_hub: str
+) -> None:
+    """A scheduler tries again: the recipe is sound, and so are the first records."""
+    del unreachable_hub
+    project = CliProject(tmp_path).write(tokenizer="nowhere/x")
+
+    assert project.rowmill(*command) == main.ExitStatus.OUTSIDE_FAILURE
+
+    require_said(capsys.readouterr().err, [r"^small: tokenizer: 'nowhere/x' cannot be loaded"])
+
+
+def test_requirement_that_cannot_be_reached_keeps_its_cause(tmp_path: Path, unreachable_hub: str) -> None:
+    """Dagster retries what a connection caused."""
+    del unreachable_hub
+    project = CliProject(tmp_path).write(tokenizer="nowhere/x").project
+
+    with pytest.raises(UnreachableError, match=r"^small: tokenizer: ") as refused:
+        prepare.require_ready(project, plan_steps(project))
+
+    assert refused.value.__cause__ is not None
+
+
+def test_class_that_cannot_be_made_hides_no_other_mistake(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    (tmp_path / "own_rows.py").write_text(OWN_ROWS, encoding="utf-8")
+    own = RECIPE["datasets"]["notes"] | {"format": {"kind": "python", "class": "own_rows:OwnRows"}}
+    notes = RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}}
+    project.write_recipe(datasets={"own": own, "notes": notes})
+
+    with pytest.raises(ConfigError) as refused:
+        preflight.require_no_mistakes(project.project)
+
+    require_said(
+        str(refused.value),
+        [
+            r"^small: datasets\.own\.format\.class: own_rows:OwnRows cannot be instantiated",
+            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
+        ],
+    )
+
+
+OWN_ROWS = """
+from rowmill import RowFormat
+
+
+class OwnRows(RowFormat):
+    def __init__(self, field):
+        self.field = field
+
+    def rows(self, record):
+        return None
+"""
 
 
 def test_build_that_skips_the_preflight_ends_at_the_closed_gate(

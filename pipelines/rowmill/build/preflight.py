@@ -16,7 +16,7 @@ import math
 import re
 import uuid
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
-from rowmill.core.errors import ConfigError, GateError, PipelineError, UnreachableError
+from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
@@ -79,21 +79,17 @@ def require_no_mistakes(
 
     """
     findings = find_mistakes(project, plan_steps(project) if steps is None else steps, starts_workers=starts_workers)
-    mistakes = [finding for finding in findings if finding.error is not None]
+    mistakes = [finding.error for finding in findings if finding.error is not None]
     if not mistakes:
         return findings
-    message = "\n".join(finding.text for finding in findings)
-    for kind in (GateError, UnreachableError):
-        if all(isinstance(mistake.error, kind) for mistake in mistakes):
-            raise kind(message)
-    raise ConfigError(message)
+    raise join_errors(mistakes, "\n".join(finding.text for finding in findings))
 
 
 def find_mistakes(project: Project, steps: Sequence[Step], *, starts_workers: bool = False) -> list[Finding]:
     """Return the mistakes and remarks on all datasets of some steps, each once."""
     tokenizer_source.forget_commits()
     unmet = prepare.find_unmet_requirements(project, steps)
-    found = {text: Finding(text, ConfigError(text)) for text in unmet.values()}
+    found = {str(error): Finding(str(error), error) for error in unmet.values()}
     names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))
     changed = [name for name in names if not _was_made_with_these_options(project, name)]
     if changed:
@@ -142,7 +138,7 @@ def _hold_out_no_number(dataset: Dataset) -> Dataset:
     return dataset.model_copy(update={"splits": splits})
 
 
-def _try_dataset(project: Project, trial: Project, dataset: str, unmet: dict[StageKey, str]) -> Iterator[Finding]:
+def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Container[StageKey]) -> Iterator[Finding]:
     """Run the first records through the stages as far as they go; yield what is wrong and what is notable."""
     made: dict[StageKey, Manifest] = {}
     for step in plan_steps(trial):
@@ -151,18 +147,22 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: dict[Sta
         if step.key in unmet or not all(key in made for key in step.inputs):
             return
         try:
-            read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
-            made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
+            found = _try_step(project, trial, step, made)
         except PipelineError as error:
             yield Finding(_place_error(step, error), error)
             return
-        if step.name == RAW_DATASET:
-            yield from _note_unread_columns(trial, dataset, made[step.key])
-        found = _judge_output(project, trial, step, made[step.key], tried=_count_records(made))
         yield from found
         if any(one.error is not None for one in found):
             # What comes after repeats it: rows that were rejected become no examples.
             return
+
+
+def _try_step(project: Project, trial: Project, step: Step, made: dict[StageKey, Manifest]) -> list[Finding]:
+    """Run one stage on the first records, and add its output to `made`; return what its output shows."""
+    read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
+    made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
+    unread = _note_unread_columns(trial, step, made[step.key]) if step.name == RAW_DATASET else ()
+    return [*unread, *_judge_output(project, trial, step, made[step.key], tried=_count_records(made))]
 
 
 def _limit_records(step: Step) -> Step:
@@ -181,9 +181,10 @@ def _place_error(step: Step, error: PipelineError) -> str:
     at, text = f"datasets.{step.dataset}", str(error)
     if text.startswith((f"{at}.", f"{at}:", "tokenizer")):
         return f"{step.recipe}: {text}"
+    if text.startswith(tuple(f"{option}." for option in _OPTION_BY_STAGE.values())):
+        return f"{step.recipe}: {at}.{text}"
     option = _OPTION_BY_STAGE.get(step.name)
-    prefix = f"{at}.{option}" if option and not text.startswith(f"{option}.") else at
-    return f"{step.recipe}: {prefix}{'.' if option and text.startswith(f'{option}.') else ': '}{text}"
+    return f"{step.recipe}: {at}{f'.{option}' if option else ''}: {text}"
 
 
 # ── What the first records show ────────────────────────────────────────────────────────────────────
@@ -269,8 +270,9 @@ def _find_first_rejected(store: Store, output: Manifest) -> str | None:
     return raw.decode(errors="replace")
 
 
-def _note_unread_columns(trial: Project, dataset: str, raw: Manifest) -> Iterator[Finding]:
+def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:
     """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
+    dataset = step.dataset or ""
     options = trial.recipe.datasets[dataset]
     if options.format.IS_TABLE:
         return

@@ -16,7 +16,14 @@ from dataclasses import replace
 from rowmill import sources
 from rowmill.build.steps import Project, Step, iterate_gate_waivers
 from rowmill.checks import expectations_page, judge
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import (
+    ConfigError,
+    MissingPackageError,
+    PipelineError,
+    SourceError,
+    join_errors,
+    place_error,
+)
 from rowmill.core.storage import Store
 from rowmill.executors import AnyExecutor, Executor, LocalPool
 from rowmill.recipe.recipe import Recipe
@@ -111,30 +118,33 @@ def require_ready(project: Project, steps: Iterable[Step]) -> None:
 
     Raises
     ------
+    UnreachableError
+        If requirements cannot be reached, and no other is missing.
     ConfigError
         With one line per missing requirement, naming recipe and dataset.
 
     """
     problems = find_unmet_requirements(project, steps)
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems.values())))
+        raise join_errors(list(problems.values()), "\n".join(dict.fromkeys(map(str, problems.values()))))
 
 
-def find_unmet_requirements(project: Project, steps: Iterable[Step]) -> dict[StageKey, str]:
-    """Return a message for each step with a missing requirement.
+def find_unmet_requirements(project: Project, steps: Iterable[Step]) -> dict[StageKey, PipelineError]:
+    """Return an error for each step with a missing requirement.
 
     A step whose current output has the same options was checked before, so a build in which nothing changed checks
     nothing.
     """
-    problems: dict[StageKey, str] = {}
+    problems: dict[StageKey, PipelineError] = {}
     for step in steps:
         require = step.stage.require_ready
         if require is None or has_current_options(project, step):
             continue
         try:
             require(make_stage_context(project, step, {}))
-        except ConfigError as error:
-            problems[step.key] = f"{step.recipe}: {error}"
+        # Not damage to the store, which is repaired where the step runs.
+        except (ConfigError, SourceError, MissingPackageError) as error:
+            problems[step.key] = place_error(step.recipe, error)
     return problems
 
 

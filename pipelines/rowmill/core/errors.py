@@ -21,9 +21,9 @@ that it specialises, so `except ValueError` in a caller's code keeps working.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, TypeVar
 
 
 class PipelineError(Exception):
@@ -81,6 +81,29 @@ class MissingPackageError(PipelineError, ImportError):
 
 class BusyError(PipelineError, RuntimeError):
     """Another build of the same recipe is running and did not finish in time."""
+
+
+ErrorT = TypeVar("ErrorT", bound=PipelineError)
+
+
+def place_error(where: str, error: ErrorT) -> ErrorT:
+    """Return an error of the same class and cause whose message begins with a place."""
+    placed = type(error)(f"{where}: {error}")
+    placed.__cause__ = error.__cause__
+    return placed
+
+
+def join_errors(errors: Sequence[PipelineError], message: str) -> PipelineError:
+    """Return one error with this message: a GateError or an UnreachableError if all are, else a ConfigError.
+
+    A closed gate waits for a person, and a failing storage may answer later; the cause decides whether Dagster retries.
+    """
+    for kind in (GateError, UnreachableError):
+        if all(isinstance(error, kind) for error in errors):
+            joined = kind(message)
+            joined.__cause__ = errors[0].__cause__
+            return joined
+    return ConfigError(message)
 
 
 def join_choices(allowed: Iterable[object]) -> str:

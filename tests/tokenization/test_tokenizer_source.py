@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from rowmill.build import plan, steps
+from rowmill.cli import main
 from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
@@ -405,6 +406,36 @@ def test_hub_that_never_answered_is_an_external_error(tmp_path: Path, hub: Hub) 
 
     with pytest.raises(UnreachableError, match=r"tokenizer: 'owner/words' cannot be loaded \(.*503.*\); the hub must"):
         write(tmp_path, "owner/words").build()
+
+
+@pytest.mark.parametrize("command", ["plan", "build"])
+def test_command_asks_the_hub_and_warns_once(
+    tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    """The first records are tried under the commit of which the build is made."""
+    hub.push(write_tokenizer(tmp_path / "saved"))
+    workspace = write(tmp_path / "project", "owner/words")
+    workspace.build()
+    # The options of all datasets are others, so that their first records are tried.
+    values = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+    workspace.config.write_text(yaml.safe_dump(values | {"seq_len": 128}, sort_keys=False), encoding="utf-8")
+    hub.answers = False
+    hub.asked.clear()
+
+    with caplog.at_level(logging.WARNING, "rowmill"):
+        assert main.main([command, str(workspace.config)]) == main.ExitStatus.SUCCESS
+
+    assert hub.asked == ["api/models/owner/words"]
+    assert len([line for line in caplog.messages if "the last known one" in line]) == 1
+
+
+def test_hub_that_never_answered_is_asked_once_for_all_datasets(tmp_path: Path, hub: Hub) -> None:
+    hub.answers = False
+    workspace = write(tmp_path, "owner/words")
+
+    for asked in (1, 2):
+        assert main.main(["plan", str(workspace.config)]) == main.ExitStatus.OUTSIDE_FAILURE
+        assert hub.asked == ["api/models/owner/words"] * asked
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ class StepForecast:
     """The output that would be reused."""
 
 
+@tokenizer_source.hold_commits()
 def forecast_steps(project: Project) -> list[StepForecast]:
     """Forecast each step; writes nothing except scans of changed sources.
 
     A step after one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
-    tokenizer_source.forget_commits()
     require_ready(project, plan_steps(project))
     known: dict[StageKey, Manifest] = {}
     return [_forecast_step(project, step, known) for step in plan_steps(project)]

@@ -85,9 +85,9 @@ def require_no_mistakes(
     raise join_errors(mistakes, "\n".join(finding.text for finding in findings))
 
 
+@tokenizer_source.hold_commits()
 def find_mistakes(project: Project, steps: Sequence[Step], *, starts_workers: bool = False) -> list[Finding]:
     """Return the mistakes and remarks on all datasets of some steps, each once."""
-    tokenizer_source.forget_commits()
     unmet = prepare.find_unmet_requirements(project, steps)
     found = {str(error): Finding(str(error), error) for error in unmet.values()}
     names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))

@@ -300,6 +300,7 @@ def check_step(
     return results
 
 
+@tokenizer_source.hold_commits()
 def build(
     project: Project,
     *,
@@ -328,7 +329,6 @@ def build(
         if ({step.name, step.label} & set(only) if only else not step.on_demand)
         and (datasets is None or step.dataset in datasets)
     ]
-    tokenizer_source.forget_commits()
     require_equal_hosts(project, again=True)
     with index_outputs(project, chosen):
         return _build_steps(project, chosen, progress=progress, begin=begin, finish=finish)

@@ -63,6 +63,7 @@ class ShareReport:
     waits_for: StageKey | None = None
 
 
+@tokenizer_source.hold_commits()
 def make_share(
     project: Project, share: Share, *, only: Sequence[str] = (), progress: ProgressCallback | None = None
 ) -> list[ShareReport]:
@@ -82,7 +83,6 @@ def make_share(
     execution = project.recipe.execution.limit_to_this_machine()
     project = replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
     chosen = list_divided_steps(project, only)
-    tokenizer_source.forget_commits()
     reports: list[ShareReport] = []
     closed: dict[str, None] = {}
     with index_outputs(project, chosen):

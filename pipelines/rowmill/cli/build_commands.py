@@ -81,6 +81,14 @@ def add_build_commands(commands: "Commands") -> None:
 def _run_plan(args: argparse.Namespace) -> int:
     if args.stages:
         return print_jobs(args)
+    from rowmill.tokenization import tokenizer_source
+
+    # The hub is asked once, for the first records and for the forecast.
+    with tokenizer_source.hold_commits():
+        return _print_plan(args)
+
+
+def _print_plan(args: argparse.Namespace) -> int:
     from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
@@ -143,6 +151,14 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 
 
 def _run_build(args: argparse.Namespace) -> int:
+    from rowmill.tokenization import tokenizer_source
+
+    # The hub is asked once, for the first records and for the build.
+    with tokenizer_source.hold_commits():
+        return _try_and_build(args)
+
+
+def _try_and_build(args: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports import report_page

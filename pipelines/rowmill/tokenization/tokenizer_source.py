@@ -14,9 +14,11 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -142,18 +144,46 @@ def _hash_file(path: Path) -> str:
 # ── The hub ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_COMMIT_CACHE: dict[tuple[str, str, str | None], str] = {}
+_Revision: TypeAlias = tuple[str, str, str | None]
+
+_COMMIT_CACHE: dict[_Revision, str] = {}
+_UNREACHABLE_REVISIONS: dict[_Revision, UnreachableError] = {}
+_OPEN_BLOCKS: list[object] = []
+
+
+@contextmanager
+def hold_commits() -> Generator[None]:
+    """Resolve each revision once in the block, so that it always is the same commit; blocks inside share the answers.
+
+    Revisions that were resolved before the outermost block are forgotten. A hub that does not answer is asked once.
+    """
+    if not _OPEN_BLOCKS:
+        forget_commits()
+    _OPEN_BLOCKS.append(object())
+    try:
+        yield
+    finally:
+        _OPEN_BLOCKS.pop()
+        if not _OPEN_BLOCKS:
+            _UNREACHABLE_REVISIONS.clear()
 
 
 def forget_commits() -> None:
-    """Forget resolved revisions at the start of a build, within which a revision always is the same commit."""
+    """Forget resolved revisions."""
     _COMMIT_CACHE.clear()
 
 
 def _get_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
     key = (os.environ.get("HF_ENDPOINT", ""), choice.name, choice.revision)
+    if key in _UNREACHABLE_REVISIONS:
+        raise _UNREACHABLE_REVISIONS[key]
     if key not in _COMMIT_CACHE:
-        _COMMIT_CACHE[key] = _ask_hub_for_commit(choice, last_commit)
+        try:
+            _COMMIT_CACHE[key] = _ask_hub_for_commit(choice, last_commit)
+        except UnreachableError as error:
+            if _OPEN_BLOCKS:
+                _UNREACHABLE_REVISIONS[key] = error
+            raise
     return _COMMIT_CACHE[key]
 
 

@@ -18,13 +18,15 @@ import dagster as dg
 from dagster_rowmill.automation import RECIPE_TAG
 from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
 from dagster_rowmill.moved_keys import move_history_once
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import delete_old_runs, read_days_kept
+from rowmill.build.steps import Project, plan_steps
 from rowmill.cli.ui import QUIET_ENVIRONMENT, prepare_home
 from rowmill.core import errors
 from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.recipe import recipe
 from rowmill.reports import report_page, summary
+from rowmill.schema.manifest import StageKey
 
 
 def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -89,6 +91,12 @@ def _format_traceback(cause: Any) -> str:
     return "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
 
 
+def _list_judged_steps(project: Project, result: dg.ExecuteInProcessResult) -> list[StageKey]:
+    """Return the steps whose checks ran, so that the log has their failures."""
+    judged = {one.asset_key for one in result.get_asset_check_evaluations()}
+    return [step.key for step in plan_steps(project) if make_asset_key(step.key) in judged]
+
+
 def find_recipe(name: str, configs: Path) -> Path:
     """Return the file of a recipe by its name.
 
@@ -126,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     for line in list_failures(result):
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
-    print(summary.summarize_recipe(project))
+    print(summary.summarize_recipe(project, shown=_list_judged_steps(project, result)))
     print(f"\nreport  {project.store.path(report_page.report_path(project.recipe.name))}")
     return 0 if result.success else 1
 

@@ -10,10 +10,11 @@ import dagster as dg
 import pytest
 
 from rowmill.build.steps import find_step
+from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
+from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
 pytestmark = FOREIGN_WARNINGS
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,25 @@ def test_report_of_a_night_in_which_a_dataset_failed_shows_what_was_built_after_
 
     assert not night.success
     assert current(tiny, "tasks", "packed_shards").version in linked(tiny, "tasks", "packed_shards")
+
+
+@pytest.mark.slow
+def test_warning_of_a_run_is_printed_in_full_once(tiny: Tiny) -> None:
+    tiny.write(gates=RECIPE["gates"] | {"fill": {"at_least": 1}})
+    places = {
+        "ROWMILL_CONFIGS": str(tiny.path.parent),
+        "ROWMILL_STORE": tiny.store,
+        "DAGSTER_HOME": str(tiny.folder / "home"),
+    }
+
+    run = subprocess.run(
+        [sys.executable, "-m", "dagster_rowmill.materialize", "tiny"],
+        cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    printed = " ".join(run.stdout.split())
+    assert printed.count("wanted at least 100 %") == printed.count(CHECKS_BY_NAME["fill"].remedy) == 2
+    assert " warnings, shown above: chats/packed_shards fill " in printed
 
 
 @pytest.mark.slow

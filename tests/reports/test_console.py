@@ -19,7 +19,7 @@ from rowmill.core import number_text
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
 from rowmill.reports import console, progress, summary
 from rowmill.schema import manifest
-from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
 
@@ -122,6 +122,18 @@ def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
     assert "every applicable check passed" in text
     assert "rowmill inspect small -n 2" in text
     assert "--root" not in text
+
+
+def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"fill": {"at_least": 1}})
+
+    assert project.rowmill("build") == main.ExitStatus.SUCCESS
+
+    failed = summary.find_failed_checks(project.project)
+    out = " ".join(capsys.readouterr().out.split())
+    assert {one.check for one in failed} == {"fill"}
+    assert out.count(failed[0].remedy) == len(failed)
+    assert f"{len(failed)} warnings, shown above: chats/packed_shards fill {failed[0].shown}, " in out
 
 
 def test_summary_says_what_training_will_see(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ def _try_and_build(args: argparse.Namespace) -> int:
             print(f"\nreport  {report_page.write_report(project)}")
         raise
     if not args.only:
-        print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
+        summary = summarize_recipe(project, shown=[step.key for step in steps])
+        print(f"\n{summary}\n\nreport  {report_page.write_report(project)}")
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 

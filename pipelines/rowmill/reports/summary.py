@@ -7,7 +7,7 @@ What does not: the statistics of one dataset (`statistics.py`), one step or one 
 import os
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -32,7 +32,7 @@ from rowmill.schema.facts import (
     read_facts,
 )
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import Manifest, get_stage_folder
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.exports import stage as exports
@@ -43,12 +43,15 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
 
 
-def summarize_recipe(project: Project) -> str:
-    """Return a recipe's summary: rows in and out, tokens, fill, paths of the shards, next commands."""
-    return render_text(Group(*_render_summary(project)))
+def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> str:
+    """Return a recipe's summary: rows in and out, tokens, fill, paths of the shards, failed checks, next commands.
+
+    The failed checks of the stages in `shown`, which were printed before in full, are only named.
+    """
+    return render_text(Group(*_render_summary(project, shown)))
 
 
-def _render_summary(project: Project) -> list[RenderableType]:
+def _render_summary(project: Project, shown: Collection[StageKey]) -> list[RenderableType]:
     datasets: list[tuple[object, ...]] = [
         (Text(name), *list_summary_cells(project, name)[1:]) for name in project.recipe.datasets
     ]
@@ -62,7 +65,7 @@ def _render_summary(project: Project) -> list[RenderableType]:
     ]
     lines += _render_summary_rejects(project)
     lines += _render_summary_places(project)
-    lines += _render_failed_checks(project)
+    lines += _render_failed_checks(project, shown)
     lines += _render_next_commands(project)
     return lines
 
@@ -225,14 +228,21 @@ def find_failed_checks(project: Project) -> list[CheckResult]:
     return found
 
 
-def _render_failed_checks(project: Project) -> list[RenderableType]:
+def _render_failed_checks(project: Project, shown: Collection[StageKey]) -> list[RenderableType]:
     failed = find_failed_checks(project)
     if not failed:
         return [label_value("checks", "every applicable check passed", GOOD)]
-    lines: list[RenderableType] = [Text("")]
-    for one in failed:
+    above, below = [one for one in failed if one.key in shown], [one for one in failed if one.key not in shown]
+    lines: list[RenderableType] = [label_value("checks", _name_failed_checks(above), LOOK)] if above else []
+    lines += [Text("")] * bool(below)
+    for one in below:
         lines += [Text(f"  {format_key(one.key)}", DIM), render_check_result(one, indent=4)]
     return lines
+
+
+def _name_failed_checks(failed: Sequence[CheckResult]) -> str:
+    count = format_count(len(failed), "failed check" if any(one.blocking for one in failed) else "warning")
+    return f"{count}, shown above: {', '.join(f'{format_key(one.key)} {one.check} {one.shown}' for one in failed)}"
 
 
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"

@@ -45,6 +45,7 @@ from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.execution import Execution
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import ledger, reject_reasons
+from rowmill.schema.rows import RowKind
 from rowmill.sources.compression import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
@@ -423,7 +424,7 @@ def _render_checks_section() -> Iterator[str]:
             check.severity if check.warn_from is None else f"{check.severity}; warn from {check.warn_from:g}",
             check.what,
             check.applies_to or "all data",
-            catalog.format_remedy(check.remedy, "RECIPE", "DATASET"),
+            catalog.format_remedy(check.choose_remedy(get_args(RowKind)), "RECIPE", "DATASET"),
             "yes" if check.waivable else "no",
         )
         yield _format_table_row(*cells)

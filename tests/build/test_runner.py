@@ -22,7 +22,6 @@ from rowmill.core.errors import ConfigError, GateError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.executors import local
 from rowmill.schema import manifest
-from rowmill.schema.rows import RowKind
 from rowmill.stages import catalog
 from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, lines, pair
 
@@ -92,9 +91,9 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
 
-    def counted(options: Any, stage: str, dataset: str | None, *, row_kind: RowKind | None) -> Any:
+    def counted(options: Any, stage: str, dataset: str | None, **kinds: Any) -> Any:
         made.append((stage, dataset))
-        return list_thresholds(options, stage, dataset, row_kind=row_kind)
+        return list_thresholds(options, stage, dataset, **kinds)
 
     monkeypatch.setattr(steps, "list_thresholds", counted)
     project = ready.project

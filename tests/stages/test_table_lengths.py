@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from rowmill import stats
-from rowmill.checks import catalog
-from rowmill.checks.gates import Gates, list_thresholds
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
@@ -122,11 +120,6 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
 
 
 def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
-    for check in catalog.CHECKS:
-        for is_table, remedy in {True: check.of_tables or check.remedy, False: check.remedy}.items():
-            thresholds = list_thresholds(Gates(), check.stages[0], "rows", row_kind="record" if is_table else None)
-            has_it = check.exists_for("record" if is_table else None)
-            assert [one.remedy for one in thresholds if one.check == check.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}
     with pytest.raises(GateError, match=r"format\.assembly\.on_overflow: split"):

@@ -19,6 +19,7 @@ from rowmill.recipe import recipe
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import StageKey
+from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
@@ -143,6 +144,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
     inputs = tuple(one for name in stage.inputs for one in _find_stage_keys(loaded, name, dataset))
     gates = tuple(_find_gates(loaded, stage, inputs, dataset))
     row_kind = None if dataset is None else loaded.datasets[dataset].row_kind
+    recipe_kinds: set[RowKind] = {one.row_kind for one in loaded.datasets.values()}
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
         stage=stage,
@@ -152,7 +154,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
-        thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind),
+        thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind, recipe_kinds=recipe_kinds),
         off_checks=frozenset() if dataset is None else _find_off_checks(loaded.datasets[dataset]),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )

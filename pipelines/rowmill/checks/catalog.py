@@ -6,8 +6,9 @@ What belongs here: one declaration per check. What does not: the options of a re
 This module is below recipes and stages in the layers: a recipe has an option for every check.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
@@ -24,6 +25,16 @@ from rowmill.core.stage_names import (
 from rowmill.schema.rows import RowKind
 
 Severity = Literal["error", "warn"]
+NAMES_OF_ROWS: Final[Mapping[RowKind, str]] = {
+    "conversation": "chats",
+    "pair": "pairs",
+    "text": "documents",
+    "record": "tables",
+    "preference": "preferences",
+    "prompt": "prompts",
+    "tokens": "token rows",
+}
+"""The names of row kinds in texts for users."""
 RESULT_VERSION = 7
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
@@ -48,8 +59,8 @@ class Check:
     warn_from: float | None = None
     """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""
     applies_to: str = ""
-    of_tables: str = ""
-    """The remedy for records datasets, if the general one does not apply."""
+    of_kinds: Mapping[RowKind, str] = field(default_factory=dict[RowKind, str], hash=False)
+    """The remedies for row kinds that do not have the options of the general one."""
     only_for: RowKind | None = None
     """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
     not_for: RowKind | None = None
@@ -67,6 +78,14 @@ class Check:
     def exists_for(self, row_kind: RowKind | None) -> bool:
         """Return whether datasets of these rows have the check; None: the whole recipe, or data of unknown kind."""
         return self.only_for in (None, row_kind) and (row_kind is None or self.not_for != row_kind)
+
+    def choose_remedy(self, row_kinds: Collection[RowKind]) -> str:
+        """Return the remedy for datasets of these rows, with a remedy for each kind where they differ."""
+        own: dict[RowKind, str] = {kind: text for kind, text in self.of_kinds.items() if kind in row_kinds}
+        general = [] if own and len(own) == len(set(row_kinds)) else [self.remedy]
+        if not general and len(set(own.values())) == 1:
+            return next(iter(own.values()))
+        return "; ".join([*general, *(f"for {NAMES_OF_ROWS[kind]}: {text}" for kind, text in own.items())])
 
 
 CHECKS: tuple[Check, ...] = (
@@ -88,8 +107,8 @@ CHECKS: tuple[Check, ...] = (
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
         applies_to="datasets with splits.group_key, and records in groups that are not cut",
-        of_tables="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
-        "on_overflow: split, or raise gates.group_size if one group may be that large"),
+        of_kinds={"record": "choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
+        "on_overflow: split, or raise gates.group_size if one group may be that large"}),
     Check("group_advice", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "objections to the chosen group column",
         "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
@@ -113,6 +132,8 @@ CHECKS: tuple[Check, ...] = (
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "
         "in format.messages_field or format.response_fields; if the column means something else, waive the check",
+        of_kinds={"pair": "bad answers would be trained like good ones: keep only good ones in the source, or name the "
+        "answer to train in format.output_field; if the column means something else, waive the check"},
         applies_to="chats and pairs in columns", names_samples=True, is_share=True),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
@@ -182,6 +203,10 @@ CHECKS: tuple[Check, ...] = (
     Check("zero_loss_rows", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "error",
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer",
+        of_kinds={"pair": "check loss.mask, or raise seq_len if truncation removed the response",
+        "text": "remove documents of a single token, which has nothing to predict",
+        "record": "this is a bug of rowmill: report it with the manifest",
+        "tokens": "check the columns of format.mask_fields, or raise seq_len if truncation removed the targets"},
         applies_to="all data but prompts", names_samples=True, is_share=True),
     Check("contract", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "warnings about the chat template's behaviour",
@@ -197,8 +222,8 @@ CHECKS: tuple[Check, ...] = (
         "share of rows whose text contains strings of control tokens",
         "read the table control_strings; template.control_tokens: as_text keeps them as text, reject rejects the rows",
         applies_to="chat templates, and records",
-        of_tables="nothing is lost: such strings are escaped and never become control tokens; raise gates."
-        "control_strings to accept their number", is_share=True),
+        of_kinds={"record": "nothing is lost: such strings are escaped and never become control tokens; raise gates."
+        "control_strings to accept their number"}, is_share=True),
     Check("text_roundtrip", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalizes",
         "expected for tokenizers that lowercase or recompose text; normalize the source yourself to prevent it",
@@ -220,15 +245,17 @@ CHECKS: tuple[Check, ...] = (
         applies_to="token rows", only_for="tokens", is_share=True),
     Check("prompt_parity", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "share of generation prompts whose text is tokenized differently than in training",
-        "records: send the generation prompt as ids (`prompt_as: ids`), not as text; chats: set loss.boundary: split, "
-        "so that a prompt is tokenized apart from its answer",
+        "set loss.boundary: split, so that a prompt is tokenized apart from its answer",
+        of_kinds={"record": "send the generation prompt as ids, not as text (format.generation.backend: {prompt_as: "
+        "ids})"},
         applies_to="records, and chats of which a sample has a generation prompt to compare"),
     Check("context_overflow", (TRUNCATION_STATS,), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it; for records, of "
         "those that fit into no example",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
-        of_tables="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
-        "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow",
+        of_kinds={"record": "raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill "
+        "advise {recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in "
+        "gates.context_overflow"},
         names_samples=True, is_share=True),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
@@ -247,7 +274,11 @@ CHECKS: tuple[Check, ...] = (
     Check("packing_loss", (PACKED_SHARDS,), "at_most", 0.1, "error",
         "larger of the shares of examples and of trained tokens that enter packing but are in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
-        "gates.packing_loss", applies_to="datasets with examples", is_share=True),
+        "gates.packing_loss",
+        of_kinds={"record": "raise seq_len, or accept the loss in gates.packing_loss",
+        "preference": "raise seq_len, shorten the rows, or accept the loss in gates.packing_loss",
+        "prompt": "raise seq_len, shorten the rows, or accept the loss in gates.packing_loss"},
+        applies_to="datasets with examples", is_share=True),
     Check("end_to_end_loss", (PACKED_SHARDS,), "at_most", 0.25, "error",
         "larger of the shares of records and of trained tokens that enter the pipeline but are in no sequence",
         "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, correct the data, or accept the "
@@ -261,13 +292,14 @@ CHECKS: tuple[Check, ...] = (
         warn_from=0.1, applies_to="recipes whose ranks were published before", is_share=True),
     Check("limit_cost", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of sequences added by packing.max_segments_per_example, compared with no limit",
-        "raise packing.max_segments_per_example, or set it to null", is_share=True),
+        "raise packing.max_segments_per_example, or set it to null",
+        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True),
     Check("fill", (PACKED_SHARDS,), "at_least", 0.9, "warn",
         "share of each sequence's capacity that holds tokens",
         "set packing.pack_strategy to best_fit if it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
-        of_tables="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
-        "sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len",
+        of_kinds={"record": "set format.assembly.max_seq_length to a half of seq_len or less, so that several examples "
+        "share a sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len"},
         applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True),
     Check("padding_share", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of pad tokens after segments among all tokens of the sequences",
@@ -289,6 +321,7 @@ CHECKS: tuple[Check, ...] = (
         "this is a bug of rowmill: report it with the manifest", waivable=False),
     Check("same_group", (TRAINING_SPLITS,), "at_most", 0, "error",
         "groups with rows in two splits", "set splits.group_key to the field that names the group",
+        of_kinds={"record": "set format.data.group_training_examples_by to the column that names the group"},
         applies_to="datasets with groups"),
     Check("time_order", (TRAINING_SPLITS,), "at_most", 0, "error",
         "rows in an earlier split than their time belongs to, or inside splits.gap",
@@ -303,9 +336,10 @@ CHECKS: tuple[Check, ...] = (
     Check("near_duplicate", (TRAINING_SPLITS,), "at_most", 0.01, "warn",
         "share of evaluation examples of whose 13-token n-grams half or more are in train; for tables, of records that "
         "equal a training record in all columns but one",
-        "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or "
-        "remove "
-        "the copies", applies_to="all data but tables, and tables of which something is held out", is_share=True),
+        "set splits.group_key so that versions of one text stay together, or remove the copies",
+        of_kinds={"record": "set format.data.group_training_examples_by so that versions of one record stay together, "
+        "or remove the copies"},
+        applies_to="all data but tables, and tables of which something is held out", is_share=True),
     Check("split_share", (TRAINING_SPLITS,), "at_most", 0.05, "warn",
         "largest distance between a split's share of rows and the configured share",
         "expected on few rows or large groups; change splits.seed only before you have trained", is_share=True),

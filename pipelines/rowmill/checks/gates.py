@@ -6,7 +6,7 @@ What belongs here: the option groups, their validation, and composing a check wi
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -301,15 +301,22 @@ class Threshold:
 
 
 def list_thresholds(
-    gates: GatesBase, stage: str, dataset: str | None, *, row_kind: RowKind | None
+    gates: GatesBase,
+    stage: str,
+    dataset: str | None,
+    *,
+    row_kind: RowKind | None,
+    recipe_kinds: Collection[RowKind] = (),
 ) -> tuple[Threshold, ...]:
     """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
     `row_kind` is what the dataset's kind declares, None for a stage of the whole recipe: checks that exist only for
-    rows of another kind are omitted.
+    rows of another kind are omitted. `recipe_kinds` are those of all datasets of such a stage, whose remedies are for
+    them.
     """
+    row_kinds = recipe_kinds if row_kind is None else (row_kind,)
     ours = tuple(
-        _make_threshold(check, gates, dataset, is_table=row_kind == "record")
+        _make_threshold(check, gates, dataset, row_kinds)
         for check in CHECKS
         if stage in check.stages and check.exists_for(row_kind)
     )
@@ -324,7 +331,7 @@ def list_output_thresholds(gates: GatesBase, output: Manifest, dataset: str | No
     return list_thresholds(gates, output.stage, dataset, row_kind=row_kinds[0] if row_kinds else None)
 
 
-def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, *, is_table: bool) -> Threshold:
+def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, row_kinds: Collection[RowKind]) -> Threshold:
     bound: Bound | None = getattr(gates, check.name, None)
     own = getattr(bound, check.direction) if bound else None
     covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
@@ -338,7 +345,7 @@ def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, *, is_t
         bound=limit,
         severity=(bound.severity if bound else None) or check.severity,
         what=check.what,
-        remedy=(check.of_tables if is_table else "") or check.remedy,
+        remedy=check.choose_remedy(row_kinds),
         waiver_bound=getattr(waiver, check.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
         warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),

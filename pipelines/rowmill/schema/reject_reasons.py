@@ -41,7 +41,9 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "unknown_schema": ReasonDescription(
         "rows",
         "the columns match no known schema, or not the one that `format.dataset_schema` names",
-        "name the columns in `format.messages_field` or `format.prompt_fields` and `format.response_fields`",
+        "name the columns in `format.messages_field` or `format.prompt_fields` and `format.response_fields`; of "
+        "preferences in `format.chosen_fields` and `format.rejected_fields`, of token rows in `format.ids_fields` and "
+        "`format.mask_fields`",
     ),
     "missing_field": ReasonDescription(
         "rows", "a column that the recipe names is absent or null", "correct the name, or remove such records"
@@ -100,7 +102,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "bad_weight": ReasonDescription(
         "rows",
         "a weight is negative, not a float32, or neither 0 nor 1 without `loss.weights`",
-        "use 0 and 1, set `loss.weights: true`, or rename a key that is not a loss weight",
+        "use 0 and 1, set `loss.weights: true` (not for preferences), or rename a key that is not a loss weight",
     ),
     "bad_system_prompt": ReasonDescription(
         "rows",
@@ -229,7 +231,9 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "fix its `build`",
     ),
     "group_missing": ReasonDescription(
-        "splits", "the column of `splits.group_key` is absent or null", "fix it, or name another"
+        "splits",
+        "the column of `splits.group_key`, or of a table's `format.data.group_training_examples_by`, is absent or null",
+        "fix it, or name another",
     ),
     "order_missing": ReasonDescription(
         "splits", "the column of the row's time is absent or null", "fix it, or name another"
@@ -306,7 +310,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "no_loss_tokens": ReasonDescription(
         "lengths",
         "no token of the row is trained: because of its flags, the group `loss`, or truncation",
-        "check flags and `loss.mask`, or raise `truncation.max_length`",
+        "check flags and `loss.mask`, of token rows the columns of `format.mask_fields`, or raise "
+        "`truncation.max_length`",
     ),
     "overlong": ReasonDescription(
         "lengths",

@@ -296,6 +296,7 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
 
     assert isinstance(caught.value, GenerationError)
     assert "limit 300" in str(caught.value)
+    assert "; raise format.assembly.max_seq_length (at most seq_len), or choose a finer" in str(caught.value)
     assert "format.assembly.on_overflow: split" in str(caught.value)
     written = [path for path in (workspace.store / "mini" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
     # The ids of the records are kept; they are those of any plan.
@@ -364,8 +365,11 @@ def test_prompt_that_leaves_no_tokens_names_its_widest_columns(tmp_path: Path) -
     workspace = Workspace(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
     workspace.recipe(workspace_datasets(workspace), seq_len=24)
 
-    with pytest.raises(ContextOverflowError, match="widest columns are a column with a very long name"):
+    with pytest.raises(ContextOverflowError, match="widest columns are a column with a very long name") as caught:
         workspace.build(only=TO_EXAMPLES)
+
+    remedies = "; raise seq_len, or shorten these names, or set format.prompt.style: names"
+    assert str(caught.value).endswith(remedies)
 
 
 def workspace_datasets(workspace: Workspace) -> dict[str, Any]:

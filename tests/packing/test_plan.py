@@ -46,7 +46,9 @@ def sequences_of(plan: SequencePlan) -> list[list[int]]:
 
 
 def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> ExampleSlices:
-    return slice_too_long(np.array(lengths), limit, strategy, name_of=lambda number: f"row#{number}")
+    return slice_too_long(
+        np.array(lengths), limit, strategy, name_of=lambda number: f"row#{number}", remedies="raise seq_len"
+    )
 
 
 # --- options
@@ -162,7 +164,10 @@ def test_slice_drop_names_the_dropped_examples() -> None:
 
 
 def test_slice_error_names_example_length_and_limit() -> None:
-    with pytest.raises(ContextOverflowError, match=r"example row#1 has 9 tokens .* 4 fit"):
+    with pytest.raises(
+        ContextOverflowError,
+        match=r"^row#1 has 9 tokens \(1 example is too long\); at most 4 fit a sequence; raise seq_len$",
+    ):
         sliced([3, 9, 4], 4, "error")
 
 

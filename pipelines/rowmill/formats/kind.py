@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
-from rowmill.conversation.truncation import Truncation
+from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.custom import BuildContext
@@ -129,6 +129,8 @@ class DatasetKind(Config):
     """Fields that are computed when the recipe is loaded and cannot be set in it."""
     NEEDS_TEMPLATE: ClassVar[bool] = True
     """Whether a kind with the group `template` needs a chat template; a user's class may make no conversations."""
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = get_args(OverlongPolicy)
+    """What can be done to its rows that are too long, by `truncation.overlong`."""
     IS_TABLE: ClassVar[bool] = False
     """Whether all its rows follow one table contract, and an example joins several of them."""
 
@@ -183,6 +185,21 @@ class DatasetKind(Config):
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
         """Return the option that limits a text's tokens, and its value; None means what `seq_len` leaves each side."""
         return "truncation.max_length", options.truncation.max_length
+
+    def suggest_longer_examples(self, options: DatasetOptions) -> str:
+        """Return which option to raise, so that longer texts of this dataset fit."""
+        option, limit = self.get_length_limit(options)
+        return "raise seq_len" if limit is None else f"raise {option} (at most seq_len)"
+
+    def suggest_overlong_policies(self, options: DatasetOptions) -> str:
+        """Return the policies under which texts that are too long stop no build."""
+        chosen = join_choices(one for one in self.OVERLONG_POLICIES if one not in ("raise", "keep"))
+        return f"choose truncation.overlong {chosen}"
+
+    def suggest_slicing(self) -> str:
+        """Return how packing can cut examples that are too long; empty if it cannot."""
+        cannot = "packing" not in self.GROUPS or "slice_strategy" in self.FIELDS_NOT_READ.get("packing", ())
+        return "" if cannot else "choose packing.slice_strategy keep_start, keep_end, split or drop"
 
     def count_sides(self) -> int:
         """Return how many texts an example has, each of which may be as long as the limit."""
@@ -254,6 +271,16 @@ class DatasetKind(Config):
         table = self.as_table()
         assert table is not None
         return table
+
+
+def refuse_overlong_policy(kind: DatasetKind, options: DatasetOptions, why: str) -> None:
+    """Refuse a `truncation.overlong` that cannot be done to a kind's rows, with the reason."""
+    policy = options.truncation.policy(kind.ROW_KIND, sliced=options.packing.slice_strategy is not None)
+    if policy not in kind.OVERLONG_POLICIES:
+        raise ValueError(
+            f"truncation.overlong: {policy} {why}; allowed for a {kind.get_name()} dataset are "
+            f"{join_choices(kind.OVERLONG_POLICIES)}; choose one"
+        )
 
 
 def refuse_mask_names(kind: str, wrong: frozenset[str] | set[str], allowed: str) -> None:

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions
+from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
 from rowmill.formats.messages import remove_flags
 from rowmill.formats.preference_shapes import FoundSides, find_sides
 from rowmill.formats.record_values import get_at_path, is_mapping
@@ -43,6 +44,8 @@ class Preference(MessageColumns):
         "loss": frozenset({"weights", "mask_user_turns", "mask_inputs"}),
         "packing": frozenset({"slice_strategy", "tail"}),
     }
+
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")
 
     kind: Literal["preference"] = "preference"
     """Pairs of a chosen and a rejected answer, or answers that are marked as good or bad."""
@@ -88,11 +91,7 @@ class Preference(MessageColumns):
                 f"format.add_eos: {str(self.add_eos).lower()} with text: template, which ends each side itself; only "
                 "text: raw reads it; delete add_eos, or set text: raw"
             )
-        if options.truncation.overlong == "split":
-            raise ValueError(
-                "truncation.overlong: split would divide a pair; allowed for a preference dataset are truncate, drop, "
-                "raise and keep; choose one"
-            )
+        refuse_overlong_policy(self, options, "would divide a pair")
         if options.packing.pack_strategy == "concat":
             raise ValueError(
                 "packing.pack_strategy: concat would divide a pair; allowed for a preference dataset are best_fit and "

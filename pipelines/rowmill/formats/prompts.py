@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
-from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader
+from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.formats.messages import remove_flags
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.schema.examples import Objective
@@ -39,6 +40,8 @@ class Prompts(MessageColumns):
         "template": frozenset({"turns", "spans"}),
         "truncation": frozenset({"truncate_side", "token_cut"}),
     }
+
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("drop", "raise", "keep")
 
     kind: Literal["prompts"] = "prompts"
     """Prompts for reinforcement learning: nothing is trained, and the ground truth goes with the ids."""
@@ -106,11 +109,7 @@ class Prompts(MessageColumns):
 
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse to shorten a prompt."""
-        if options.truncation.overlong not in ("drop", "raise", "keep"):
-            raise ValueError(
-                f"truncation.overlong: {options.truncation.overlong} cannot be done to a prompt, which would ask "
-                "something else; allowed for a prompts dataset are drop, raise and keep; choose one"
-            )
+        refuse_overlong_policy(self, options, "cannot be done to a prompt, which would ask something else")
         super().check_options(options)
 
     def get_objective(self) -> Objective:

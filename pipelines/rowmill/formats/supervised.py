@@ -9,11 +9,20 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.detection import join_alpaca_prompt
-from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
+from rowmill.formats.kind import (
+    ALL_GROUPS,
+    PAIR_SIDES,
+    DatasetKind,
+    DatasetOptions,
+    TokenOptions,
+    refuse_mask_names,
+    refuse_overlong_policy,
+)
 from rowmill.formats.record_values import apply_eos_alias, rename_aliases
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -28,6 +37,7 @@ class Supervised(DatasetKind):
         "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
         "truncation": frozenset({"token_cut"}),
     }
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")
     KIND_ALIASES: ClassVar[tuple[str, ...]] = ("instruction",)
     ALIASES: ClassVar[Mapping[str, str]] = {
         "prompt_key": "input_field",
@@ -62,11 +72,7 @@ class Supervised(DatasetKind):
 
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse what can be done to conversations only."""
-        if options.truncation.overlong == "split":
-            raise ValueError(
-                "truncation.overlong: split cannot be done to a pair, which has one response; allowed for a supervised "
-                "dataset are truncate, drop, raise and keep; choose one"
-            )
+        refuse_overlong_policy(self, options, "cannot be done to a pair, which has one response")
         refuse_mask_names(self.get_name(), set(options.loss.mask) - PAIR_SIDES, "prompt and response")
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)

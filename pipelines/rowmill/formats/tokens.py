@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.arrays import Bools, Weights
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
-from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions
+from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.token_fields import TokenPlaces, read_row_field, read_token_values
 from rowmill.schema.examples import IGNORED_LABEL
@@ -72,6 +73,8 @@ class Tokens(DatasetKind):
     ROW_KIND: ClassVar[RowKind] = "tokens"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
+
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")
 
     kind: Literal["tokens"] = "tokens"
     """Token ids with their mask, kept exactly: rollouts, and data that another tool tokenized."""
@@ -135,18 +138,19 @@ class Tokens(DatasetKind):
 
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse to cut ids unless the recipe allows it, and to make several examples of one."""
-        policy = options.truncation.overlong
-        if policy == "split":
-            raise ValueError(
-                "truncation.overlong: split would make several examples of one; allowed for a tokens dataset are drop, "
-                "raise, keep and truncate; choose one"
-            )
-        if policy == "truncate" and options.truncation.token_cut != "allow":  # noqa: S105  (tokens of text)
+        refuse_overlong_policy(self, options, "would make several examples of one")
+        chosen = options.truncation
+        if chosen.overlong == "truncate" and chosen.token_cut != "allow":  # noqa: S105  (tokens of text)
             raise ValueError(
                 "truncation.overlong: truncate for a tokens dataset cuts ids, since it has no messages to remove; "
                 "expected truncation.token_cut: allow beside it; set it, or choose drop, raise or keep"
             )
         super().check_options(options)
+
+    def suggest_overlong_policies(self, options: DatasetOptions) -> str:
+        """Return that rows can be dropped, or cut where the recipe allows it."""
+        allowed = "" if options.truncation.token_cut == "allow" else " with truncation.token_cut: allow"  # noqa: S105
+        return f"choose truncation.overlong drop, or truncate{allowed}"
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as ids with their mask."""

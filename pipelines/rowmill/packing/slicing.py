@@ -44,14 +44,15 @@ def keep_examples_whole(lengths: Integers) -> ExampleSlices:
 
 
 def slice_too_long(
-    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]
+    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str], remedies: str
 ) -> ExampleSlices:
     """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
 
     Raises
     ------
     ContextOverflowError
-        With `error`; names the first example that is too long (`name_of` its number), its length and the limit.
+        With `error`; names the first example that is too long (`name_of` its number), its length, the limit, and the
+        `remedies`.
 
     """
     pieces = keep_examples_whole(lengths)
@@ -62,9 +63,9 @@ def slice_too_long(
         case "error":
             first = int(long[0])
             raise ContextOverflowError(
-                f"example {name_of(first)} has {int(lengths[first])} tokens ({long.size} examples are too "
-                f"long); at most {limit} fit a sequence; raise seq_len, set truncation, or choose"
-                " packing.slice_strategy keep_start, keep_end, split or drop"
+                f"{name_of(first)} has {int(lengths[first])} tokens "
+                f"({long.size} {'example is' if long.size == 1 else 'examples are'} too long); "
+                f"at most {limit} fit a sequence; {remedies}"
             )
         case "drop":
             return _select_pieces(pieces, lengths <= limit, dropped=long)

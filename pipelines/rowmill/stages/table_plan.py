@@ -127,7 +127,7 @@ def count_sampled_rows(request: TablePlanRequest, index: RowIndex, lengths: Ints
     return int((fitting & (index.splits == SPLITS.index("train"))).sum())
 
 
-def require_record_room(dataset: str, limits: ExampleLimits, widest_names: str) -> None:
+def require_record_room(dataset: str, form: RecordsFormat, limits: ExampleLimits, widest_names: str) -> None:
     """Refuse limits under which no record fits.
 
     Raises
@@ -137,11 +137,11 @@ def require_record_room(dataset: str, limits: ExampleLimits, widest_names: str) 
 
     """
     if limits.records < 1:
+        shorter = "" if form.prompt.style == "names" else ", or set format.prompt.style: names"
         raise ContextOverflowError(
             f"datasets.{dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
             f"leaves {limits.records} of {limits.limit} for records, expected at least 1; its widest columns are "
-            f"{widest_names}; raise seq_len or max_seq_length, shorten these names, or set "
-            "prompt.style: names"
+            f"{widest_names}; {_suggest_longer_examples(form)}, or shorten these names{shorter}"
         )
 
 
@@ -268,8 +268,14 @@ def _make_overflow_error(dataset: str, form: RecordsFormat, overflows: OverflowF
     return ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {_list_remedies(form, kind)}")
 
 
+def _suggest_longer_examples(form: RecordsFormat) -> str:
+    if form.assembly.max_seq_length is None:
+        return "raise seq_len"
+    return "raise format.assembly.max_seq_length (at most seq_len)"
+
+
 def _list_remedies(form: RecordsFormat, kind: str) -> str:
-    remedies = ["raise seq_len or format.assembly.max_seq_length"]
+    remedies = [_suggest_longer_examples(form)]
     if kind == "group":
         remedies.append("choose a finer group column (`rowmill advise` rates them)")
         if not form.privacy.dp_enabled:

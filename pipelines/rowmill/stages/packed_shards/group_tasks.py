@@ -74,7 +74,15 @@ def build_shard_card(context: StageContext) -> dict[str, Any]:
 
 def get_packing_rules(context: StageContext) -> PackingRules:
     """Return the rules that a dataset's examples are packed by."""
-    return PackingRules(context.dataset.packing, context.dataset.row_kind, context.recipe.seq_len)
+    dataset, form = context.dataset, context.dataset.format
+    ways = ["raise seq_len", form.suggest_overlong_policies(dataset), form.suggest_slicing()]
+    return PackingRules(
+        dataset.packing,
+        dataset.row_kind,
+        context.recipe.seq_len,
+        where=f"datasets.{context.dataset_name}",
+        remedies=", or ".join(one for one in ways if one),
+    )
 
 
 def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[PartTask]:

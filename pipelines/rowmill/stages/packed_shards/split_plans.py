@@ -34,11 +34,13 @@ SURPLUS_CODE = -1
 
 @dataclass(frozen=True, slots=True)
 class PackingRules:
-    """Everything of a recipe that decides a plan."""
+    """Everything of a recipe that decides a plan, and what to say of an example that stops the build."""
 
     packing: Packing
     row_kind: RowKind
     seq_len: int
+    where: str
+    remedies: str
 
     @property
     def strategy(self) -> Strategy:
@@ -166,7 +168,8 @@ def slice_examples(
         own,
         rules.seq_len,
         rules.packing.slice_strategy_for(rules.row_kind),
-        name_of=lambda i: lengths.name(int(numbers[i])),
+        name_of=lambda i: f"{rules.where}: example {lengths.name(int(numbers[i]))}",
+        remedies=rules.remedies,
     )
     # What was not cut had its targets counted when it was tokenized.
     was_cut = pieces.lengths < own[pieces.examples]

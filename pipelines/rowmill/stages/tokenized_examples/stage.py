@@ -229,10 +229,11 @@ def _plan_tokenize_task(
 def _raise_overlong(context: StageContext, parts: list[Part]) -> None:
     found = [(str(row_id), int(length)) for part in parts for row_id, length in part.facts["overlong"]]
     total = sum(int(part.facts["overlong_rows"]) for part in parts)
-    if total and context.dataset.truncation.overlong == "raise":
-        raise text_parts.make_overlong_error(
-            context.recipe.limit_of(context.dataset_name or ""), total, found, f"datasets.{context.dataset_name}"
-        )
+    dataset = context.dataset
+    if total and dataset.truncation.overlong == "raise":
+        form, limit = dataset.format, context.recipe.limit_of(context.dataset_name or "")
+        remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
+        raise text_parts.make_overlong_error(limit, total, found, f"datasets.{context.dataset_name}", remedies)
 
 
 def _build_examples_output(

@@ -191,7 +191,7 @@ def _prepare_planning(
     """
     form, limits = get_table_options(context), _get_example_limits(context, frame)
     name = context.dataset_name or ""
-    require_record_room(name, limits, _list_widest_names(observed))
+    require_record_room(name, form, limits, _list_widest_names(observed))
     request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=form, limits=limits, wanted=form.wanted)
     vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
     return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)

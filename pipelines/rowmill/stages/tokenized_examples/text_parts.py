@@ -98,13 +98,15 @@ def tokenize_part(task: TokenizeTask) -> Part:
     return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts, lengths)
 
 
-def make_overlong_error(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
+def make_overlong_error(
+    limit: int, count: int, found: Sequence[tuple[str, int]], where: str, remedies: str
+) -> ContextOverflowError:
     """Return the error of `overlong: raise`, with the number of rows, the longest, and up to twenty ids."""
     longest = max(length for _, length in found)
     names = ", ".join(row_id for row_id, _ in found[:20])
     return ContextOverflowError(
-        f"{where}: {count} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; "
-        "raise seq_len, or choose truncation.overlong truncate, drop or split"
+        f"{where}: {count} {'row is' if count == 1 else 'rows are'} longer than {limit} tokens, the longest {longest}: "
+        f"{names}; at most {limit} fit; {remedies}"
     )
 
 

@@ -139,7 +139,9 @@ def _compare_seq_lens(context: StageContext, measured: MeasuredExamples, limit: 
     joined = context.dataset.packing.strategy_for(context.dataset.row_kind) == "concat"
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in candidates:
-        pieces = slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
+        pieces = original
+        if len(original):
+            pieces = slice_too_long(original, seq_len, "split", name_of=str, remedies="").lengths
         room = int(round_up(original, context.dataset.packing.room_multiple).sum())
         sequences = -(-room // seq_len) if joined else _make_sequence_counter(context)(pieces, seq_len)
         rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))

@@ -444,8 +444,32 @@ def test_plan_predicts_the_build(ready: Workspace) -> None:
 def test_step_whose_input_was_never_built_is_refused(workspace: Workspace) -> None:
     project = workspace.project
 
-    with pytest.raises(IntegrityError, match="mini/chats/raw_dataset: it was never built"):
+    with pytest.raises(IntegrityError, match=r"^mini/chats/canonical_rows: chats/raw_dataset is not built; "):
         gate.open_inputs(project, steps.find_step(project, ("mini", "chats", "canonical_rows")))
+
+
+def test_missing_stages_are_named_in_order_with_the_command_that_builds_them(workspace: Workspace) -> None:
+    project = workspace.project
+    stages = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+    every = [f"{dataset}/{stage}" for dataset in DATASETS for stage in stages]
+
+    def refusal(*key: str) -> str:
+        with pytest.raises(IntegrityError) as refused:
+            gate.open_inputs(project, steps.find_step(project, ("mini", *key)))
+        return str(refused.value)
+
+    command = "; a stage reads what the stages before it made; run `rowmill build mini --until"
+    before = ", ".join(every[:3])
+    assert refusal("chats", "packed_shards") == (
+        f"mini/chats/packed_shards: {before} and {every[3]} are not built{command} packed_shards`"
+    )
+    assert refusal("training_splits") == (
+        f"mini/training_splits: {', '.join(every[:-1])} and {every[-1]} are not built{command} training_splits`"
+    )
+    workspace.build(only=["raw_dataset"])
+    assert ": chats/canonical_rows, chats/tokenized_examples and chats/truncation_stats are" in refusal(
+        "chats", "packed_shards"
+    )
 
 
 def test_unknown_step_is_refused_with_the_known_ones(workspace: Workspace) -> None:

@@ -125,7 +125,9 @@ def test_export_before_anything_is_built_says_so(tmp_path: Path, capsys: pytest.
     project = CliProject(tmp_path).write(exports=EXPORTS)
 
     assert project.rowmill("export") == main.ExitStatus.INVALID
-    assert "it was never built" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"^small/exports/\w+: chats/raw_dataset, chats/canonical_rows, .* are not built; ", said)
+    assert "run `rowmill build small --until exports/" in said
 
 
 def test_verify_deep_reads_exports_again_and_finds_damage(

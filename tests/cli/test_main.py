@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import duckdb
@@ -99,9 +100,41 @@ def test_build_of_one_stage_makes_that_stage_of_every_dataset(
     assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
 
 
-def test_build_of_unknown_stage_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build", "--only", "packed_shard") == main.ExitStatus.INVALID
-    assert "did you mean packed_shards?" in capsys.readouterr().err
+def test_build_until_a_stage_makes_that_stage_and_those_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+
+    def run(*options: str) -> dict[str, int]:
+        assert project.rowmill("build", *options) == main.ExitStatus.SUCCESS
+        made = re.findall(r"^  [✓!] (\w+) +(\S+)", capsys.readouterr().out, re.MULTILINE)
+        return Counter(stage for stage, time in made if time != "reused")
+
+    assert project.rowmill("build", "--only", "packed_shards") == main.ExitStatus.INVALID
+    assert "run `rowmill build small --until packed_shards`" in capsys.readouterr().err
+    assert run("--until", "canonical_rows") == {"raw_dataset": 3, "canonical_rows": 3}
+    assert run("--until", "packed_shards") == {"tokenized_examples": 3, "truncation_stats": 3, "packed_shards": 3}
+    assert run("--until", "training_splits") == {"training_splits": 1}
+    assert not (tmp_path / ".rowmill" / "small" / "gpu_partitions").exists()
+
+
+def test_build_until_an_export_makes_no_other_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = CliProject(tmp_path).write(exports=[{"kind": "native", "name": one} for one in ("one", "other")])
+
+    assert project.rowmill("build", "--until", "exports/one") == main.ExitStatus.SUCCESS
+    out = capsys.readouterr().out
+    assert "✓ exports/one" in out
+    assert "exports/other" not in out
+
+
+@pytest.mark.parametrize("option", ["--only", "--until"])
+def test_build_of_unknown_stage_names_the_nearest(
+    built: CliProject, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert built.rowmill("build", option, "packed_shard") == main.ExitStatus.INVALID
+    said = capsys.readouterr().err
+    assert said.startswith(f"{option} packed_shard: no such stage; ")
+    assert "did you mean packed_shards?" in said
 
 
 def test_build_with_a_failed_check_stops_with_number_threshold_and_remedy(

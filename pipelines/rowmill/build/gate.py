@@ -5,9 +5,10 @@ the step (`runner.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from rowmill.build.held_versions import HeldVersion, find_held_version, follow_held_versions
-from rowmill.build.steps import Project, Step
+from rowmill.build.steps import Project, Step, find_upstream_steps
 from rowmill.checks import judge, upstream
 from rowmill.checks.gates import Threshold, list_output_thresholds
 from rowmill.core.errors import IntegrityError, PipelineError
@@ -28,7 +29,7 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     GateError
         If a check is closed; the message gives each one's value, threshold and remedy.
     IntegrityError
-        If an input is not built.
+        If an input is not built; the message names all stages before it that are not, and the command that builds them.
 
     """
     held = find_held_version(project.store, step.key)
@@ -40,20 +41,45 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     for key in dict.fromkeys((*step.inputs, *step.gates)):
         try:
             pointed = manifest.load_current(project.store, key)
-            current[key] = pointed if pointed is not None else manifest.load_version(project.store, key, None)
         except PipelineError as error:
             closed.append(error)
+            continue
+        if pointed is None:
+            raise _make_unbuilt_error(project, step)
+        current[key] = pointed
     found = follow_held_versions(project.store, current)
     for key in (key for key in step.gates if key in found):
         try:
             judge.require_passing_checks(project.store, found[key], thresholds[key])
         except PipelineError as error:
             closed.append(error)
+    if len(closed) == 1:
+        raise closed[0]
     if closed:
-        raise type(closed[0])("\n".join(str(error) for error in closed))
+        kind = IntegrityError if isinstance(closed[0], IntegrityError) else type(closed[0])
+        raise kind("\n".join(str(error) for error in closed))
     inputs = {key: found[key] for key in step.inputs}
     require_open_ancestry(project, inputs.values(), gated=[found[key] for key in step.gates])
     return inputs | open_generated_source(project, step)
+
+
+def _make_unbuilt_error(project: Project, step: Step) -> IntegrityError:
+    """Return the error of a step some of whose inputs are not built, with all stages before it that are not."""
+    upstream = find_upstream_steps(project, [step])
+    unbuilt = [one for one in upstream if manifest.load_current_if_intact(project.store, one.key) is None]
+    names = ["/".join(one.key[1:]) for one in unbuilt]
+    if len(names) > MAX_NAMED_STEPS:
+        names[MAX_NAMED_STEPS:] = [f"{len(names) - MAX_NAMED_STEPS:,} more"]
+    named = f"{', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"{names[0]} is"
+    recipe = judge.format_recipe_argument(step.recipe, project.store.root)
+    return IntegrityError(
+        f"{'/'.join(step.key)}: {named} not built; a stage reads what the stages before it made; "
+        f"run `rowmill build {recipe} --until {step.label}`"
+    )
+
+
+MAX_NAMED_STEPS: Final = 12
+"""Steps that an error names; a recipe may have hundreds of datasets."""
 
 
 def open_held_inputs(project: Project, held: HeldVersion) -> dict[StageKey, Manifest]:

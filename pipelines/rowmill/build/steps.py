@@ -240,6 +240,17 @@ def find_downstream_steps(project: Project, key: StageKey) -> tuple[Step, ...]:
     return tuple(found)
 
 
+def find_upstream_steps(project: Project, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return the steps that some steps read or whose checks they wait for, directly or through others, in order."""
+    wanted = {key for step in steps for key in (*step.inputs, *step.gates)}
+    found: list[Step] = []
+    for step in reversed(plan_steps(project)):
+        if step.key in wanted:
+            wanted.update((*step.inputs, *step.gates))
+            found.append(step)
+    return tuple(reversed(found))
+
+
 def iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
     """Yield the waivers that apply to the gates of a step."""
     for waiver in loaded.gates.waivers:

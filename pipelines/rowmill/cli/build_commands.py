@@ -44,7 +44,11 @@ def add_build_commands(commands: "Commands") -> None:
     build = add_command(
         commands, "build", _run_build, "build what is missing or changed, stage by stage", takes_overrides=True
     )
-    build.add_argument("--only", action="append", metavar="STAGE", default=[], help="build only this stage; repeatable")
+    chosen = build.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--only", action="append", metavar="STAGE", default=[], help="build only this stage; repeatable"
+    )
+    chosen.add_argument("--until", metavar="STAGE", help="build this stage and all stages before it")
     build.add_argument(
         "--skip-preflight", action="store_true", help="do not try the first records of changed datasets before building"
     )
@@ -166,19 +170,19 @@ def _try_and_build(args: argparse.Namespace) -> int:
     from rowmill.reports.summary import summarize_recipe
 
     project = open_project(args)
-    steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, args.only)]
-    _require_known_stages(args.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
+    only = _choose_stages(project, args.only, args.until)
+    steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, only)]
     if not args.skip_preflight and (remarks := _try_first_records(project, steps, starts_workers=True)):
         terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
-        return _print_build_as_json(project, steps, args.only)
+        return _print_build_as_json(project, steps, only)
     try:
-        blocked = build_stages(project, steps, args.only)
+        blocked = build_stages(project, steps, only)
     except GateError:
-        if not args.only:
+        if not only:
             print(f"\nreport  {report_page.write_report(project)}")
         raise
-    if not args.only:
+    if not only:
         summary = summarize_recipe(project, shown=[step.key for step in steps])
         print(f"\n{summary}\n\nreport  {report_page.write_report(project)}")
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
@@ -215,16 +219,37 @@ def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequ
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
+def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -> Sequence[str]:
+    """Return the labels of the stages to build, with those before `until`; empty for all.
+
+    Raises
+    ------
+    ConfigError
+        If the recipe has no such stage.
+
+    """
+    from rowmill.build.steps import find_upstream_steps, plan_steps
+
+    planned = plan_steps(project)
+    known = {name for step in planned for name in (step.name, step.label)}
+    if until is None:
+        _require_known_stages("--only", only, known)
+        return only
+    _require_known_stages("--until", [until], known)
+    last = [step for step in planned if until in (step.name, step.label)]
+    return list(dict.fromkeys(step.label for step in (*find_upstream_steps(project, last), *last)))
+
+
 def _is_selected_step(step: "Step", only: Sequence[str]) -> bool:
     return bool({step.name, step.label} & set(only)) if only else not step.on_demand
 
 
-def _require_known_stages(only: Sequence[str], known: set[str]) -> None:
-    for name in only:
+def _require_known_stages(option: str, names: Sequence[str], known: set[str]) -> None:
+    for name in names:
         if name not in known:
             guess = suggest_name(name, known)
             hint = f"did you mean {guess}?" if guess else "name one of them"
-            raise ConfigError(f"--only {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
+            raise ConfigError(f"{option} {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
 
 
 def build_stages(

@@ -197,8 +197,13 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
         kept = (read_manifest(store, f"{get_stage_folder(key)}/manifests/{name}") for name in names)
         found = next((one for one in kept if one is not None and one.version == version), None)
     if found is None:
-        known = f"version {version} is not kept" if version else "it was never built"
-        known = f"{store.path(path)} is damaged or was edited" if version and store.exists(path) else known
+        if version is None:
+            raise IntegrityError(
+                f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
+            )
+        known = (
+            f"{store.path(path)} is damaged or was edited" if store.exists(path) else f"version {version} is not kept"
+        )
         raise IntegrityError(f"{'/'.join(key)}: {known}; expected a kept version; build it, or choose another version")
     return found
 

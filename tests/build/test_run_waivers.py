@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build.run_waivers import REASON_PREFIX, add_run_waivers, propose_run_waiver, propose_run_waivers
+from rowmill.build.run_waivers import add_run_waivers, propose_run_waiver, propose_run_waivers
 from rowmill.build.steps import Project, find_step
+from rowmill.checks.gates import RUN_WAIVER_PREFIX
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
@@ -41,7 +42,7 @@ def test_waiver_covers_its_check_and_is_part_of_the_identity_of_what_is_built_on
     accepted = add_run_waivers(project, [WAIVER], "run")
 
     [judged] = [one for one in find_step(accepted, ROWS).thresholds if one.check == "unknown_roles"]
-    assert (judged.waiver_bound, judged.waiver_reason) == (0.25, REASON_PREFIX + str(WAIVER["reason"]))
+    assert (judged.waiver_bound, judged.waiver_reason) == (0.25, RUN_WAIVER_PREFIX + str(WAIVER["reason"]))
     # What is built on the rows differs; the rows themselves do not.
     assert find_step(accepted, ROWS).code_version == find_step(project, ROWS).code_version
     below = ("tiny", "chats", "tokenized_examples")

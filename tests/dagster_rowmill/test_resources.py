@@ -88,6 +88,34 @@ def test_accepted_failure_publishes_this_run_and_the_next_one_is_red_again(
     assert kept["version"] == published["version"]
 
 
+def test_later_run_of_downstream_assets_alone_says_that_the_waiver_was_another_runs(tmp_path: Path) -> None:
+    accepted = {"check": "unknown_roles", "dataset": "chats", "at_most": 0.2, "reason": REASON}
+    config = {"resources": {"gates": {"config": {"waivers": [accepted]}}}}
+    hint = (
+        f"; another run accepted it ({REASON}), and a run's waiver covers no other run: give this run the same waiver "
+        "in Dagster's launchpad, or write it into gates.waivers\n"
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        tiny = Tiny(tmp_path, instance).write(unknown_roles=12)
+
+        def run(*stages: str, **options: Any) -> str:
+            keys = [tiny.key("chats", stage) for stage in stages]
+            picked = dg.AssetSelection.assets(*keys) | dg.AssetSelection.checks_for_assets(*keys)
+            return "\n".join(refusals(tiny.run_only(picked, **options)).values())
+
+        # The rows were never judged but in the run that accepted them.
+        assert run("raw_dataset", "canonical_rows", config=config) == ""
+        direct = run("tokenized_examples")
+        assert run("tokenized_examples", config=config) == ""
+        ancestor = run("truncation_stats")
+        assert run("truncation_stats", config=config) == ""
+
+    assert "- tiny/chats/canonical_rows: unknown_roles: 20 % (" in direct
+    assert "an ancestor of this input: unknown_roles: 20 % (" in ancestor
+    assert hint in direct
+    assert hint in ancestor
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -13,14 +13,11 @@ from typing import Any, Final
 
 from rowmill.build.steps import Project
 from rowmill.checks.catalog import CHECKS_BY_NAME
-from rowmill.checks.gates import Waiver, find_unknown_dataset
+from rowmill.checks.gates import RUN_WAIVER_PREFIX, Waiver, find_unknown_dataset
 from rowmill.checks.judge import CheckResult
 from rowmill.core import config
 from rowmill.core.errors import ConfigError
 from rowmill.stages import catalog
-
-REASON_PREFIX: Final = "for one run: "
-"""Begins the reason on every page and in every manifest, so that nobody looks for the waiver in the recipe."""
 
 SHOWN_DIGITS: Final = 2
 
@@ -41,7 +38,7 @@ def add_run_waivers(project: Project, waivers: Sequence[Mapping[str, Any]], wher
         one = config.validate_options(Waiver, values, f"{where}.{number}")
         if problem := find_unknown_dataset(one, project.recipe.datasets):
             raise ConfigError(f"{where}.{number}: dataset: {problem}")
-        added.append(one.model_copy(update={"reason": REASON_PREFIX + one.reason}))
+        added.append(one.model_copy(update={"reason": RUN_WAIVER_PREFIX + one.reason}))
     gates = project.recipe.gates
     widened = gates.model_copy(update={"waivers": (*added, *gates.waivers)})
     return replace(project, recipe=project.recipe.model_copy(update={"gates": widened}))

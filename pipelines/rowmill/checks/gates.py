@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pydantic import AliasChoices, Field, create_model, field_validator, model_validator
 
@@ -30,6 +30,10 @@ class Bound(Config):
     """Lowest value that passes; for checks with a lower bound."""
     severity: Severity | None = None
     """`error` closes the gate, `warn` only shows."""
+
+
+RUN_WAIVER_PREFIX: Final = "for one run: "
+"""Begins the reason of a run's waiver everywhere, so that nobody looks for it in the recipe."""
 
 
 class Waiver(Config):

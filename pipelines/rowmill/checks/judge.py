@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rowmill.checks import cross_stage
 from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_measure, format_remedy
-from rowmill.checks.gates import Threshold
+from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold
 from rowmill.core.errors import GateError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stage_folder
@@ -145,15 +145,23 @@ def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterabl
             if threshold.check in cross_stage.CROSS_STAGE_FACTS
             else saved.find(threshold)
         )
+        if result is None and saved.find_run_waiver(threshold.check):
+            # Its only results are those of a run that accepted the failure.
+            result = _evaluate_checks(store, manifest, [threshold])[0]
         if threshold.severity == "error" and result is None:
             closed.append(
                 f"{'/'.join(manifest.key)}: {threshold.check} was never judged on version {manifest.version[:12]}; "
                 "run `rowmill verify`"
             )
         elif result is not None and result.blocking:
-            closed.append(f"{'/'.join(manifest.key)}: {result.message}")
+            closed.append(f"{'/'.join(manifest.key)}: {saved.explain_refusal(result)}")
     if closed:
         raise GateError("\n".join(closed))
+
+
+def explain_refusal(store: Store, manifest: Manifest, result: CheckResult) -> str:
+    """Return the message of a blocking result, and what became of a waiver that another run had."""
+    return _SavedResults.load(store, manifest).explain_refusal(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,21 @@ class _SavedResults:
         values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
         sentences = _word_sentences(self.manifest, threshold, raw["explanation"], root=self.store.root)
         return CheckResult(**values, **sentences)
+
+    def find_run_waiver(self, check: str) -> str:
+        """Return why a run accepted a check's failure on this version; empty if none did."""
+        reasons = (str(raw["waiver"]) for raw in self.results.values() if raw["check"] == check)
+        return next((one.removeprefix(RUN_WAIVER_PREFIX) for one in reasons if one.startswith(RUN_WAIVER_PREFIX)), "")
+
+    def explain_refusal(self, result: CheckResult) -> str:
+        reason = self.find_run_waiver(result.check)
+        if not reason:
+            return result.message
+        hint = (
+            f"{result.sentence}; another run accepted it ({reason}), and a run's waiver covers no other run: give this "
+            "run the same waiver in Dagster's launchpad, or write it into gates.waivers"
+        )
+        return "\n  ".join([hint, *result.causes])
 
     def add(self, thresholds: Sequence[Threshold], results: Sequence[CheckResult]) -> None:
         for threshold, result in zip(thresholds, results, strict=True):

@@ -45,7 +45,8 @@ def require_passing_ancestors(
     """
     known = {(one.key, one.version): one for one in gated}
     closed = [
-        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: {result.message}"
+        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: "
+        f"{judge.explain_refusal(store, one, result)}"
         for one in _iterate_ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
         for result in judge.run_checks(store, one, _select_blocking_thresholds(thresholds(one)))

@@ -92,6 +92,18 @@ def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) ->
     assert seen == [*whole[:10], *whole[5:8], *whole[:8]]
 
 
+def test_steps_that_a_state_no_longer_leaves_out_come_inside_the_loop(built: Path) -> None:
+    whole = delivered(open_reader(built, batch_size=None))
+    reader, seen = open_reader(built, batch_size=None), list[bytes]()
+    reader.skip_steps([5])
+    for number, batch in enumerate(reader):
+        seen.append(batch["input_ids"].tobytes())
+        if number == 2:
+            reader.load_state_dict(reader.state_dict() | {"skip_steps": []})
+
+    assert seen == whole
+
+
 def test_damaged_page_of_a_shard_is_an_error_that_names_it(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built / "tiny" / "gpu_partitions", tmp_path / "tiny" / "gpu_partitions")
     shard = shard_of(tmp_path, 0)

@@ -148,10 +148,11 @@ class Reader:
         self._schedule.require_equal_shares(self._find_position())
         share = self._begin_share()
         while (begin := self._schedule.find_kept(self._next)) < len(self):
-            planned = self._schedule.plan_batches(begin, share.workers)
+            schedule = self._schedule
+            planned = schedule.plan_batches(begin, share.workers)
             with closing(read_ahead(planned, self._read_batches, seq_len=self.seq_len)) as batches:
                 for one, batch in batches:
-                    if one.begin != self._schedule.find_kept(self._next):
+                    if self._schedule is not schedule or one.begin != schedule.find_kept(self._next):
                         # The caller has moved the reader: what was read ahead does not come next any more.
                         break
                     # Counted before the yield: a state taken inside the loop includes the batch just delivered.

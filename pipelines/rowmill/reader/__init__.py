@@ -30,7 +30,6 @@ prefetching worker has read, which makes a resumed run skip batches that were ne
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -46,7 +45,7 @@ from rowmill.reader import batch_layout, places, published
 from rowmill.reader.batch_layout import LayoutName
 from rowmill.reader.layouts import Batch
 from rowmill.reader.places import SequenceSource
-from rowmill.reader.read_ahead import read_ahead
+from rowmill.reader.read_ahead import BatchesBetweenPasses, read_ahead
 from rowmill.reader.schedule import PlannedBatch, RankSchedule
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
@@ -131,6 +130,7 @@ class Reader:
         self._share: WorkerShare | None = None
         """The share whose next batch is `_next`; None: `_next` counts for the whole rank and is not divided yet."""
         self._is_begun_in_worker = False
+        self._between_passes: BatchesBetweenPasses[tuple[RankSchedule, WorkerShare], Batch] = BatchesBetweenPasses()
 
     # ── Batches in training order ───────────────────────────────────────────────────────────
 
@@ -147,17 +147,29 @@ class Reader:
         """
         self._schedule.require_equal_shares(self._find_position())
         share = self._begin_share()
-        while (begin := self._schedule.find_kept(self._next)) < len(self):
-            schedule = self._schedule
-            planned = schedule.plan_batches(begin, share.workers)
-            with closing(read_ahead(planned, self._read_batches, seq_len=self.seq_len)) as batches:
-                for one, batch in batches:
-                    if self._schedule is not schedule or one.begin != schedule.find_kept(self._next):
-                        # The caller has moved the reader: what was read ahead does not come next any more.
-                        break
-                    # Counted before the yield: a state taken inside the loop includes the batch just delivered.
-                    self._next, self._step = one.following, self._make_step(one)
-                    yield batch
+        while self._schedule.find_kept(self._next) < len(self):
+            yield from self._deliver(share)
+
+    def _deliver(self, share: WorkerShare) -> Iterator[Batch]:
+        """Yield batches until the caller moves the reader, or to the end of the order."""
+        schedule, plan, is_over = self._schedule, (self._schedule, share), False
+        passes = schedule.plan_passes(self._next, share.worker, share.workers)
+        batches = self._between_passes.take(plan) or read_ahead(passes, self._read_batches, seq_len=self.seq_len)
+        try:
+            for one, batch in batches:
+                if self._schedule is not schedule or one.begin != schedule.find_kept(self._next):
+                    # The caller has moved the reader: what was read ahead does not come next any more.
+                    return
+                # Counted before the yield: a state taken inside the loop includes the batch just delivered.
+                self._next, self._step = one.following, self._make_step(one)
+                if is_over := one.following >= len(self):
+                    self._between_passes.keep(plan, batches)
+                yield batch
+                if is_over:
+                    return
+        finally:
+            if not is_over:
+                batches.close()
 
     def _read_batches(self, planned: Sequence[PlannedBatch]) -> list[Batch]:
         """Read several batches at once, so that each row group that they share is decoded once."""

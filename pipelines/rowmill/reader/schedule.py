@@ -81,6 +81,12 @@ class RankSchedule:
             yield PlannedBatch(number, end, following)
             number = following
 
+    def plan_passes(self, number: int, first: int, every: int) -> Iterator[Iterator[PlannedBatch]]:
+        """Yield the batches from a number on to the end, then those of whole passes from batch `first` on, for ever."""
+        yield self.plan_batches(number, every)
+        while (begin := self.skip_batches(0, first)) < len(self):
+            yield self.plan_batches(begin, every)
+
     def _find_batch_end(self, begin: int) -> int:
         """Return the number that follows the last sequence of the batch that begins at a number."""
         step_end = self.find_step_end(begin)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import fsspec.config
 import pytest
 
 from rowmill.cli import error_boundary
@@ -190,7 +191,7 @@ def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, na
 def test_users_own_limits_for_a_storage_go_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
     own = {"s3": {"config_kwargs": {"read_timeout": 7, "s3": {"addressing_style": "path"}}, "anon": True}}
-    monkeypatch.setattr(remote.fsspec.config, "conf", own)
+    monkeypatch.setattr(fsspec.config, "conf", own)
 
     fs, _ = remote.open_filesystem("s3://bucket/x")
 

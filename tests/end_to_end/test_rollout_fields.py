@@ -19,6 +19,7 @@ from rowmill.reader import Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema.rollout_fields import BATCH_NAMES
 from rowmill.shards import native
+from tests.reader.test_index_layout import run_reader_alone
 from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat
 
 TOKENS: dict[str, Any] = {
@@ -74,6 +75,10 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Built:
         partitions={"world_size": 2, "remainder": "pad", "layout": "index"},
         mixture={"batch_size": 4, "num_validation_sequences": {"rollouts": 2}},
     ).build()  # fmt: skip
+
+
+def test_reading_fields_imports_no_pandas(mixed: Built, padded: Built) -> None:
+    assert run_reader_alone(mixed) == run_reader_alone(padded) == "True []"
 
 
 def rank_rows(built: Built) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ What belongs here: both layouts side by side. What does not: what each stage wri
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -170,6 +172,25 @@ def test_run_goes_on_in_the_other_layout_at_every_batch(both: dict[str, Built]) 
             second.load_state_dict(json.loads(json.dumps(first.state_dict())))
 
             assert seen + in_bytes(islice(second, 2)) == whole[: stop + 2]
+
+
+READ = """
+import sys
+from rowmill import Reader
+batches = list(Reader(sys.argv[1], "mini", rank=0, world_size=2, as_torch=False))
+print(len(batches) > 0, [name for name in ("fsspec", "pandas", "pyarrow.compute") if name in sys.modules])
+"""
+
+
+def run_reader_alone(built: Built) -> str:
+    """Read batches in a process that does nothing else; return whether there were some, and packages it could spare."""
+    command = [sys.executable, "-c", READ, built.project.store.root]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("layout", ["copied", "index"])
+def test_process_that_reads_batches_imports_little(both: dict[str, Built], layout: str) -> None:
+    assert run_reader_alone(both[layout]) == "True []"
 
 
 def test_facts_ledgers_and_checks_are_equal(both: dict[str, Built]) -> None:

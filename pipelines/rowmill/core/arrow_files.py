@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SUFFIX = ".arrow"
@@ -103,6 +102,8 @@ def _cut_values(array: pa.Array) -> pa.Buffer:
 
 def _cut_bits(array: pa.Array) -> pa.Buffer:
     """Return the values of an array of booleans, zeros under nulls and behind the last one."""
+    import pyarrow.compute as pc
+
     held = array.buffers()[1].slice(array.offset // 8, -(-len(array) // 8))
     if not (array.null_count or array.offset % 8 or len(array) % 8):
         return held
@@ -112,6 +113,8 @@ def _cut_bits(array: pa.Array) -> pa.Buffer:
 
 def _clear_list(array: "pa.ListArray[Any]") -> pa.Array:
     """Return an equal array of lists: a null holds no values."""
+    import pyarrow.compute as pc
+
     if array.null_count:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         starts = np.zeros(len(array) + 1, np.int64 if pa.types.is_large_list(array.type) else np.int32)

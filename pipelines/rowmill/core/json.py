@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Json: TypeAlias = Any
 """A decoded JSON value. `Any` is right here: the source decides its shape."""
@@ -95,6 +94,8 @@ def find_lone_surrogate(value: Json) -> str | None:
 
 def from_json_column(column: pa.ChunkedArray) -> list[Json]:
     """Decode a column of JSON text as `from_json` does, searching the whole column for long integers at once."""
+    import pyarrow.compute as pc
+
     inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
     texts: list[str | None] = column.to_pylist()
     return [

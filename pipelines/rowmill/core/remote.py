@@ -27,10 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
-import fsspec
-import fsspec.config
-from fsspec.utils import glob_translate
-
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.public_urls import public_text
 from rowmill.core.time_limit import call_with_time_limit
@@ -90,6 +86,8 @@ def _read_positive(name: str, kind: Callable[[str], float], default: float, allo
 
 def open_filesystem(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, with its library's time limits set where possible, and the path in it."""
+    import fsspec
+
     protocols = {link.partition("://")[0] if "://" in link else link for link in url.split("::")}
     options = {name: _merge_options(name) for name in protocols if name in _OPTION_MAKERS}
     fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url, **options))
@@ -136,6 +134,8 @@ def _merge_options(protocol: str) -> dict[str, Any]:
     except ImportError:
         # fsspec's error names the package to install.
         return {}
+    import fsspec.config
+
     theirs = cast("dict[str, Any]", fsspec.config.conf.get(protocol, {}))
     merged = {**ours, **theirs}
     for name in ("config_kwargs", "client_kwargs"):
@@ -253,6 +253,8 @@ def match_glob(fs: Any, pattern: str, address: str) -> dict[str, dict[str, Any]]
 def _match_steps(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not steps:
         return
+    from fsspec.utils import glob_translate
+
     step, rest = steps[0], steps[1:]
     if "**" in step:
         wanted = re.compile(glob_translate("/".join([folder, *steps])))

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets
+from rowmill.core.arrow_numbers import view_numbers
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group
@@ -130,7 +131,7 @@ class IndexedPlaces:
     def _read_group(self, rank: int, group: int) -> tuple[Tokens, Tokens]:
         path, footer = self._indexes[rank].shard.path, self._load_footer(rank)
         table = read_row_group(self._build.store, path, footer, group, ["shard", "row"])
-        return table.column("shard").to_numpy(), table.column("row").to_numpy()
+        return view_numbers(table.column("shard")), view_numbers(table.column("row"))
 
 
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from rowmill.core.arrays import Ints
+from rowmill.core.arrow_numbers import view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
@@ -195,8 +196,8 @@ def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
         raise_missing(store.path(path))
     table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
     # Every rank of the build has the same number of sequences of a step.
-    sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
-    return np.concatenate(([0], np.cumsum(sizes))), table.column("step_trained_tokens").to_numpy()
+    sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
+    return np.concatenate(([0], np.cumsum(sizes))), view_numbers(table.column("step_trained_tokens"))
 
 
 # ── Checks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights, sum_by_span
+from rowmill.core.arrow_numbers import fill_null_numbers, view_numbers
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN
@@ -108,17 +109,17 @@ class DecodedRowGroup:
         """Take over decoded columns, those of `list_columns`."""
         ids, lengths = columns["input_ids"], columns["seq_lengths"]
         return cls(
-            ids=ids.values.to_numpy(),
-            labels=columns["labels"].values.to_numpy(),
+            ids=view_numbers(ids.values),
+            labels=view_numbers(columns["labels"].values),
             bounds=ids.offsets.to_pylist(),
-            lengths=lengths.values.to_numpy(),
+            lengths=view_numbers(lengths.values),
             span_bounds=lengths.offsets.to_pylist(),
-            weights=columns[WEIGHT_COLUMN].values.to_numpy() if WEIGHT_COLUMN in columns else None,
+            weights=view_numbers(columns[WEIGHT_COLUMN].values) if WEIGHT_COLUMN in columns else None,
             sides=_fill_nulls(columns.get("sides"), -1),
             prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
             margins=_fill_nulls(columns.get("margins"), float("nan")),
             padding=_sum_padding(columns),
-            token_fields={name: columns[name].values.to_numpy() for name in find_token_fields(columns)},
+            token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
             row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
         )
 
@@ -160,17 +161,18 @@ def _sum_padding(columns: Mapping[str, pa.ListArray]) -> Tokens | None:
     if PADDING_COLUMN not in columns:
         return None
     segments, spans = columns[PADDING_COLUMN], columns["seq_lengths"]
-    offsets = (np.asarray(one.offsets, np.int64) for one in (segments, spans))
-    return sum_by_span(segments.values.to_numpy(), *offsets)
+    offsets = (view_numbers(one.offsets).astype(np.int64) for one in (segments, spans))
+    return sum_by_span(view_numbers(segments.values), *offsets)
 
 
 def _decode_row_field(column: pa.ListArray) -> NDArray[Any]:
     """Return a field's value for each span, which is a segment: NaN for a missing number, None for a missing text."""
-    return column.values.to_numpy(zero_copy_only=False)
+    values = column.values
+    if pa.types.is_floating(values.type):
+        return fill_null_numbers(values, np.nan)
+    return np.array(values.to_pylist(), object)
 
 
 def _fill_nulls(column: pa.ListArray | None, null: float) -> Any:
     """Return the values of a column that the shards may have, with a number for those of fillers and missing ones."""
-    if column is None:
-        return None
-    return column.values.fill_null(pa.scalar(null, column.values.type)).to_numpy(zero_copy_only=False)
+    return None if column is None else fill_null_numbers(column.values, null)

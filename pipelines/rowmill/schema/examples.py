@@ -17,7 +17,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
@@ -93,6 +92,8 @@ WEIGHT_FIELD = pa.field(WEIGHT_COLUMN, pa.list_(pa.float32()), nullable=False)
 
 def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
     """Count trained tokens by loss weight, ascending; weights are formatted as short decimals."""
+    import pyarrow.compute as pc
+
     counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
     return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 

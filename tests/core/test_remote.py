@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import fsspec.config
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.cli import error_boundary
 from rowmill.core import remote
@@ -162,6 +163,23 @@ def test_file_that_failed_while_it_was_written_does_not_appear(server: ObjectSer
         write()
 
     assert store.list("x") == ["a.json"]
+
+
+class SizelessFiles(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+    """Files whose size is not known, as of a web server that sends them in chunks."""
+
+    protocol = "sizeless"
+
+    def info(self, path: str, **options: Any) -> Any:
+        return super().info(path, **options) | {"size": None}
+
+
+def test_end_of_a_file_of_unknown_size_is_one_error() -> None:
+    fsspec.register_implementation("sizeless", SizelessFiles, clobber=True)
+    fsspec.filesystem("sizeless").pipe("sizeless://a/b", BYTES)
+
+    with pytest.raises(SourceError, match=r"a/b: the storage does not report the file's size; .* Content-Length"):
+        remote.read_end("sizeless://a/b", "sizeless://a/b", 4)
 
 
 def test_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.build import gate, runner, steps
 from rowmill.build.gc import collect_garbage
+from rowmill.core import remote
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.inspection import trace
-from rowmill.reader import Batch, Reader
+from rowmill.reader import Batch, Reader, shard_checks
 from rowmill.schema import manifest
+from tests.support.object_server import serving_s3fs
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, sentence
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
@@ -329,37 +331,73 @@ def test_trace_names_the_row_of_the_shared_shard(indexed: Workspace) -> None:
 
 
 def test_build_on_remote_storage_reads_as_the_local_one(indexed: Workspace) -> None:
-    remote = fsspec.filesystem("memory")
-    remote.put(str(indexed.store / "mini"), "/indexed/mini", recursive=True)
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/indexed/mini", recursive=True)
     far = Reader("memory://indexed", "mini", rank=0, world_size=1, as_torch=False, verify=True)
 
     assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
 
 
+@pytest.mark.parametrize("layout", ["copied", "index"])
+def test_reader_on_an_object_store_that_fails_now_and_then_gives_all_batches(
+    both: dict[str, Built], monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    made, root = both[layout], Path(both[layout].project.store.root)
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    with serving_s3fs(monkeypatch) as server:
+        for file in root.joinpath("mini").rglob("*"):
+            if file.is_file():
+                server.objects[f"bucket/{file.relative_to(root)}"] = file.read_bytes()
+        server.fail("503", "cut", every=5)
+        far = Reader("s3://bucket", "mini", rank=0, world_size=1, as_torch=False)
+
+        assert in_bytes(iter(far)) == in_bytes(iter(open_reader(made)))
+        assert server.failed > 0
+
+
 class CountedFiles(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
-    """Counts how often each file is opened: on S3 that is a request."""
+    """Counts the requests that S3 would get for each file."""
 
     protocol = "counted"
-    opened: ClassVar[Counter[str]] = Counter()
+    requests: ClassVar[Counter[str]] = Counter()
 
     @classmethod
     def _strip_protocol(cls, path: str) -> Any:
         return super()._strip_protocol(path.replace("counted://", "memory://"))
 
+    def info(self, path: str, **options: Any) -> Any:
+        self.requests[path] += 1
+        return super().info(path, **options)
+
+    def cat_file(self, path: str, *args: Any, **options: Any) -> Any:
+        self.requests[path] += 1
+        return super().cat_file(path, *args, **options)
+
     def _open(self, path: str, *args: Any, **options: Any) -> Any:
-        self.opened[path] += 1
+        # Each read of the open file is another one.
+        self.requests[path] += 10
         return super()._open(path, *args, **options)
 
 
-def test_remote_shard_is_opened_once_for_its_check(indexed: Workspace) -> None:
+def test_check_of_a_remote_shard_takes_two_requests(indexed: Workspace) -> None:
     fsspec.register_implementation("counted", CountedFiles, clobber=True)
     fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/counted/mini", recursive=True)
-    CountedFiles.opened.clear()
+    CountedFiles.requests.clear()
     Reader("counted://counted", "mini", rank=0, world_size=1, as_torch=False)
 
-    shards = {path: times for path, times in CountedFiles.opened.items() if "/data/train/" in path}
+    shards = {path: times for path, times in CountedFiles.requests.items() if "/data/train/" in path}
     assert shards
-    assert set(shards.values()) == {1}
+    assert set(shards.values()) == {2}
+
+
+@pytest.mark.parametrize("length", [8, 100])
+def test_footer_longer_than_what_is_read_at_first_is_read_too(
+    indexed: Workspace, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), f"/long-{length}/mini", recursive=True)
+    monkeypatch.setattr(shard_checks, "FIRST_END_BYTES", length)
+    far = Reader(f"memory://long-{length}", "mini", rank=0, world_size=1, as_torch=False)
+
+    assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
 
 
 # ── Faults ─────────────────────────────────────────────────────────────────────────────────────────
@@ -376,6 +414,25 @@ def test_shard_cut_short_is_refused(indexed: Workspace) -> None:
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(IntegrityError, match="not a readable Parquet file"):
         open_reader(indexed)
+
+
+@pytest.mark.parametrize("end", [b"", b"PAR1", b"\xff\xff\xff\x7fPAR1", b"\x00\x00\x00\x00PAR1", bytes(200)])
+def test_remote_shard_with_another_end_is_refused(indexed: Workspace, end: bytes) -> None:
+    """The last bytes of a Parquet file are the length of its footer and a name."""
+    shard, root = shard_of(indexed), f"/ended-{end.hex()[:16]}"
+    shard.write_bytes(shard.read_bytes()[: -100 if end else 0] + end)
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), f"{root}/mini", recursive=True)
+
+    with pytest.raises(IntegrityError, match="not a readable Parquet file"):
+        Reader(f"memory:/{root}", "mini", rank=0, world_size=1, as_torch=False)
+
+
+def test_remote_shard_that_is_missing_is_refused(indexed: Workspace) -> None:
+    shard_of(indexed).unlink()
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/missing/mini", recursive=True)
+
+    with pytest.raises(IntegrityError, match=r"part-00000\.parquet: missing; current\.json names it"):
+        Reader("memory://missing", "mini", rank=0, world_size=1, as_torch=False)
 
 
 def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Workspace) -> None:

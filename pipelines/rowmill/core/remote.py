@@ -25,6 +25,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
@@ -197,14 +198,42 @@ def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
 def read_range(url: str, address: str, begin: int, end: int) -> bytes:
     """Read the bytes `[begin, end)` of a file in one request; fewer count as a failure."""
     fs, path = open_filesystem(url)
-
-    def fetch() -> bytes:
-        content = cast(bytes, fs.cat_file(path, start=begin, end=end))
-        if len(content) != end - begin:
-            raise ConnectionError(f"{len(content):,} bytes came of the {end - begin:,} from {begin:,} on")
-        return content
-
+    fetch = partial(_fetch_range, fs, path, begin, end)
     return retry_request(fs, address, "read", fetch, size_bytes=end - begin)
+
+
+def _fetch_range(fs: Any, path: str, begin: int, end: int) -> bytes:
+    content = cast(bytes, fs.cat_file(path, start=begin, end=end))
+    if len(content) != end - begin:
+        raise ConnectionError(f"{len(content):,} bytes came of the {end - begin:,} from {begin:,} on")
+    return content
+
+
+def read_end(url: str, address: str, length: int) -> tuple[bytes, int]:
+    """Return the last bytes of a file, at most `length`, and the file's size: a request for each.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the storage reports that the file does not exist.
+    SourceError
+        If it does not report the file's size.
+
+    """
+    fs, path = open_filesystem(url)
+
+    def fetch() -> tuple[bytes, int]:
+        size = fs.info(path)["size"]
+        if size is None:
+            # A web server that sends a file in chunks.
+            raise SourceError(
+                f"{address}: the storage does not report the file's size; it is needed to read the file's end; serve "
+                "the file with its Content-Length, or copy it to this machine"
+            )
+        begin = max(0, size - length)
+        return _fetch_range(fs, path, begin, size), size
+
+    return retry_request(fs, address, "read", fetch, size_bytes=length)
 
 
 def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ takes (`__init__.py`).
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import gcd
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets
 from rowmill.core.arrow_numbers import view_numbers
+from rowmill.core.garbage_collection import pause_collection
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group
@@ -137,6 +139,7 @@ class IndexedPlaces:
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pause_collection()
 def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: bool) -> SequenceSource:
     """Open the stored ranks that a rank of any world size reads, and check their files.
 
@@ -160,8 +163,8 @@ def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) 
     firsts = compute_offsets([len(own) for own in of_ranks])
     rows = StoredRows(build.store, shards, in_turn=len(needed))
     # Side by side, as they are read: the first shards of all ranks, then the second ones.
-    wanted = [number for rank in needed for number in range(firsts[rank], firsts[rank + 1])]
-    wanted.sort(key=lambda number: number - int(firsts[np.searchsorted(firsts, number, "right") - 1]))
+    by_rank = (range(firsts[rank], firsts[rank + 1]) for rank in needed)
+    wanted = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
     rows.require(_choose_checked(build, wanted, verify=verify), verify=verify)
     starts = compute_offsets([one.shard.rows for one in shards])
     return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))

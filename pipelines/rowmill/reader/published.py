@@ -20,6 +20,7 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.arrow_numbers import view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.garbage_collection import pause_collection
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
 from rowmill.reader.shard_checks import Shard, raise_missing
@@ -113,6 +114,7 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
     return raw
 
 
+@pause_collection()
 def open_published(store: Store, recipe: str) -> PublishedBuild:
     """Open the build that a recipe published last.
 
@@ -147,9 +149,7 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
 
 
 def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> PublishedBuild:
-    ranks = {
-        name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()
-    }
+    ranks = {name: tuple(map(Shard._make, one["files"])) for name, one in raw["ranks"].items()}
     world_size, places = int(raw["world_size"]), int(raw["places"])
     # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
     first = next(iter(raw["ranks"].values()))["folder"]
@@ -187,7 +187,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
 
 
 def _parse_dataset_shards(raw: dict[str, Any]) -> DatasetShards:
-    shards = {split: tuple(Shard(*file) for file in files) for split, files in raw["shards"].items()}
+    shards = {split: tuple(map(Shard._make, files)) for split, files in raw["shards"].items()}
     return DatasetShards(tuple(raw["tags"]), shards)
 
 

@@ -14,31 +14,33 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError, PipelineError
-from rowmill.core.remote import read_range
+from rowmill.core.remote import read_end, read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 
 # A Parquet file ends with its footer's length and four magic bytes.
 _PARQUET_TAIL_BYTES = 8
 
+FIRST_END_BYTES = 64 << 10
+"""What is read of the end of a remote file: the footer, which has some 40 KB in a shard of two million tokens. A longer
+one takes two requests more."""
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A file of sequences, or an index of them, as `current.json` names it."""
+
+class Shard(NamedTuple):
+    """A file of sequences, or an index of them, as `current.json` names it: a tuple, since a build may have 10⁵."""
 
     path: str
     rows: int
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedShard:
+class ExpectedShard(NamedTuple):
     """A shard, and values that its identity card must have."""
 
     shard: Shard
@@ -61,16 +63,18 @@ class ShardFooter:
 
 
 def _read_footer(store: Store, path: str) -> tuple[Any, pa.Schema, int]:
-    """Return a shard's metadata, its schema and its size; a remote file is opened once, since that is a request."""
+    """Return a shard's metadata, its schema and its size; of a remote file, only its end is read."""
     if store.is_local:
         # Arrow reads a local file itself, not through Python.
         with pq.ParquetFile(store.path(path)) as opened:
             return opened.metadata, opened.schema_arrow, os.path.getsize(store.path(path))
-    with store.open(path) as handle:
-        opened = pq.ParquetFile(handle)
-        found = opened.metadata, opened.schema_arrow, handle.seek(0, 2)
-        opened.close(force=True)
-        return found
+    end, size_bytes = read_end(store.path(path), store.address(path), FIRST_END_BYTES)
+    needed = int.from_bytes(end[-_PARQUET_TAIL_BYTES:-4], "little") + _PARQUET_TAIL_BYTES
+    if len(end) < min(needed, size_bytes):
+        end, size_bytes = read_end(store.path(path), store.address(path), needed)
+    # What is before the footer is not looked at, so it may be absent.
+    with pq.ParquetFile(pa.BufferReader(end)) as opened:
+        return opened.metadata, opened.schema_arrow, size_bytes
 
 
 def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:

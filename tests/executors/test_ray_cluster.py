@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rowmill.core.errors import ConfigError, DamagedFileError, UnreachableError
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, UnreachableError
 from rowmill.executors import RayExecutor
 from rowmill.executors.ray_cluster import RayTasks
+from rowmill.executors.ray_connection import RayConnection
 from rowmill.executors.ray_worker import is_transient_error
 from tests.executors import test_ray_cluster
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
@@ -79,6 +80,15 @@ def stay_on(node_id: str, path: str) -> int:
     if ray.get_runtime_context().get_node_id() == node_id:
         Path(path).touch()
         time.sleep(60)
+    return 1
+
+
+def fail_first_calls(folder: str, times: int) -> int:
+    """Fail as a node does that was joining: for the first calls."""
+    number = len(os.listdir(folder))
+    Path(folder, f"{number}-{os.getpid()}-{time.monotonic_ns()}").touch()
+    if number < times:
+        raise IntegrityError("this node is not ready")
     return 1
 
 
@@ -173,6 +183,26 @@ def test_a_node_that_leaves_while_it_is_asked_is_left_out(cluster: Any, tasks: R
     killing.join()
 
     assert list(made.values()) == [1, 1]
+
+
+def test_nodes_that_answer_are_not_waited_for(tasks: RayTasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(self: RayConnection) -> None:
+        raise AssertionError(self)
+
+    monkeypatch.setattr(RayConnection, "list_settled_nodes", wait)
+
+    assert len(tasks.run_on_hosts(os.getpid)) == 2
+
+
+def test_a_node_that_fails_once_is_asked_again(tasks: RayTasks, tmp_path: Path) -> None:
+    made = tasks.run_on_hosts(partial(test_ray_cluster.fail_first_calls, str(tmp_path), 1))
+
+    assert list(made.values()) == [1, 1]
+
+
+def test_a_node_that_fails_twice_is_refused(tasks: RayTasks, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"node .* cannot run a task \(.*not ready\); every node needs this version"):
+        tasks.run_on_hosts(partial(test_ray_cluster.fail_first_calls, str(tmp_path), 9))
 
 
 def test_a_task_that_no_node_can_take_is_refused(cluster: Any) -> None:

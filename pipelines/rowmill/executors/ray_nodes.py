@@ -62,30 +62,48 @@ class RayNodes:
     def run_on_each(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Run a function on each node that takes tasks, beside those that run there.
 
-        A node that leaves the cluster meanwhile is left out, as no task reaches it.
+        A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
 
         Raises
         ------
         ConfigError
-            If a node cannot run it.
+            If a node cannot run it twice.
 
         """
         ray = self.connection.open()
-        call, asked = TaskCall(function, (), os.getcwd()).pickle(), dict[str, tuple[str, Any]]()
-        for node in self.connection.list_settled_nodes():
-            where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where)
-            asked[node["NodeID"]] = node["NodeManagerHostname"], task.remote(call, None)
-        found: dict[str, ResultT] = {}
-        for node_id, (host, one) in asked.items():
-            name = f"{host} ({node_id[:8]})"
-            try:
-                found[name] = take_result(one, _HOST_TIMEOUT_S)
-            except (ray.exceptions.RayError, IntegrityError) as error:
-                if node_id not in {node["NodeID"] for node in self.connection.list_nodes()}:
-                    continue
-                raise ConfigError(
-                    f"execution.executor: node {name} cannot run a task ({shorten_error(error)}); every node needs "
-                    "this version of rowmill, with its extra `build`; install it there, or remove the node"
-                ) from error
+        call, found, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
+        waiting = self.connection.list_nodes()
+        while waiting:
+            errors = dict[str, Exception]()
+            for node, task in [(node, self._ask(call, node)) for node in waiting]:
+                try:
+                    found[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
+                except (ray.exceptions.RayError, IntegrityError) as error:
+                    errors[node["NodeID"]] = error
+            # A node that was joining or leaving may have failed. One that stays is asked again.
+            nodes = self.connection.list_settled_nodes() if errors else self.connection.list_nodes()
+            for node in nodes:
+                if node["NodeID"] in failed & errors.keys():
+                    raise _refuse_node(node, errors[node["NodeID"]])
+            failed |= errors.keys()
+            waiting = [node for node in nodes if _name_node(node) not in found]
         return found
+
+    def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
+        """Give a node a task beside those that run there."""
+        ray = self.connection.open()
+        where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
+
+
+def _name_node(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+
+
+def _refuse_node(node: dict[str, Any], error: Exception) -> ConfigError:
+    refusal = ConfigError(
+        f"execution.executor: node {_name_node(node)} cannot run a task ({shorten_error(error)}); every node needs "
+        "this version of rowmill, with its extra `build`; install it there, or remove the node"
+    )
+    refusal.__cause__ = error
+    return refusal

@@ -32,4 +32,4 @@ if __name__ == "__main__":
     small_files.main(20_000)
     similar_rows.main(1000, 100)
     kinds.main(4)
-    rank_layouts.main(10)
+    rank_layouts.main(10, ())

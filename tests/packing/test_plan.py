@@ -21,6 +21,7 @@ from rowmill.packing.layout import (
 )
 from rowmill.packing.options import Packing, SliceStrategy
 from rowmill.packing.plan import (
+    _count_greedy,
     bound_sequence_count,
     count_best_fit,
     count_left_out_tokens,
@@ -483,3 +484,10 @@ def test_sequences_are_counted_without_a_plan(lengths: list[int], limit: int, ma
     many = np.array(lengths, np.int32)
     counted = count_sequences(many, limit, max_segments)
     assert counted == plan_best_fit(many, limit, max_segments).sequences
+
+
+@given(st.lists(st.integers(1, 9), max_size=200), st.integers(9, 12), st.none() | st.integers(1, 4))
+def test_greedy_sequences_are_counted_in_windows(lengths: list[int], limit: int, max_segments: int | None) -> None:
+    many = np.array(lengths, np.int32)
+    counted = _count_greedy(many, limit, max_segments, window=1)
+    assert counted == plan_greedy(many, limit, max_segments).sequences

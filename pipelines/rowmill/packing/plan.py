@@ -79,10 +79,12 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
     """
     if not len(lengths):
         return _plan_whole_examples(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
-    chosen = _choose_moves_or_greedy(lengths, limit, max_segments)
-    if isinstance(chosen, SequencePlan):
-        return chosen
-    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), chosen)
+    moves = _choose_moves_of(lengths, limit, max_segments)
+    if _may_be_improved(moves.made, lengths, limit, max_segments):
+        greedy = plan_greedy(lengths, limit, max_segments)
+        if greedy.sequences < moves.made:
+            return greedy
+    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), moves)
     return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
 
 
@@ -90,8 +92,10 @@ def count_sequences(lengths: Integers, limit: int, max_segments: int | None) -> 
     """Return how many sequences `plan_best_fit` makes, without placing examples."""
     if not len(lengths):
         return 0
-    chosen = _choose_moves_or_greedy(lengths, limit, max_segments)
-    return chosen.sequences if isinstance(chosen, SequencePlan) else chosen.made
+    made = _choose_moves_of(lengths, limit, max_segments).made
+    if not _may_be_improved(made, lengths, limit, max_segments):
+        return made
+    return min(made, _count_greedy(lengths, limit, max_segments))
 
 
 def count_best_fit(lengths: Integers, limit: int) -> int:
@@ -106,18 +110,37 @@ def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Sequ
     """Pack in example order: an example joins the open sequence if it fits, else it opens the next one."""
     _require_fitting(lengths, limit)
     count = len(lengths)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    # The sequence that starts at example i ends before the first example whose end lies over its limit.
-    following = np.searchsorted(ends, ends - lengths + limit, side="right")
-    if max_segments is not None:
-        following = np.minimum(following, np.arange(count) + max_segments)
-    # A memoryview gives Python integers four times as fast as indexing the array does.
-    jump = memoryview(following.astype(np.int64))  # pyright: ignore[reportArgumentType]
+    jump = _find_greedy_ends(lengths, limit, max_segments)
     starts, at = [0], 0
     while at < count:
         at = jump[at]
         starts.append(at)
     return _plan_whole_examples(np.array(starts, dtype=np.int64), np.arange(count, dtype=np.int64), lengths)
+
+
+def _find_greedy_ends(lengths: Integers, limit: int, max_segments: int | None) -> memoryview:
+    """Return for each example the one before which a sequence that starts at it ends."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    following = np.searchsorted(ends, ends - lengths + limit, side="right")
+    if max_segments is not None:
+        following = np.minimum(following, np.arange(len(lengths)) + max_segments)
+    # A memoryview gives Python integers four times as fast as indexing the array does.
+    return memoryview(following.astype(np.int64))  # pyright: ignore[reportArgumentType]
+
+
+def _count_greedy(lengths: Integers, limit: int, max_segments: int | None, window: int = 1 << 20) -> int:
+    """Return how many sequences `plan_greedy` makes, from a window of examples at a time."""
+    made, begin = 0, 0
+    # No sequence of a window is as long as the window, so each window has a whole one.
+    window = max(window, limit + 1)
+    while begin < len(lengths):
+        some = lengths[begin : begin + window]
+        jump, at, is_last = _find_greedy_ends(some, limit, max_segments), 0, begin + len(some) == len(lengths)
+        while at < len(some) and (is_last or jump[at] < len(some)):
+            at = jump[at]
+            made += 1
+        begin += at
+    return made
 
 
 def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
@@ -165,15 +188,13 @@ def _plan_whole_examples(offsets: NDArray[np.int64], examples: NDArray[np.int64]
     return SequencePlan(offsets, examples, ranges)
 
 
-def _choose_moves_or_greedy(lengths: Integers, limit: int, max_segments: int | None) -> "_BinMoves | SequencePlan":
-    """Return the moves of best fit, or the greedy plan if it needs fewer sequences."""
+def _choose_moves_of(lengths: Integers, limit: int, max_segments: int | None) -> "_BinMoves":
     _require_fitting(lengths, limit)
-    moves = _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
-    if moves.made > bound_sequence_count(lengths, limit, max_segments) * 1.001:
-        greedy = plan_greedy(lengths, limit, max_segments)
-        if greedy.sequences < moves.made:
-            return greedy
-    return moves
+    return _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
+
+
+def _may_be_improved(made: int, lengths: Integers, limit: int, max_segments: int | None) -> bool:
+    return made > bound_sequence_count(lengths, limit, max_segments) * 1.001
 
 
 # --- best fit on the histogram ---

@@ -34,8 +34,8 @@ def make_length_histogram(lengths: Lengths, limit: int, *, title: str = "origina
     takes the far tail: without it, one document of a million tokens would squeeze all others into the first bar.
     """
     edges = _choose_edges(lengths, limit)
-    bins = np.searchsorted(edges, lengths, side="right") - 1
-    counts = np.bincount(bins, minlength=len(edges) - 1)
+    # The last edge lies past the longest length, so no bin includes its upper edge.
+    counts, _ = np.histogram(lengths, edges)
     return Histogram(
         title=title,
         unit="tokens",

@@ -5,6 +5,7 @@
     python -m benchmarks.driver_memory table 10000000 [folder]
     python -m benchmarks.driver_memory grouped_table 10000000 [folder]
     python -m benchmarks.driver_memory series_table 10000000 [folder]
+    python -m benchmarks.driver_memory lengths 100000000 [folder]
     python -m benchmarks.driver_memory order 100000000 [folder]
     python -m benchmarks.driver_memory manifest 100000000 [folder]
 
@@ -44,6 +45,8 @@ from rowmill.stages.part_files import write_table
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts
+from rowmill.stages.truncation_stats import measured_examples
+from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.tabular.schema import Column, RecordSchema
 
 WORKERS = 2
@@ -63,8 +66,8 @@ def make_context(folder: Path, stage: tuple[str, ...]) -> StageContext:
     return StageContext(recipe, Store(str(folder)), folder, (recipe.name, *stage), dataset, {}, LocalPool(WORKERS))
 
 
-def _parse(folder: Path) -> Recipe:
-    source = {"source": {"train_urls": [str(folder / "rows.jsonl")]}, "format": {"kind": "text"}}
+def _parse(folder: Path, kind: str = "text") -> Recipe:
+    source = {"source": {"train_urls": [str(folder / "rows.jsonl")]}, "format": {"kind": kind}}
     near = {"filters": {"near_duplicates": {"min_words": 1, "ngram": 2}}}
     values: dict[str, Any] = {
         "tokenizer": "tokenizer",
@@ -219,6 +222,30 @@ def _write_table_part(context: StageContext, first: int, rows: int, count: int) 
     return Part(fingerprint, {"rows": file}, {"kept": rows})
 
 
+# ── Lengths ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_lengths(folder: Path, count: int) -> dict[str, Any]:
+    """Measure the lengths of so many examples of chats, and what other limits would change."""
+    context = replace(make_context(folder, ("a", "truncation_stats")), recipe=_parse(folder, "chat"))
+    parts = tuple(_write_lengths(context, first, min(PART_ROWS, count - first)) for first in range(0, count, PART_ROWS))
+    key = (context.recipe.name, "a", TOKENIZED_EXAMPLES)
+    examples = Manifest(key, TOKENIZED_EXAMPLES, "f", "c", {}, parts, {})
+    found = measure_step(lambda: truncation_stats.make_truncation_stats(replace(context, inputs={key: examples})))
+    return {"examples": found.pop("result").facts.examples, "parts": len(parts), **found}
+
+
+def _write_lengths(context: StageContext, first: int, rows: int) -> Part:
+    random = np.random.default_rng(first)
+    tokens = np.minimum(random.lognormal(5.5, 1.2, rows).astype(np.int32) + 8, 4096)
+    nothing = np.zeros(rows, np.int32)
+    given = {"split": pa.repeat("train", rows), "domain": pa.nulls(rows, pa.string())}
+    given |= dict.fromkeys(("original_tokens", "tokens"), tokens) | {"trained_tokens": tokens // 2}
+    path = f"{part_folder(context.folder, f'{first:032x}')}/examples.arrow"
+    columns = {name: given.get(name, nothing) for name in measured_examples.COLUMNS}
+    return Part(f"{first:032x}", {"examples": write_table(context.store, path, pa.table(columns))}, {})
+
+
 # ── Sequences ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -314,6 +341,7 @@ STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "table": measure_table,
     "grouped_table": measure_grouped_table,
     "series_table": measure_series_table,
+    "lengths": measure_lengths,
     "order": measure_order,
     "manifest": measure_manifest,
 }

@@ -134,7 +134,7 @@ def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> 
 
     assert build("drop").facts["segments"] == 1
     assert build("keep").facts["segments"] == 2
-    with pytest.raises(Exception, match="1 rows are longer than 64 tokens"):
+    with pytest.raises(Exception, match="1 row is longer than 64 tokens"):
         build("raise")
 
 

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from xxhash import xxh3_128_intdigest
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.list_columns import make_list_array
@@ -308,6 +307,9 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
 
     XXH3, because it guards against mistakes, not attackers: files have digests of their own.
     """
+    # Here, because trainers import exports without what builds need.
+    from xxhash import xxh3_128_intdigest
+
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
     numbers = [] if segments.weights is None else [segments.weights.astype("<f4").tobytes()]
     numbers += [segments.token_fields[name].astype("<f4").tobytes() for name in sorted(segments.token_fields)]

@@ -44,7 +44,7 @@ def describe(measured: MeasuredExamples) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(st.lists(lines(), max_size=12), st.integers(0, 12))
 def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], cut: int) -> None:
     folder: Path = tmp_path_factory.mktemp("store")
@@ -66,3 +66,15 @@ def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], 
             touched.sum(), own["messages_removed"].sum(), own["exchanges_removed"].sum(), own["exchanges_trained"].sum()
         ]  # fmt: skip
     assert sum(describe(whole)["shares"]) == len(rows)
+
+
+def test_rows_without_a_domain_count_where_a_whole_file_has_none(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    line = dict.fromkeys(COLUMNS, 0) | {"split": "train", "domain": None, "original_tokens": 9, "tokens": 5}
+
+    def write(name: str, some: list[dict[str, Any]]) -> Any:
+        return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
+
+    measured = measure_examples(store, [write("a", [line, line]), write("b", [line | {"domain": "code"}, line])])
+    counted = {name: examples for name, examples, *_ in measured.domains.rows()}
+    assert counted == {None: 3, "code": 1}

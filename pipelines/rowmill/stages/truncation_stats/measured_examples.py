@@ -66,7 +66,6 @@ def measure_examples(store: Store, files: Sequence[File]) -> MeasuredExamples:
     """Measure the examples of some files, one file after another."""
     parts = map_reads(store, partial(_read_and_measure, store), files)
     nothing = np.empty(0, np.int32)
-    domains = [part.domains for part in parts if len(part.domains)]
     return MeasuredExamples(
         np.concatenate([nothing, *(part.original for part in parts)]),
         np.concatenate([nothing, *(part.trained for part in parts)]),
@@ -77,7 +76,7 @@ def measure_examples(store: Store, files: Sequence[File]) -> MeasuredExamples:
         sum(part.trained_removed for part in parts),
         sum((part.stages for part in parts), np.zeros((len(STAGES), 4), np.int64)),
         sum((part.trained_shares for part in parts), np.zeros(SHARE_BINS, np.int64)),
-        pl.concat(domains).group_by("domain").sum() if domains else pl.DataFrame(),
+        pl.concat([part.domains for part in parts]).group_by("domain").sum() if parts else pl.DataFrame(),
     )
 
 
@@ -109,9 +108,7 @@ def _sum_stage(columns: pa.Table, stage: str, removed: str, trained: str) -> tup
 
 
 def _sum_domains(columns: pa.Table) -> pl.DataFrame:
-    """Sum what truncation removed by domain; nothing if no row has one."""
-    if columns.column("domain").null_count == columns.num_rows:
-        return pl.DataFrame()
+    """Sum what truncation removed by domain; rows without one are a group, too."""
     frame = cast(
         "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
     )

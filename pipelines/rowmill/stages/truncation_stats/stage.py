@@ -171,7 +171,7 @@ def _make_sequence_counter(context: StageContext) -> Any:
 
 def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     """Tabulate what truncation removed per domain, most first; nothing if no row has a domain."""
-    if not len(measured.domains):
+    if not len(measured.domains) or measured.domains["domain"].null_count() == len(measured.domains):
         return {}
     share = (pl.col("tokens_removed") / pl.col("original_tokens")).round(6).alias("share_removed")
     by_domain = measured.domains.with_columns(share).drop("original_tokens")

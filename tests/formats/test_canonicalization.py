@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.conversation.rendering.options import Template
 from rowmill.core.json import Json, to_json
 from rowmill.formats import Auto, Chat, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row, remove_nulls
-from rowmill.formats.filters import hash_row_content
+from rowmill.formats.filters import hash_plain_contents, hash_row_content
+from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
-from rowmill.schema.rows import ParseReport, Rejected, Row
+from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report
 
 COLUMNS = [
     *("messages", "conversations", "prompt", "question", "response", "completion", "answer", "instruction", "input"),
@@ -124,6 +126,78 @@ def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], 
     kept = Canonicalizer(config)
 
     assert [repr(kept(record)) for record in records] == [repr(canonicalize_row(record, config)) for record in records]
+
+
+@given(
+    RECORDS | st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": ROLES, "content": WORDS}), max_size=3)},
+        optional={"images": WORDS | VALUES, "label": VALUES, "tools": VALUES, "system": WORDS | VALUES, "id": WORDS},
+    ),
+    st.sampled_from(CONFIGS),
+    st.booleans(),
+)  # fmt: skip
+def test_plain_chat_is_the_row_that_reading_the_record_gives(
+    record: dict[str, Json], config: RowOptionValues, arrow: bool
+) -> None:
+    reader = Canonicalizer(config)
+    chat = reader.read_plain(record)
+
+    if chat is not None:
+        whole = Row("conversation", tuple(chat.messages), report=make_plain_report(chat.schema))
+        assert reader.read(record, arrow=arrow) == (whole,)
+        assert hash_plain_contents([chat.messages]) == [hash_row_content(whole)]
+        assert not list_present_columns(record, reader.unread_preferences)
+
+
+HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "schema"),
+    [
+        ({"messages": HI, "id": "7"}, "messages"),
+        ({"messages": to_json(HI)}, "messages"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "sharegpt"),
+        ({"prompt": "Hi", "response": "Hello"}, "prompt_response"),
+        ({"instruction": "Hi", "output": "Hello"}, "alpaca"),
+    ],
+)
+def test_chat_of_roles_and_texts_is_plain_in_every_shape(record: dict[str, Json], schema: str) -> None:
+    assert Canonicalizer(RowOptionValues(Chat())).read_plain(record) == PlainChat(schema, HI)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{**HI[0], "name": "Ann"}, HI[1]]},
+        {"messages": [HI[0], {"role": "assistant", "content": "<think>r</think>Hello"}]},
+        {"messages": [HI[0], {"role": "assistant", "content": " "}]},
+        {"messages": [HI[0], {"role": "critic", "content": "Hello"}]},
+        {"messages": [HI[0], {"role": "assistant", "content": ["Hello"]}]},
+        {"messages": HI, "tools": [{"name": "f"}]},
+        {"messages": HI, "images": ["cat.jpg"]},
+        {"messages": HI, "label": False},
+        {"messages": []},
+        {"text": "Hi"},
+    ],
+)
+def test_record_with_more_to_read_is_not_plain(record: dict[str, Json]) -> None:
+    assert Canonicalizer(RowOptionValues(Auto())).read_plain(record) is None
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        Canonicalizer(RowOptionValues(Chat(system_prompt="id"))),
+        Canonicalizer(RowOptionValues(Chat(single_turn=True))),
+        Canonicalizer(RowOptionValues(Chat(domain_key="id"))),
+        Canonicalizer(RowOptionValues(Chat()), group_key="id"),
+        Canonicalizer(RowOptionValues(Chat()), order_key="id"),
+        Canonicalizer(RowOptionValues(Chat(), template=Template(chat_template_kwargs="id"))),
+    ],
+)
+def test_no_chat_is_plain_where_options_read_another_column(reader: Canonicalizer) -> None:
+    assert reader.read_plain({"messages": HI, "id": "7"}) is None
 
 
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())

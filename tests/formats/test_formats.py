@@ -22,8 +22,8 @@ from rowmill.schema.rows import Rejected, Row
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
     *("built_examples", "canonicalization", "columns", "conversation_rows", "custom", "custom_rows", "detection"),
-    *("filters", "kind", "media_placeholders", "messages", "preference_columns", "preference_shapes", "reasoning"),
-    *("record_values", "removal_filters", "splits", "token_fields", "tool_calls", "unread_columns"),
+    *("filters", "kind", "media_placeholders", "messages", "plain_chats", "preference_columns", "preference_shapes"),
+    *("reasoning", "record_values", "removal_filters", "splits", "token_fields", "tool_calls", "unread_columns"),
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 

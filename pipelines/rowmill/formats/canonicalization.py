@@ -6,24 +6,33 @@ does not: reading a kind's columns (`conversation_rows.py`, `supervised.py`, `te
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
-from rowmill.formats.media_placeholders import reject_placeholders
+from rowmill.formats.media_placeholders import MEDIA_COLUMNS, reject_placeholders
 from rowmill.formats.preference_columns import find_unread_columns
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import Tools
-from rowmill.schema.rows import Rejected, Row
+from rowmill.schema.rows import PlainChat, Rejected, Row
 
 DEFAULT_DOMAIN = "__default__"
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
 """Reads a kind's columns into a row, without its group, order and domain."""
+
+
+@runtime_checkable
+class PlainChatReader(Protocol):
+    """A reader of records that recognizes plain chats."""
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return the record's chat if it is plain; None leaves the record to the reader's `__call__`."""
+        ...
 
 
 class RecordFormat(Protocol):
@@ -118,6 +127,10 @@ class Canonicalizer:
         others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
         self.unread_preferences: frozenset[str] = find_unread_columns(options.format.list_answer_columns(), others)
         """Columns of preference data that no option of this dataset reads."""
+        self._plain_reader: PlainChatReader | None = None
+        if isinstance(self._read, PlainChatReader) and not self._has_keys:
+            self._plain_reader = self._read
+        self._never_plain: frozenset[str] = self.unread_preferences | MEDIA_COLUMNS
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.
@@ -135,6 +148,12 @@ class Canonicalizer:
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
         """Return the record's outcome: one row, or one reject."""
         return (self(record, arrow=arrow),)
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if it is plain, so that `read` would return it and nothing else; else None."""
+        if self._plain_reader is None or not self._never_plain.isdisjoint(record):
+            return None
+        return self._plain_reader.read_plain(record)
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its group, order and domain."""

@@ -7,8 +7,7 @@ What belongs here: the order of the steps for one conversation, and its report. 
     record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
            └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
 
-Most messages are a known role and plain text: they are recognized with a few dictionary look-ups and returned as they
-are. Only the others are read key by key.
+Most messages are plain, and taken as they are (`plain_chats.py`). Only the others are read key by key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, MessageColumns
 from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.messages import read_flags, read_kwargs, read_parts
+from rowmill.formats.plain_chats import PlainMessages
 from rowmill.formats.reasoning import (
     REASONING_KEY,
     REASONING_SEPARATOR,
@@ -30,7 +30,7 @@ from rowmill.formats.reasoning import (
 )
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import OfferedTools, ToolCalls, link_calls, read_calls, read_tools
-from rowmill.schema.rows import Message, ParseReport, Rejected, Row, make_plain_report
+from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, make_plain_report
 
 ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages | Rejected]
 """Finds a record's messages as in the source."""
@@ -109,9 +109,11 @@ class ConversationReader:
         self._roles: dict[str, str] = {**MAPPED_ROLES, **own, **columns.role_map}
         known = {*KNOWN_ROLES, *self._speakers}
         self._known = frozenset({*known, self._think_role or "assistant", FUNCTION_CALL})
-        self._plain_roles = {
-            source: role for source, role in self._roles.items() if role in known and role != self._think_role
-        }
+        plain = {source: role for source, role in self._roles.items() if role in known and role != self._think_role}
+        self._plain = PlainMessages(plain, self._speakers, self._tags)
+        reshapes = columns.system_prompt is not None or single_turn
+        read = (*options.tools.tools_fields, self._kwargs_column)
+        self._read_beside_messages = None if reshapes else frozenset(name for name in read if name is not None)
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return the row of one record."""
@@ -121,6 +123,17 @@ class ConversationReader:
         if found.schema == "text" and self._read_document is not None:
             return self._read_document(record)
         return self.read_conversation(record, found)
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if there is nothing to read in it; None leaves it to `__call__`."""
+        if self._read_beside_messages is None or not self._read_beside_messages.isdisjoint(record):
+            return None
+        found = self._detect(record)
+        if isinstance(found, Rejected) or found.system is not None or not found.messages:
+            return None
+        messages: list[Message] = []
+        is_plain = self._plain.take(found, 0, messages) == len(found.messages)
+        return PlainChat(found.schema, messages) if is_plain else None
 
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row | Rejected:
         """Return the row of a record whose messages were found."""
@@ -165,30 +178,20 @@ class ConversationReader:
     def _read_messages(
         self, found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
     ) -> list[Message] | Rejected:
-        """Read every message; one with only a known role and text is returned unchanged."""
-        roles, speakers, may_tag = self._plain_roles, self._speakers, self._tags.may_contain_tag
-        role_key, content_key = found.role_key, found.content_key
-        renames = role_key != "role" or content_key != "content"
-        out: list[Message] = []
-        for message in found.messages:
+        """Read every message; plain ones are taken as they are."""
+        messages, out = found.messages, list[Message]()
+        place = self._plain.take(found, 0, out)
+        while place < len(messages):
+            message = messages[place]
             if not is_mapping(message):
                 return Rejected("bad_messages", f"message {len(out)} is {describe_type(message)}, expected a mapping")
-            source, content = message.get(role_key), message.get(content_key)
-            role = roles.get(source) if type(source) is str else None
-            if (
-                role is None
-                or len(message) != 2
-                or type(content) is not str
-                or (role in speakers and (not content or content.isspace() or tally.thoughts or may_tag(content)))
-            ):
-                tally.noticed = True
-                read = self._read_message(message, found, columns, tally)
-                if isinstance(read, Rejected):
-                    return read
-                if read is not None:
-                    out.append(read)
-            else:
-                out.append({"role": role, "content": content} if renames or role != source else message)
+            tally.noticed = True
+            read = self._read_message(message, found, columns, tally)
+            if isinstance(read, Rejected):
+                return read
+            if read is not None:
+                out.append(read)
+            place = self._plain.take(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
         if tally.thoughts:
             return Rejected("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
         if tally.noticed:

@@ -9,7 +9,7 @@ counted by a check.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -36,6 +36,8 @@ CONTENT_KEYS = (
 )
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
+_NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
+"""Tools, template arguments, text, output and record of a row that has only messages."""
 
 
 class Filters(Config):
@@ -98,6 +100,16 @@ def hash_row_content(row: Row) -> bytes:
         *_list_added_fields(row),
     ]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
+
+
+def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
+    """Return the digest of each plain conversation, equal to `hash_row_content` of its row.
+
+    All messages have only role and content, and the rows nothing beside messages.
+    """
+    contents = [canonical_json(["conversation", messages, *_NOTHING_ELSE]) for messages in conversations]
+    digest_of = hashlib.blake2b
+    return [digest_of(content, digest_size=HASH_BYTES).digest() for content in contents]
 
 
 def _list_added_fields(row: Row) -> list[Json]:

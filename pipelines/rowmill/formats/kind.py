@@ -28,7 +28,7 @@ from rowmill.formats.tool_calls import Tools
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective
 from rowmill.schema.rollout_fields import RolloutFields
-from rowmill.schema.rows import Rejected, Row, RowKind
+from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.formats.records import Records
@@ -76,6 +76,10 @@ class RowReader(Protocol):
     @property
     def unread_preferences(self) -> frozenset[str]:
         """Columns of preference data that the dataset's options do not read."""
+        ...
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if that is its only outcome and there is nothing to note; else None."""
         ...
 
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:

@@ -22,12 +22,12 @@ PLACEHOLDERS = {
     "audio": "<audio>",
 }
 """Placeholder in text, by media column."""
-_MEDIA_COLUMNS = frozenset(PLACEHOLDERS)
+MEDIA_COLUMNS = frozenset(PLACEHOLDERS)
 
 
 def reject_placeholders(row: Row, record: Mapping[str, Json]) -> Rejected | None:
     """Reject a row whose text holds the placeholder of a media column that is not empty."""
-    if _MEDIA_COLUMNS.isdisjoint(record):
+    if MEDIA_COLUMNS.isdisjoint(record):
         return None
     texts = _list_row_texts(row)
     for column, placeholder in PLACEHOLDERS.items():

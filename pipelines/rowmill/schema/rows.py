@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -156,6 +156,16 @@ class Row:
     report: ParseReport = ParseReport()
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of the kind's own columns (`ROW_KIND_COLUMNS`), and of the fields that its options add."""
+
+
+class PlainChat(NamedTuple):
+    """A record all of whose messages are plain, and that has nothing else: no tools, template arguments or notes.
+
+    A named tuple, because one is made per record.
+    """
+
+    schema: str
+    messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ What belongs here: reading a part record by record, and writing the files of its
 (`formats/`), the rows' columns (`row_columns.py`), tables (`table_rows.py`), decisions over all parts (`stage.py`).
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import Part
-from rowmill.schema.rows import NORMALIZATION_COLUMNS, Rejected, Row, count_messages, make_row_schema
+from rowmill.schema.rows import NORMALIZATION_COLUMNS, Rejected, Row, make_row_schema
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
 from rowmill.stages.canonical_rows.row_columns import RowColumns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
@@ -51,6 +50,10 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     left_out: list[str] = []
     further = 0
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
+        plain = None if by_prefix or record.value is None else reader.read_plain(record.value)
+        if plain is not None:
+            columns.add_plain(row_id, plain)
+            continue
         made = (record.rejected,) if record.rejected else reader.read(record.value, arrow=part.arrow)
         if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
             columns.note_preferences(row_id, list_present_columns(record.value, reader.unread_preferences))
@@ -75,29 +78,26 @@ def _save_rows(
 ) -> Part:
     store = Store(task.root)
     table = columns.table()
-    notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
         "records": count_group_records(task.taken),
         "is_text_file": sources.find_file_format(task.taken[0][0].reader).has_documents,
         "further_rows": further,
-        "kept": len(columns.ids),
         **count_accounts(log, not_taken),
-        "roles": dict(sorted(columns.roles.items())),
-        "rows_with_unknown_roles": len(columns.with_unknown_roles),
-        "preference_columns": dict(sorted(columns.preferences.items())),
-        "rows_with_preferences": len(columns.with_preferences),
-        "examples_of_preferences": {"": columns.with_preferences[:3]},
-        "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
-        "notes": dict(sorted(notes.items())),
-        "splits": dict(sorted(Counter(columns.splits).items())),
+        **columns.count(),
+        "splits": count_splits(table),
         "noticed": count_normalizations(table),
-        **count_messages(row.messages for row in columns.rows),
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
         **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, not_taken),
     }
     return Part(task.fingerprint, files, facts)
+
+
+def count_splits(table: pa.Table) -> dict[str, int]:
+    """Count the rows of each split."""
+    counted = table.column("split").value_counts()
+    return dict(sorted(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
 
 
 def count_normalizations(table: pa.Table) -> dict[str, int]:

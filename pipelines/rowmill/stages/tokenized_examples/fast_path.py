@@ -140,6 +140,12 @@ class BatchedChatPath:
         counts.boundary_tokens += batch.boundary_tokens
         return make_batch_columns(batch, places[chosen.places], kept)
 
+    def print_text(self, messages: Sequence[Message]) -> str:
+        """Return the text of a chat of which this path made the example."""
+        layout = self._shapes[tuple([message["role"] for message in messages])]
+        assert layout is not None
+        return layout.text([message["content"] for message in messages])
+
     # ── which rows ──
 
     def _choose_rows(self, rows: pa.Table) -> _PlainChatRows:

@@ -13,6 +13,7 @@ examples, and files (`text_parts.py`).
 Tokens are handled in columns; there is a Python object per message, never per token.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMas
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
 from rowmill.stages.tokenized_examples.preference_examples import PreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
-from rowmill.stages.tokenized_examples.prompt_parity import compare_prompts
+from rowmill.stages.tokenized_examples.prompt_parity import FastPathExamples, PromptComparison
 from rowmill.stages.tokenized_examples.raw_preference_examples import RawPreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.token_examples import TokenExampleBuilder
 from rowmill.tokenization.encoded_batch import Example
@@ -56,12 +57,13 @@ BATCH_CHARS = 1 << 20
 class PreparedExamples:
     """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 
-    `places` int64[E] are the rows of the examples; `verified` counts examples whose token mask agrees with their spans
-    (`batches.Columns.verified`).
+    `places` int64[E] are the rows of the examples, `on_fast_path` int64[N] the conversations that the fast path built;
+    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.verified`).
     """
 
     examples: pa.Table
     places: Ints
+    on_fast_path: Ints
     rejected: list[tuple[int, Rejected]]
     verified: int
 
@@ -79,6 +81,13 @@ class PreparedExamples:
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
                 held.append(ExampleTokens(ids[own], mask[own], None if weights is None else weights[own]))
         return found
+
+    def find_fast_path_examples(self) -> FastPathExamples:
+        """Return the ids of the conversations that the fast path built."""
+        ids = self.examples.column("input_ids").combine_chunks()
+        own = np.searchsorted(self.places, self.on_fast_path)
+        bounds = np.asarray(ids.offsets)
+        return FastPathExamples(self.on_fast_path, ids.values.to_numpy(), bounds[:-1][own], bounds[1:][own])
 
     def _flatten_column(self, name: str) -> "NDArray[Any]":
         return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
@@ -123,6 +132,8 @@ class ExampleBuilder:
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
         self._fast_paths = {} if self._steps is None else _open_fast_paths(self._steps, length)
+        chats = self._fast_paths.get("conversation")
+        self._prompts = None if self._steps is None else PromptComparison(self._steps, chats)
         self._builders: Mapping[RowKind, _BuildRows] = {
             "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
             "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
@@ -145,6 +156,7 @@ class ExampleBuilder:
     def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
         """Build examples from canonical rows; a row's outcome does not depend on other rows."""
         made: list[ExampleColumns] = []
+        fast: dict[RowKind, list[ExampleColumns]] = {kind: [] for kind in self._fast_paths}
         rejected: list[tuple[int, Rejected]] = []
         counts.template = self._describe_template()
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
@@ -156,7 +168,7 @@ class ExampleBuilder:
             for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
                 some, own = rows.slice(part.start, part.stop - part.start), places[part]
                 if kind in self._fast_paths:
-                    some, own = _build_plain_chats(self._fast_paths[kind], some, own, counts, made)
+                    some, own = _build_plain_chats(self._fast_paths[kind], some, own, counts, fast[kind])
                 if not len(own):
                     continue
                 held: list[tuple[int, int, Example]] = []
@@ -167,6 +179,8 @@ class ExampleBuilder:
                     else:
                         held.extend((place, k, one) for k, one in enumerate(settled))
                 made += [make_columns(held)] if held else []
+        on_fast_path = [one.rows for one in fast.get("conversation", ())]
+        made += itertools.chain(*fast.values())
         columns = concat_columns(made or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         examples = columns.table(*names, weighted=self._dataset.loss.weights)
@@ -176,14 +190,15 @@ class ExampleBuilder:
         return PreparedExamples(
             examples=sort_by_row(examples, columns),
             places=np.sort(columns.rows),
+            on_fast_path=np.concatenate(on_fast_path or [np.zeros(0, np.int64)]),
             rejected=sorted(rejected, key=_get_place),
             verified=columns.verified(),
         )
 
-    def compare_prompts(self, table: pa.Table, counts: TokenizationCounts) -> None:
+    def compare_prompts(self, table: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts) -> None:
         """Encode the generation prompts of some conversations alone, as a server does, and compare."""
-        if self._steps is not None:
-            compare_prompts(table, self._steps, counts)
+        if self._prompts is not None:
+            self._prompts.compare(table, prepared.find_fast_path_examples(), counts)
 
     def _describe_template(self) -> dict[str, Any]:
         if self._steps is None:

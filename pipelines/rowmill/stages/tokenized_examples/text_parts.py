@@ -87,7 +87,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
     rows = store.table(task.rows, (*READ_COLUMNS, *own, *task.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
-    preparer.compare_prompts(rows, counts)
+    preparer.compare_prompts(rows, prepared, counts)
     log = RejectLog(TOKENIZED_EXAMPLES)
     for place, rejected in prepared.rejected:
         row = rows.slice(place, 1).to_pylist()[0]

@@ -103,11 +103,10 @@ def _cut_bits(array: pa.Array) -> pa.Buffer:
     """Return the values of an array of booleans, zeros under nulls and behind the last one."""
     import pyarrow.compute as pc
 
-    held = array.buffers()[1].slice(array.offset // 8, -(-len(array) // 8))
-    if not (array.null_count or array.offset % 8 or len(array) % 8):
-        return held
     values = pc.fill_null(array, fill_value=False) if array.null_count else array
-    return _pack_bits(values.to_numpy(zero_copy_only=False))
+    if values.offset % 8:
+        return _pack_bits(values.to_numpy(zero_copy_only=False))
+    return _end_bits(values.buffers()[1], values.offset // 8, len(values))
 
 
 def _clear_list(array: "pa.ListArray[Any]") -> pa.Array:
@@ -143,7 +142,21 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _pack_validity(array: pa.Array) -> pa.Buffer | None:
-    return _pack_bits(array.is_valid().to_numpy(zero_copy_only=False)) if array.null_count else None
+    if not array.null_count:
+        return None
+    if array.offset % 8:
+        return _pack_bits(array.is_valid().to_numpy(zero_copy_only=False))
+    return _end_bits(array.buffers()[0], array.offset // 8, len(array))
+
+
+def _end_bits(held: pa.Buffer, first_byte: int, count: int) -> pa.Buffer:
+    """Return `count` bits from a byte on, with zeros behind the last one."""
+    held = held.slice(first_byte, -(-count // 8))
+    if not count % 8:
+        return held
+    values = np.frombuffer(held, np.uint8).copy()
+    values[-1] &= (1 << count % 8) - 1
+    return pa.py_buffer(values)
 
 
 def _pack_bits(values: "NDArray[np.bool_]") -> pa.Buffer:

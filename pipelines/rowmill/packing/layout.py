@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Integers, expand_ranges
+from rowmill.core.arrays import Bools, Integers
 from rowmill.schema.examples import IGNORED_LABEL
 
 # --- the plan ---
@@ -91,7 +91,15 @@ def measure_padded_room(lengths: Integers, seq_len: int, multiple: int) -> tuple
 
 def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
     """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
-    return expand_ranges(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
+    lengths = span_lengths[span_lengths > 0].astype(np.int32)
+    if not len(lengths):
+        return np.empty(0, np.int32)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    # One more than the position before, but at a span's beginning back to 0.
+    positions = np.ones(int(ends[-1]), np.int32)
+    positions[0] = 0
+    positions[ends[:-1]] -= lengths[:-1]
+    return np.cumsum(positions, dtype=np.int32, out=positions)
 
 
 def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:

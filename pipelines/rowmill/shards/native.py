@@ -19,15 +19,16 @@ the written shards; counts alone would not detect a packer that replaces tokens 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
+from rowmill.core.arrays import Bools, Integers, Ints, Tokens, Weights
 from rowmill.core.list_columns import make_list_array
+from rowmill.core.runs import Runs
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
@@ -128,9 +129,9 @@ class Segments:
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
 
-def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
-    """Return the indices of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, concatenated."""
-    return expand_ranges(row_offsets[rows] + starts, lengths)
+def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Integers) -> Runs:
+    """Return where the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]` are."""
+    return Runs.of(row_offsets[rows] + starts, lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,6 @@ def make_shard_table(
 ) -> pa.Table:
     """Make the rows of a packed shard; with `padding`, its tokens follow the segments, and it has a column of them."""
     token_offsets = segments.offsets[segments.sequence_offsets]
-    counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORED_LABEL)))
     count = len(segments.sequence_offsets) - 1
     stored = _StoredTokens(segments.ids, spans.labels, segments.weights, segments.token_fields, token_offsets)
     if padding is not None:
@@ -175,7 +175,7 @@ def make_shard_table(
         make_list_array(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.diff(token_offsets).astype(np.int32)),
-        pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
+        pa.array(_count_targets(spans.labels, token_offsets)),
         pa.array(np.full(count, filler)),
     ]
     if stored.weights is not None:
@@ -189,6 +189,13 @@ def make_shard_table(
     columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
     schema = make_shard_schema(weighted=segments.weights is not None, token_fields=stored.fields, columns=own)
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _count_targets(labels: Tokens, token_offsets: Ints) -> Tokens:
+    """Return the targets of each sequence; `token_offsets` int64[S + 1] ascend, as no sequence is empty."""
+    if len(token_offsets) == 1:
+        return np.empty(0, np.int32)
+    return np.add.reduceat(labels != IGNORED_LABEL, token_offsets[:-1], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,11 +267,25 @@ def count_group_rows(seq_len: int) -> int:
     return max(1, min(SHARD_GROUP_ROWS, SHARD_GROUP_TOKENS // seq_len))
 
 
-def write_native_shard(table: pa.Table, sink: BinaryIO, card: Mapping[str, str], *, group_rows: int) -> None:
-    """Write a shard: zstd, `group_rows` rows per group, `card` in the schema's metadata."""
+def encode_native_shard(table: pa.Table, card: Mapping[str, str], *, group_rows: int) -> bytes:
+    """Return a shard as a Parquet file: `group_rows` rows per group, `card` in the schema's metadata.
+
+    Lists are compressed with zstd and have no statistics: the least and the greatest token of a group choose no rows.
+    Other columns have one value a row, which a compressor costs more to open than it saves. Decision 37 has the times.
+    """
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
-    typed = table.replace_schema_metadata(metadata)
-    pq.write_table(typed, sink, compression="zstd", row_group_size=group_rows, use_dictionary=["dataset"])
+    lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
+    others = [name for name in table.column_names if name not in lists]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata(metadata),
+        sink,
+        compression={f"{name}.list.element": "zstd" for name in lists} | dict.fromkeys(others, "none"),
+        row_group_size=group_rows,
+        use_dictionary=["dataset"],
+        write_statistics=others,
+    )
+    return cast(bytes, sink.getvalue().to_pybytes())
 
 
 def read_native_shard(content: bytes) -> pa.Table:
@@ -310,18 +331,23 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     # Here, because trainers import exports without what builds need.
     from xxhash import xxh3_128_intdigest
 
-    tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
-    numbers = [] if segments.weights is None else [segments.weights.astype("<f4").tobytes()]
-    numbers += [segments.token_fields[name].astype("<f4").tobytes() for name in sorted(segments.token_fields)]
-    starts = segments.starts.astype("<i8").tobytes()
+    tokens, flags = _view_bytes(segments.ids, "<i4"), _view_bytes(targets, "?")
+    numbers = [] if segments.weights is None else [_view_bytes(segments.weights, "<f4")]
+    numbers += [_view_bytes(segments.token_fields[name], "<f4") for name in sorted(segments.token_fields)]
+    starts: list[bytes] = segments.starts.astype("<i8").view("V8").tolist()
     bounds: list[int] = segments.offsets.tolist()
-    names: list[str] = segments.example_ids.to_pylist()
+    names: list[bytes] = segments.example_ids.cast(pa.binary()).to_pylist()
     # One call per segment: segments have about two hundred tokens, so calls cost more than hashing.
-    for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
-        content = [name.encode(), starts[8 * i : 8 * i + 8], tokens[4 * left : 4 * right], flags[left:right]]
+    for name, start, left, right in zip(names, starts, bounds, bounds[1:], strict=False):
+        content = [name, start, tokens[4 * left : 4 * right], flags[left:right]]
         if numbers:
             content += [values[4 * left : 4 * right] for values in numbers]
         yield xxh3_128_intdigest(b"".join(content))
+
+
+def _view_bytes(values: NDArray[Any], dtype: str) -> memoryview:
+    """Return the bytes of an array, copied only if they are others."""
+    return np.ascontiguousarray(values, dtype).view(np.uint8).data
 
 
 _HASH_NAME = "xxh3"

@@ -18,7 +18,6 @@ decoded some fifteen times.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
@@ -168,9 +167,7 @@ def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
         table = _restore_shard_types(
             gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         )
-        sink = BytesIO()
-        native.write_native_shard(table, sink, task.card, group_rows=task.group_rows)
-        content = sink.getvalue()
+        content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.folder}/{name}", content)
         files[name] = File(f"{task.folder}/{name}", len(content), digest_bytes(content), table.num_rows)

@@ -117,9 +117,7 @@ def _save_index(store: Store, path: str, table: pa.Table, card: dict[str, str]) 
 
 
 def _save_filler(store: Store, path: str, filler: pa.Table, card: dict[str, str]) -> File:
-    sink = BytesIO()
-    native.write_native_shard(filler, sink, card, group_rows=1)
-    return _save(store, path, sink.getvalue(), filler.num_rows)
+    return _save(store, path, native.encode_native_shard(filler, card, group_rows=1), filler.num_rows)
 
 
 def _save(store: Store, path: str, content: bytes, rows: int) -> File:

@@ -15,7 +15,7 @@ from rowmill.stages.base import (
     StageContext,
 )
 
-VERSION = 6
+VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
 
 

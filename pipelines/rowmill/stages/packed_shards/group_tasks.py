@@ -34,7 +34,7 @@ from rowmill.stages.packed_shards.pack_group import PackGroupTask
 from rowmill.stages.packed_shards.split_plans import SPLITS, PackingRules
 from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size
 
-VERSION = 7
+VERSION = 8
 """Increase it when any shard may hold other bytes, or other facts are counted on the way."""
 
 

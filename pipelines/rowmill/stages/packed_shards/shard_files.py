@@ -6,7 +6,6 @@ What belongs here: gathering a shard's tokens, its lineage, content hashes. What
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, sum_by_span
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, sum_by_span
 from rowmill.core.list_columns import make_list_array
+from rowmill.core.runs import Runs
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan
@@ -29,6 +29,7 @@ from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
 from rowmill.stages import part_files
 from rowmill.stages.packed_shards.segment_columns import make_segment_columns
+from rowmill.stages.packed_shards.span_checks import has_whole_spans
 
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""
@@ -69,30 +70,30 @@ class GroupTokens:
     own: pa.Table
     """The columns that only examples of one kind of rows have, and the fields of rows; mostly without columns."""
 
-    def weights_at(self, index: Ints, targets: Bools) -> Weights | None:
+    def weights_at(self, runs: Runs, targets: Bools) -> Weights | None:
         """Return the weights of some tokens, 0 on those that are no `targets`."""
-        return None if self.weights is None else np.where(targets, self.weights[index], np.float32(0))
+        return None if self.weights is None else np.where(targets, runs.take(self.weights), np.float32(0))
 
-    def fields_at(self, index: Ints) -> dict[str, Weights]:
+    def fields_at(self, runs: Runs) -> dict[str, Weights]:
         """Return the further numbers of some tokens."""
-        return {name: values[index] for name, values in self.fields.items()}
+        return {name: runs.take(values) for name, values in self.fields.items()}
 
     def take(self, numbers: Ints, trained: Ints) -> pa.Table:
         """Return some examples as a table that can be packed like a part; `trained` int64[N] are their targets."""
         lengths = np.diff(self.offsets)[numbers]
-        index = native.locate_tokens(self.offsets, numbers, np.zeros_like(numbers), lengths)
-        cut = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        runs = native.locate_tokens(self.offsets, numbers, np.zeros_like(numbers), lengths)
+        cut = compute_offsets(lengths)
         columns: dict[str, Any] = {
             "example_id": self.example_ids.take(pa.array(numbers)),
             "split": pa.repeat(pa.scalar("validation"), len(numbers)),
             "tokens": lengths,
             "trained_tokens": trained[numbers],
-            "input_ids": make_list_array(cut, self.ids[index]),
-            "loss_mask": make_list_array(cut, self.mask[index]),
+            "input_ids": make_list_array(cut, runs.take(self.ids)),
+            "loss_mask": make_list_array(cut, runs.take(self.mask)),
         }
         if self.weights is not None:
-            columns[WEIGHT_COLUMN] = make_list_array(cut, self.weights[index])
-        columns |= {name: make_list_array(cut, values[index]) for name, values in self.fields.items()}
+            columns[WEIGHT_COLUMN] = make_list_array(cut, runs.take(self.weights))
+        columns |= {name: make_list_array(cut, runs.take(values)) for name, values in self.fields.items()}
         own = self.own.take(pa.array(numbers))
         return pa.table(columns | {name: own.column(name) for name in own.column_names})
 
@@ -116,10 +117,10 @@ def hash_planned_segments(tokens: GroupTokens, plan: SequencePlan, packing: Pack
 def _hash_segments(
     tokens: GroupTokens, plan: SequencePlan, some: Ints, begins: Bools, ignore_token_id: int | None
 ) -> int:
-    starts, lengths = plan.ranges[some, 0].astype(np.int64), plan.ranges[some, 1].astype(np.int64)
-    index = native.locate_tokens(tokens.offsets, plan.examples[some], starts, lengths)
-    cut_ids, cut_mask = tokens.ids[index], tokens.mask[index]
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    starts, lengths = plan.ranges[some, 0], plan.ranges[some, 1]
+    runs = native.locate_tokens(tokens.offsets, plan.examples[some], starts, lengths)
+    cut_ids, cut_mask = runs.take(tokens.ids), runs.take(tokens.mask)
+    bounds = compute_offsets(lengths)
     targets = cut_mask.copy()
     # Whether a segment's first token is a target depends on the attention spans, which the plan knows.
     targets[bounds[:-1][begins]] = False
@@ -131,9 +132,9 @@ def _hash_segments(
         bounds,
         np.array([0, len(some)]),
         tokens.example_ids.take(pa.array(plan.examples[some])),
-        starts.astype(np.int32),
-        tokens.weights_at(index, targets),
-        tokens.fields_at(index),
+        starts,
+        tokens.weights_at(runs, targets),
+        tokens.fields_at(runs),
     )
     return sum(native.hash_segments(segments, targets))
 
@@ -179,9 +180,8 @@ class ShardWriter:
 
     def _write_shard(self, split: str, name: str, plan: SequencePlan) -> WrittenShard:
         table = self._gather(plan)
-        sink = BytesIO()
-        native.write_native_shard(table, sink, self.card, group_rows=self.group_rows)
-        shard = self._save(f"data/{split}/{name}.parquet", sink.getvalue(), table.num_rows)
+        content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
+        shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)
         lineage = self._build_lineage(table, split, plan)
         segments = part_files.write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
         facts = {
@@ -201,21 +201,21 @@ class ShardWriter:
 
     def _gather(self, plan: SequencePlan) -> pa.Table:
         tokens = self.tokens
-        starts, lengths = plan.ranges[:, 0].astype(np.int64), plan.ranges[:, 1].astype(np.int64)
-        index = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
-        cut_ids, cut_mask = tokens.ids[index], tokens.mask[index]
+        starts, lengths = plan.ranges[:, 0], plan.ranges[:, 1]
+        runs = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
+        cut_ids, cut_mask = runs.take(tokens.ids), runs.take(tokens.mask)
         blocked = self.packing.block_cross_document_attention
         span_lengths, span_offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
         labels = layout.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=self.packing.ignore_token_id)
         segments = native.Segments(
             ids=cut_ids,
             mask=cut_mask,
-            offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
+            offsets=compute_offsets(lengths),
             sequence_offsets=plan.sequence_offsets,
             example_ids=tokens.example_ids.take(pa.array(plan.examples)),
-            starts=plan.ranges[:, 0],
-            weights=tokens.weights_at(index, labels != IGNORED_LABEL),
-            token_fields=tokens.fields_at(index),
+            starts=starts,
+            weights=tokens.weights_at(runs, labels != IGNORED_LABEL),
+            token_fields=tokens.fields_at(runs),
             columns=make_segment_columns(
                 [*SEGMENT_COLUMNS.get(self.row_kind, ()), *self.fields.row_columns], tokens.own, plan
             ),
@@ -265,4 +265,8 @@ def read_back(store: Store, shard: File, segments: File) -> tuple[int, pa.Table]
     damaged = int(digest_bytes(store.read(segments.path)) != segments.digest)
     if digest_bytes(content) != shard.digest:
         return damaged + 1, SEQUENCE_HASHES.empty_table()
-    return damaged, tabulate_hashes(native.read_native_shard(content))
+    table = native.read_native_shard(content)
+    # Hashes hold tokens, targets and lengths of segments; what else a trainer reads follows from these.
+    if not has_whole_spans(table):
+        return damaged + 1, SEQUENCE_HASHES.empty_table()
+    return damaged, tabulate_hashes(table)

@@ -177,7 +177,8 @@ def slice_examples(
     targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
     kept = slicing.keep_pieces(pieces, trains)
-    untrained = np.setdiff1d(pieces.examples[~trains], kept.examples)
+    # With nothing to look for, the search would still sort all pieces.
+    untrained = pieces.examples[:0] if trains.all() else np.setdiff1d(pieces.examples[~trains], kept.examples)
     trained = lengths.trained[numbers]
     left = np.bincount(pieces.examples[was_cut], weights=targets, minlength=len(own)).astype(np.int64)
     cut = np.unique(pieces.examples[was_cut])

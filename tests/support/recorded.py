@@ -9,6 +9,7 @@ A version is a digest of what a stage wrote: bytes of files, facts, ledger. Whoe
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -77,7 +78,7 @@ def versions_of(config: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    data = ROOT.parent / "shared" / "data"
+    data = Path(os.environ.get("ROWMILL_REAL_DATA", ROOT.parent / "shared" / "data"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         names = write_project(folder, data if data.is_dir() else None)

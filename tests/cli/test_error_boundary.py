@@ -6,13 +6,15 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures.process import BrokenProcessPool
 from gzip import BadGzipFile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rowmill.build import plan, steps
+from rowmill.build import plan, runner, steps
 from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error
 from rowmill.core.errors import (
@@ -200,6 +202,36 @@ def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path,
     assert "Traceback" not in ended.stderr
     kept(ended.stderr).unlink()
     assert project.rowmill("build") == 0
+
+
+@pytest.mark.parametrize("fails", ["while stages run", "after the last stage"])
+def test_error_of_the_thread_that_makes_the_views_ends_the_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: str
+) -> None:
+    may_fail = threading.Event()
+    build = runner.build
+
+    def build_and_release(*args: Any, **options: Any) -> Any:
+        if fails == "while stages run":
+            may_fail.set()
+        try:
+            return build(*args, **options)
+        finally:
+            may_fail.set()
+
+    def fail(_: steps.Project) -> None:
+        may_fail.wait()
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "stats.duckdb")
+
+    monkeypatch.setattr(runner, "build", build_and_release)
+    monkeypatch.setattr(runner, "publish_statistics", fail)
+
+    assert CliProject(tmp_path).write().rowmill("build") == ExitStatus.OUTSIDE_FAILURE
+
+    err = capsys.readouterr().err
+    assert "stats.duckdb" in err
+    assert "Traceback" not in err
+    kept(err).unlink()
 
 
 @pytest.mark.slow

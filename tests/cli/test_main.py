@@ -415,6 +415,19 @@ def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.C
     assert capsys.readouterr().out == "n\n1\n"
 
 
+def test_sql_of_a_storage_root_imports_no_engine(built: CliProject) -> None:
+    code = (
+        "import sys; from rowmill.cli import main\n"
+        f"main.main(['sql', 'select 7 as n', '--root', {str(built.folder / '.rowmill')!r}])\n"
+        "heavy = ('polars', 'pydantic', 'rowmill.build', 'rowmill.checks', 'rowmill.recipe', 'rowmill.stages')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+    assert shown.split() == ["n", "7", "1", "row", "[]"]
+
+
 def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["sql", "select * from row", built.recipe]) == main.ExitStatus.INVALID
     assert "the views are builds, findings" in capsys.readouterr().err

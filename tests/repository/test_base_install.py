@@ -60,8 +60,8 @@ def test_name_that_needs_an_extra_says_which() -> None:
     ), said
 
 
-@pytest.mark.parametrize("words", [["plan", "x"], ["sql", "SELECT 1"]])
-def test_command_that_needs_an_extra_says_which(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("words", "package"), [(["plan", "x"], "pydantic"), (["sql", "SELECT 1"], "rich")])
+def test_command_that_needs_an_extra_says_which(words: list[str], package: str, tmp_path: Path) -> None:
     (tmp_path / ".rowmill/stats").mkdir(parents=True)
     code = ONLY_BASE + (
         "import contextlib, io, os; from rowmill.cli import main\n"
@@ -71,6 +71,6 @@ def test_command_that_needs_an_extra_says_which(words: list[str], tmp_path: Path
     )
 
     assert run_python(code, str(tmp_path), *words) == (
-        f"2 rowmill {words[0]}: the package pydantic is not installed; the base install of rowmill only reads built "
+        f"2 rowmill {words[0]}: the package {package} is not installed; the base install of rowmill only reads built "
         "partitions; run pip install 'rowmill[build]'"
     )

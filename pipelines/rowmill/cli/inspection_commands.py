@@ -116,7 +116,7 @@ def _run_verify(args: argparse.Namespace) -> int:
 def _run_sql(args: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_query_rows
+    from rowmill.reports.query_rows import render_query_rows
 
     project = None if args.recipe is None else open_project(args)
     store = open_folder_store(args) if project is None else project.store

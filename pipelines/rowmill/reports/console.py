@@ -2,7 +2,7 @@
 
 What belongs here: wording what the engine returns. What does not: computing a number that a report does not hold yet,
 layout (`core/console.py`), the live progress line (`progress.py`), single rows (`row_view.py`), a dataset's
-statistics (`statistics.py`), the summary of a build (`summary.py`).
+statistics (`statistics.py`), the answer to a query (`query_rows.py`), the summary of a build (`summary.py`).
 """
 
 from collections import Counter
@@ -279,12 +279,7 @@ def _count_results(checked: Sequence[StageVerification]) -> str:
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
 
-# ── SQL answers, versions, garbage collection ───────────────────────────────────────────────────
-
-
-def render_query_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-    """Show the rows of a query's answer."""
-    return Group(make_grid(columns, list(rows), indent=0), Text(f"\n{format_count(len(rows), 'row')}", DIM))
+# ── versions, garbage collection ───────────────────────────────────────────────────────────────────
 
 
 def render_versions(project: Project, kept: Sequence[Manifest], current: Manifest | None) -> RenderableType:

@@ -22,12 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import Store, digest_json
@@ -43,6 +42,9 @@ from rowmill.stats.part_rows import (
     require_schema_columns,
 )
 from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
+
+if TYPE_CHECKING:
+    from rowmill.checks.judge import CheckResult
 
 _LOG = logging.getLogger("rowmill.stats")
 
@@ -119,7 +121,7 @@ def write_manifest_tables(
 
 
 def write_check_results(
-    store: Store, manifest: Manifest, results: Sequence[CheckResult], *, judged_at: str | None = None
+    store: Store, manifest: Manifest, results: "Sequence[CheckResult]", *, judged_at: str | None = None
 ) -> None:
     """Write the check results of a version.
 
@@ -154,7 +156,7 @@ def write_empty_tables(store: Store) -> None:
     )
 
 
-def _make_check_row(stage: str, result: CheckResult) -> dict[str, Any]:
+def _make_check_row(stage: str, result: "CheckResult") -> dict[str, Any]:
     return {
         "stage": stage,
         "law": result.check,

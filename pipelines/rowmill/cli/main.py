@@ -12,7 +12,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rowmill.cli.array_commands import add_work_command
 from rowmill.cli.build_commands import add_build_commands
@@ -22,11 +22,12 @@ from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.project_commands import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands
 from rowmill.core import code_permission, garbage_collection
+from rowmill.core.process_exit import QuickExit
 
 if TYPE_CHECKING:
     from rowmill.cli.arguments import Command
 
-__all__ = ["ExitStatus", "main"]
+__all__ = ["ExitStatus", "main", "run"]
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -36,6 +37,14 @@ QUIET_LIBRARIES = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """No library sends telemetry, and none prints into our output."""
+
+
+def run() -> NoReturn:
+    """Run one command as a whole process: the entry point of the `rowmill` script."""
+    end = QuickExit()
+    status = main()
+    end.set_status(status)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,4 +154,4 @@ class _PrintVersion(argparse.Action):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

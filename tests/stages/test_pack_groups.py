@@ -1,5 +1,6 @@
 """Pack groups in whole builds: what one holds, what new rows change, and what does not depend on groups."""
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 from rowmill.packing.plan import plan_best_fit
+from rowmill.schema.manifest import Part
 from rowmill.stages.base import make_parts
 from rowmill.stages.packed_shards import pack_group, stage
+from rowmill.stages.packed_shards.pack_group import PackGroupTask
+from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
 from rowmill.stages.tokenized_examples import table_tasks
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 
@@ -242,3 +246,33 @@ def test_moved_file_has_its_new_name_in_the_lineage(tmp_path: Path, mixture: dic
 
     found = {row["source"] for row in again.rows_of("rows", "packed_shards", file="segments")}
     assert found == set(urls)
+
+
+def test_threads_of_a_task_do_not_change_its_shards(
+    grouped: tuple[Workspace, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker has one thread; sixteen have several for each of the few groups, and begin with the largest."""
+    planned: list[PackGroupTask] = []
+    threads: set[int] = set()
+
+    def keep_order(task: PackGroupTask) -> Part:
+        planned.append(task)
+        return pack_group.pack_group(task)
+
+    def write(writer: ShardWriter, cut: ShardCut) -> WrittenShard:
+        threads.add(threading.get_ident())
+        return write_shard(writer, cut)
+
+    _, before = grouped
+    write_shard = ShardWriter.write_shard
+    monkeypatch.setattr(pack_group, "SHARD_TOKENS", 2_000)
+    alone = packed(workspace_of(tmp_path / "one", TEN_FILES, **GROUPED))
+    monkeypatch.setattr(stage, "pack_group", keep_order)
+    monkeypatch.setattr(ShardWriter, "write_shard", write)
+    shared = packed(workspace_of(tmp_path / "many", TEN_FILES, **GROUPED, execution={"workers": 16}))
+
+    assert len(shards(alone)) > 2 * len(shards(before))
+    assert shards(shared) == shards(alone)
+    assert [task.tokens for task in planned] == sorted((task.tokens for task in planned), reverse=True)
+    assert {task.threads for task in planned} == {-(-32 // len(planned))}
+    assert len(threads) > 1

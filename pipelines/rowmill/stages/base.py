@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
@@ -316,12 +316,14 @@ def make_parts(
     *,
     is_reusable: Callable[[Part], bool] = _is_always_reusable,
     shared: object = None,
+    set_threads: Callable[[Any, int], Any] | None = None,
 ) -> tuple[list[Part], int, int]:
     """Return all parts in order: kept ones are reused, the others are made by the executor.
 
     Later builds make a part again that is not `is_reusable`, a module-level function. `function` is given a task, and
     what is `shared` if there is such. Returns the parts, how many were reused, and how many rows were read to make the
-    others.
+    others. `set_threads`, for a stage with few tasks of uneven size, returns a task that may use so many threads: the
+    largest tasks then begin first, and use the cores for which there is no task.
 
     Raises
     ------
@@ -333,6 +335,10 @@ def make_parts(
     kept = context.part_lists.find_parts(context.store, context.folder, function.__name__, names)
     missing = [p for p in planned if p.fingerprint not in kept]
     own = select_own_parts(context, missing)
+    if set_threads is not None:
+        threads = _count_task_threads(context.pool, len(own))
+        largest_first = sorted(own, key=lambda one: one.size_bytes, reverse=True)
+        own = [replace(one, task=set_threads(one.task, threads)) for one in largest_first]
     make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
     size = sum(p.size_bytes for p in own)
     made = context.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
@@ -344,6 +350,14 @@ def make_parts(
         reusable = [part for part in kept.values() if is_reusable(part)]
         context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
+
+
+def _count_task_threads(pool: Executor, tasks: int) -> int:
+    """Return the threads of each task: more than one if there are fewer than two tasks per worker.
+
+    A cluster reserves one core for a task, so there it is one.
+    """
+    return 1 if pool.spans_hosts or not tasks else min(pool.workers, -(-2 * pool.workers // tasks))
 
 
 def _make_and_keep(

@@ -13,11 +13,12 @@ overwrote or cut short a file meanwhile is noticed, too.
 
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,7 @@ from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS, count_dam
 from rowmill.stages.packed_shards.shard_files import (
     GroupTokens,
     ShardWriter,
+    cut_shards,
     hash_planned_segments,
     read_back,
 )
@@ -57,7 +59,7 @@ from rowmill.stages.packed_shards.split_plans import (
 )
 
 SHARD_TOKENS = 2 << 20
-"""Maximum tokens of a shard: some 60 MB while a worker gathers and writes it."""
+"""Maximum tokens of a shard: some 60 MB while a thread gathers and writes it."""
 
 IN_MEMORY_TOKENS = 64 << 20
 """Tokens of larger groups are mapped from a scratch file: in memory they would take 5 to 9 bytes each."""
@@ -107,6 +109,8 @@ class PackGroupTask:
     planned: SplitPlan | None = None
     pad_id: int | None = None
     """Set if segments are padded."""
+    threads: int = 1
+    """Shards that are written, or read back, at once."""
 
 
 def pack_group(task: PackGroupTask) -> Part:
@@ -131,10 +135,11 @@ def pack_group(task: PackGroupTask) -> Part:
             pad_id=task.pad_id,
         )
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
-        shards = [one for split, plan in parted for one in writer.write_split(split, plan, _cut_shards(task, plan))]
+        cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(task, plan))]
+        shards = _map_in_threads(task.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
         files = _write_side_files(task, store, tokens, lengths, left, own)
-        back = [read_back(store, one.shard, one.segments) for one in shards]
+        back = _map_in_threads(task.threads, lambda one: read_back(store, one.shard, one.segments), shards)
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [one.shard for one, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
@@ -157,6 +162,18 @@ def pack_group(task: PackGroupTask) -> Part:
     return Part(task.fingerprint, named | lineage | hashes | files, facts)
 
 
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+def _map_in_threads(threads: int, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
+    """Return a function's results in order. Most of a shard's time is spent in libraries that release the lock."""
+    if min(threads, len(items)) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        return list(pool.map(function, items))
+
+
 def _sum_content_hashes(tables: Sequence[pa.Table]) -> int:
     joined = join_hashes(tables)
     return joined.sum_content(np.arange(len(joined.tokens)))
@@ -168,7 +185,7 @@ def _name_hashes_file(shard: str) -> str:
     return f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
 
 
-def _cut_shards(task: PackGroupTask, plan: SequencePlan) -> int:
+def _count_shard_sequences(task: PackGroupTask, plan: SequencePlan) -> int:
     """Return the sequences of a shard: as many as fit if all were full, or of prompts, which are short, on average."""
     if task.rules.row_kind != "prompt":
         return max(1, SHARD_TOKENS // task.rules.seq_len)

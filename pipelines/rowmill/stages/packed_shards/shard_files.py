@@ -142,6 +142,26 @@ def _hash_segments(
 # ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCut:
+    """The sequences of one shard, and the shard's name in its split."""
+
+    split: str
+    name: str
+    plan: SequencePlan
+
+
+def cut_shards(split: str, plan: SequencePlan, per_shard: int) -> Iterator[ShardCut]:
+    """Cut the sequences of a split into shards of `per_shard`."""
+    for number, first in enumerate(range(0, plan.sequences, per_shard)):
+        last = min(first + per_shard, plan.sequences)
+        begin, end = int(plan.sequence_offsets[first]), int(plan.sequence_offsets[last])
+        own = SequencePlan(
+            plan.sequence_offsets[first : last + 1] - begin, plan.examples[begin:end], plan.ranges[begin:end]
+        )
+        yield ShardCut(split, f"part-{number:05d}", own)
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
     """A shard, its lineage, and its counts."""
@@ -168,17 +188,9 @@ class ShardWriter:
     pad_id: int | None
     """None: the recipe does not pad segments."""
 
-    def write_split(self, split: str, plan: SequencePlan, per_shard: int) -> Iterator[WrittenShard]:
-        """Write the sequences of a split, `per_shard` in a file."""
-        for number, first in enumerate(range(0, plan.sequences, per_shard)):
-            last = min(first + per_shard, plan.sequences)
-            begin, end = int(plan.sequence_offsets[first]), int(plan.sequence_offsets[last])
-            cut = SequencePlan(
-                plan.sequence_offsets[first : last + 1] - begin, plan.examples[begin:end], plan.ranges[begin:end]
-            )
-            yield self._write_shard(split, f"part-{number:05d}", cut)
-
-    def _write_shard(self, split: str, name: str, plan: SequencePlan) -> WrittenShard:
+    def write_shard(self, cut: ShardCut) -> WrittenShard:
+        """Write one shard and its lineage; several may be written at once."""
+        split, name, plan = cut.split, cut.name, cut.plan
         table = self._gather(plan)
         content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
         shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)

@@ -12,6 +12,7 @@ An example has its tokens in sequences, or a line in `left_out` that says how ma
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -44,7 +45,7 @@ from rowmill.stages.packed_shards.group_tasks import (
     plan_groups,
     plan_held_group,
 )
-from rowmill.stages.packed_shards.pack_group import FILL_BINS, is_intact, pack_group
+from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupTask, is_intact, pack_group
 from rowmill.stages.packed_shards.split_plans import SPLITS
 from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size, hold_out_validation
 from rowmill.stats import StatsInputs, count_rows_by_fact
@@ -54,15 +55,25 @@ def make_packed_shards(context: StageContext) -> StageOutput:
     """Pack all groups, and the validation sequences that are held out by number."""
     wanted = get_holdout_size(context.recipe, context.dataset_name or "")
     held = None if wanted is None else hold_out_validation(context, get_packing_rules(context), wanted)
-    groups, reused, rows = make_parts(context, pack_group, plan_groups(context, held), is_reusable=is_intact)
+    groups, reused, rows = make_parts(
+        context, pack_group, plan_groups(context, held), is_reusable=is_intact, set_threads=_set_threads
+    )
     side: list[Part] = []
     if held is not None:
         packed, again, more = make_parts(
-            context, pack_group, plan_held_group(context, held, groups), is_reusable=is_intact
+            context,
+            pack_group,
+            plan_held_group(context, held, groups),
+            is_reusable=is_intact,
+            set_threads=_set_threads,
         )
         groups, reused, rows = [*groups, *packed], reused + again, rows + more
         side.append(_write_moved_rows(context, held))
     return _build_shards_output(context, groups, side, reused=reused, rows_made=rows)
+
+
+def _set_threads(task: PackGroupTask, threads: int) -> PackGroupTask:
+    return replace(task, threads=threads)
 
 
 def _write_moved_rows(context: StageContext, held: HeldOutValidation) -> Part:

@@ -135,6 +135,20 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Wo
     assert _records(copy) == [(80,)]
 
 
+def test_damage_that_the_thread_of_the_statistics_meets_is_repaired(copy: Workspace) -> None:
+    clean = copy.build()
+    made = clean.manifest("chats", "tokenized_examples")
+    flip(copy.store / made.files("examples")[0].path)
+    for table in (copy.store / "stats" / "examples").rglob(f"version={made.version}/*.parquet"):
+        table.unlink()
+
+    again = copy.build()
+
+    assert again.manifest("chats", "tokenized_examples") == made
+    assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
+    assert list((copy.store / "stats" / "examples").rglob(f"version={made.version}/*.parquet"))
+
+
 def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspace) -> None:
     [made, *_] = (copy.store / "stats/builds/recipe=mini").rglob("made-*.parquet")
     empty(made)

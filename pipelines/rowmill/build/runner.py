@@ -14,10 +14,12 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rowmill import stats
 from rowmill.build import share_versions
+from rowmill.build.background_statistics import BackgroundStatistics
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
 from rowmill.build.held_versions import HeldVersion, find_held_version
 from rowmill.build.hosts import require_equal_hosts
@@ -36,7 +38,7 @@ from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
-from rowmill.core.storage import explain_disk_full
+from rowmill.core.storage import Store, explain_disk_full
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
@@ -79,15 +81,17 @@ def run_step(
     progress: ProgressCallback | None = None,
     run_id: str = "",
     looks_ahead: bool = True,
+    statistics: BackgroundStatistics | None = None,
 ) -> StepReport:
     """Make one step's output, or reuse it if it exists; `ranks` are folder names such as `rank-00003-of-00008`.
 
     With `version`, return that kept version instead, verified and gated, and make it the current one; its own inputs
     then replace `inputs`. So it is with a version at which `rowmill use` holds the step. With `looks_ahead`, the
-    requirements of the steps that read the output must be met.
+    requirements of the steps that read the output must be met. `statistics` writes the tables for SQL queries
+    meanwhile; without it they are written before this returns.
     """
     require_one_history(inputs)
-    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead)
+    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead, statistics)
     with index_outputs(project, [step]):
         return _run_and_repair(asked, inputs)
 
@@ -118,6 +122,7 @@ class _RunRequest:
     progress: ProgressCallback | None
     run_id: str
     looks_ahead: bool
+    statistics: BackgroundStatistics | None
 
 
 def _rebuild_damaged_file(request: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
@@ -163,15 +168,15 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
         project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name),
     ):
         if request.version is not None:
-            return _restore_version(project, step, context, request.version, started)
+            return _restore_version(request, context, started)
         held = find_held_version(context.store, step.key)
         if held is not None:
-            return replace(_keep_held_version(project, step, context, held, started), held=held)
+            return replace(_keep_held_version(request, context, held, started), held=held)
         fingerprint, prepared = prepare_step(context, step)
         kept = find_reusable_output(context.store, step, fingerprint, prepared)
         if kept is not None:
             manifest.make_current(context.store, kept)
-            return _record_report(project, step, context, _report_reuse(kept, started))
+            return _record_report(request, context, _report_reuse(kept, started))
         if request.looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
@@ -191,7 +196,7 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return _record_report(project, step, context, report)
+        return _record_report(request, context, report)
 
 
 def _warn_of_outside_change(project: Project, step: Step, context: StageContext) -> None:
@@ -216,12 +221,35 @@ def report_kept_version(kept: Manifest) -> StepReport:
     return _report_reuse(kept, time.monotonic())
 
 
-def _record_report(project: Project, step: Step, context: StageContext, report: StepReport) -> StepReport:
+def _record_report(request: _RunRequest, context: StageContext, report: StepReport) -> StepReport:
+    step, store = request.step, context.store
     if step.stage.publish is not None:
-        _publish_output(project, step, context, report.manifest, step.stage.publish)
-    made, stats_inputs = report.manifest, step.stage.stats_inputs
-    stats.record_manifest(context.store, made, stats_inputs, reused=report.reused, parts_reused=report.parts_reused)
+        _publish_output(request.project, step, context, report.manifest, step.stage.publish)
+    record = partial(
+        stats.record_manifest,
+        store,
+        report.manifest,
+        step.stage.stats_inputs,
+        reused=report.reused,
+        parts_reused=report.parts_reused,
+    )
+    if request.statistics is None or not store.is_local:
+        record()
+    else:
+        request.statistics.submit(step, partial(_record_if_current, store, report.manifest, record))
     return report
+
+
+def _record_if_current(store: Store, made: Manifest, record: Callable[[], None]) -> None:
+    """Record a manifest, unless another build has made another version current since, which it records itself."""
+    name = "/".join(made.key)
+    with (
+        explain_disk_full(store, name),
+        store.lock(f"{manifest.get_stage_folder(made.key)}/.lock", what=name),
+    ):
+        current = manifest.load_current(store, made.key)
+        if current is not None and current.version == made.version:
+            record()
 
 
 def _publish_output(project: Project, step: Step, context: StageContext, output: Manifest, publish: Publish) -> None:
@@ -232,25 +260,24 @@ def _publish_output(project: Project, step: Step, context: StageContext, output:
         publish(context, output, results, loosened)
 
 
-def _restore_version(project: Project, step: Step, context: StageContext, version: str, started: float) -> StepReport:
-    kept = manifest.load_version(context.store, context.key, version)
+def _restore_version(request: _RunRequest, context: StageContext, started: float) -> StepReport:
+    project, step = request.project, request.step
+    kept = manifest.load_version(context.store, context.key, request.version)
     inputs = manifest.load_inputs(context.store, kept)
     require_open_ancestry(project, inputs.values())
     shared = step.stage.list_shared_inputs(kept)
     for one in (kept, *(made for made in inputs.values() if made.stage in shared)):
         manifest.verify_files(context.store, one)
     manifest.make_current(context.store, kept)
-    return _record_report(project, step, replace(context, inputs=inputs), _report_reuse(kept, started))
+    return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
-def _keep_held_version(
-    project: Project, step: Step, context: StageContext, held: HeldVersion, started: float
-) -> StepReport:
+def _keep_held_version(request: _RunRequest, context: StageContext, held: HeldVersion, started: float) -> StepReport:
     """Make a held version current again, in case a run of Dagster chose another one, without reading its files."""
     kept = manifest.load_version(context.store, context.key, held.version)
     manifest.make_current(context.store, kept)
     inputs = manifest.load_inputs(context.store, kept)
-    return _record_report(project, step, replace(context, inputs=inputs), _report_reuse(kept, started))
+    return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
 def _make_manifest(
@@ -330,13 +357,14 @@ def build(
         and (datasets is None or step.dataset in datasets)
     ]
     require_equal_hosts(project, again=True)
-    with index_outputs(project, chosen):
-        return _build_steps(project, chosen, progress=progress, begin=begin, finish=finish)
+    with index_outputs(project, chosen), BackgroundStatistics() as statistics:
+        return _build_steps(project, chosen, statistics, progress=progress, begin=begin, finish=finish)
 
 
 def _build_steps(
     project: Project,
     chosen: Sequence[Step],
+    statistics: BackgroundStatistics,
     *,
     progress: ProgressCallback | None,
     begin: Callable[[Step], None] | None,
@@ -347,7 +375,13 @@ def _build_steps(
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     closed: dict[str, None] = {}
     left_out: dict[StageKey, None] = {}
+
+    def mend(*, waits: bool = False) -> None:
+        for damaged in statistics.collect(waits=waits):
+            run_step(project, damaged, open_inputs(project, damaged), progress=progress, run_id=run_id)
+
     for step in chosen:
+        mend()
         if left_out.keys() & {*step.inputs, *step.gates} and find_held_version(project.store, step.key) is None:
             left_out[step.key] = None
             continue
@@ -359,11 +393,12 @@ def _build_steps(
             continue
         if begin is not None:
             begin(step)
-        report = run_step(project, step, inputs, progress=progress, run_id=run_id)
+        report = run_step(project, step, inputs, progress=progress, run_id=run_id, statistics=statistics)
         results = check_step(project, step, report.manifest)
         done.append((step, report, results))
         if finish is not None:
             finish(step, report, results)
+    mend(waits=True)
     if closed:
         names = ", ".join("/".join(key[1:]) for key in left_out)
         raise GateError("\n".join([*closed, f"not built because of that: {names}"]))

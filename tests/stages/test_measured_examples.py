@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.storage import Store
+from rowmill.executors.local import LocalPool
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.stages.part_files import write_table
 from rowmill.stages.truncation_stats.measured_examples import COLUMNS, MeasuredExamples, measure_examples
@@ -53,8 +54,10 @@ def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], 
     def write(name: str, some: list[dict[str, Any]]) -> Any:
         return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
 
-    whole = measure_examples(store, [write("whole", rows)])
-    assert describe(measure_examples(store, [write("a", rows[:cut]), write("b", rows[cut:])])) == describe(whole)
+    whole = measure_examples(store, [write("whole", rows)], LocalPool(1))
+    halves = [write("a", rows[:cut]), write("b", rows[cut:])]
+    for workers in (1, 2):  # in one run, and each half alone
+        assert describe(measure_examples(store, halves, LocalPool(workers))) == describe(whole)
     own = pl.DataFrame(rows, schema=list(COLUMNS), infer_schema_length=None) if rows else None
     if own is not None:
         lost = own["original_tokens"] - own["tokens"]
@@ -75,6 +78,7 @@ def test_rows_without_a_domain_count_where_a_whole_file_has_none(tmp_path: Path)
     def write(name: str, some: list[dict[str, Any]]) -> Any:
         return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
 
-    measured = measure_examples(store, [write("a", [line, line]), write("b", [line | {"domain": "code"}, line])])
+    files = [write("a", [line, line]), write("b", [line | {"domain": "code"}, line])]
+    measured = measure_examples(store, files, LocalPool(1))
     counted = {name: examples for name, examples, *_ in measured.domains.rows()}
     assert counted == {None: 3, "code": 1}

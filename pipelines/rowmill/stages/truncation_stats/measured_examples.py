@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.concurrent_reads import map_reads
 from rowmill.core.storage import File, Store
+from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
@@ -62,9 +63,27 @@ class MeasuredExamples:
         return self.original[self.splits == [str(split) for split in SPLITS].index(name)]
 
 
-def measure_examples(store: Store, files: Sequence[File]) -> MeasuredExamples:
-    """Measure the examples of some files, one file after another."""
-    parts = map_reads(store, partial(_read_and_measure, store), files)
+RUNS_PER_WORKER = 4
+"""Runs of files that a worker measures: a task for each file would cost more than reading it."""
+
+
+def measure_examples(
+    store: Store, files: Sequence[File], pool: Executor, *, runs_per_worker: int = RUNS_PER_WORKER
+) -> MeasuredExamples:
+    """Measure the examples of some files, in runs that the workers share."""
+    each = -(-len(files) // (pool.workers * runs_per_worker)) or 1
+    runs = [(store.root, tuple(files[first : first + each])) for first in range(0, len(files), each)]
+    return _join(list(pool.map(measure_files, runs, size_bytes=sum(file.bytes for file in files))))
+
+
+def measure_files(task: tuple[str, tuple[File, ...]]) -> MeasuredExamples:
+    """Measure the examples of some files of a storage root, one file after another."""
+    root, files = task
+    store = Store(root)
+    return _join(map_reads(store, partial(_read_and_measure, store), files))
+
+
+def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
     nothing = np.empty(0, np.int32)
     return MeasuredExamples(
         np.concatenate([nothing, *(part.original for part in parts)]),

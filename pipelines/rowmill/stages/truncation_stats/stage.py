@@ -62,7 +62,7 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
         return table_lengths.make_table_lengths(context)
     manifest = context.input(TOKENIZED_EXAMPLES)
     limit = _limit_examples(context)
-    measured = measure_examples(context.store, manifest.files("examples"))
+    measured = measure_examples(context.store, manifest.files("examples"), context.pool)
     original = measured.original
     dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
     rows = len(original) + dropped

@@ -172,6 +172,10 @@ def opening(folder: Path) -> None:
         )
         for n in range(count)
     ]
+    for path in (Path(store.path(one.path)) for part in parts for one in part.files.values()):
+        # Saving a manifest syncs its files, so they must exist; nothing reads them.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     key = ("bench", "texts", "packed_shards")
     manifest.save_manifest(
         store, Manifest(key, "packed_shards", "f" * 32, "0", {}, tuple(parts), {"sequences": 512 * count})
@@ -190,7 +194,7 @@ def opening(folder: Path) -> None:
         "sets": {"texts": {"tags": ["texts"], "shards": {"train": [[p.files["shard"].path, 512, "d"] for p in parts]}}},
         "waivers": [], "card": {"pad_id": 0}, "ranks": ranks,
     }  # fmt: skip
-    store.write("simulated/gpu_partitions/current.json", json.dumps(content).encode())
+    store.write_sealed("simulated/gpu_partitions/current.json", content)
     done = subprocess.run([sys.executable, "-c", OPEN, store.root], check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     measure.emit("open_100_gb", **{name: round(value, 3) for name, value in found.items()})

@@ -1,4 +1,4 @@
-"""Statistics of finished steps, written by a thread while the next steps run.
+"""Statistics of finished steps, written by a thread while the next steps run (decision 38).
 
 What belongs here: one thread, its errors, steps whose files it found damaged. What does not: what is written
 (`rowmill.stats`), running a step again (`runner.py`).

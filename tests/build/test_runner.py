@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rowmill import stats
 from rowmill.build import gate, plan, runner, steps
+from rowmill.build.background_statistics import BackgroundStatistics
 from rowmill.checks.gates import list_thresholds
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GateError, IntegrityError
@@ -288,6 +290,23 @@ def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: W
     assert after.made() == {"/".join(key)}
     assert after.versions() == first.versions()
     assert after.digests() == first.digests()
+
+
+def test_late_statistics_leave_the_version_that_another_build_made_current(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[], None]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(BackgroundStatistics, "submit", lambda _, __, write: late.append(write))
+        first = workspace.build()
+    second = workspace.recipe(DATASETS, seq_len=128).build()
+    for write in late:
+        write()
+
+    shown = stats.query_views(second.project.store, "SELECT version FROM current_versions WHERE scope = 'chats'")[1]
+    replaced, current = (built.manifest("chats", "packed_shards").version for built in (first, second))
+    assert (replaced,) not in shown
+    assert (current,) in shown
 
 
 def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Workspace) -> None:

@@ -247,8 +247,7 @@ def _record_if_current(store: Store, made: Manifest, record: Callable[[], None])
         explain_disk_full(store, name),
         store.lock(f"{manifest.get_stage_folder(made.key)}/.lock", what=name),
     ):
-        current = manifest.load_current(store, made.key)
-        if current is not None and current.version == made.version:
+        if manifest.is_current(store, made):
             record()
 
 

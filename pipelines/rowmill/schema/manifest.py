@@ -232,6 +232,12 @@ def load_current(store: Store, key: StageKey) -> Manifest | None:
     return None if pointer is None else load_version(store, key, pointer["version"])
 
 
+def is_current(store: Store, manifest: Manifest) -> bool:
+    """Return whether a manifest is the current one of its stage, by the pointer alone."""
+    pointer = store.read_sealed(f"{get_stage_folder(manifest.key)}/pointer.json")
+    return pointer is not None and pointer["version"] == manifest.version
+
+
 def prefetch_current(store: Store, keys: Iterable[StageKey]) -> dict[StageKey, str]:
     """Read pointers and current manifests of some stages at once; return the current versions."""
     folders = {key: get_stage_folder(key) for key in keys}

@@ -31,7 +31,7 @@ FIRST = (
     "test_real_templates.py",
     "test_ray_cluster.py",
     "test_dagster_server.py",
-    "test_stage_identity.py",
+    "test_gates.py",
     "test_nights.py",
     "test_ray_faults.py",
     "test_object_store.py",

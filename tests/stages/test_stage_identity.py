@@ -162,13 +162,29 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A recipe with its steps, and its options as text: made once, since they are compared hundreds of times."""
+
+    recipe: Recipe
+    options: str
+    steps: Mapping[StageKey, steps.Step]
+
+    def moves(self, other: "Planned", key: StageKey) -> bool:
+        """Tell whether a step has another code version, or is in one recipe only."""
+        return self.version(key) != other.version(key)
+
+    def version(self, key: StageKey) -> str | None:
+        return self.steps[key].code_version if key in self.steps else None
+
+
+@dataclass(frozen=True)
 class Change:
     """One option set to another valid value: its path, its model's name, the recipe before and after."""
 
     path: OptionPath
     option: tuple[str, str]
-    before: Recipe
-    after: Recipe
+    before: Planned
+    after: Planned
 
 
 def changes(workspace: Workspace) -> tuple[list[Change], list[OptionPath]]:
@@ -177,8 +193,22 @@ def changes(workspace: Workspace) -> tuple[list[Change], list[OptionPath]]:
     A kind of dataset refuses options of its groups that it does not read; another kind must accept them.
     """
     written = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+    project, planned = workspace.project, dict[str, Planned]()
+
+    def plan(loaded: Recipe) -> Planned:
+        text = loaded.model_dump_json()
+        if text not in planned:
+            planned_steps = steps.plan_steps(replace(project, recipe=loaded))
+            planned[text] = Planned(loaded, text, {step.key: step for step in planned_steps})
+        return planned[text]
+
     options = list(options_of(parsed(workspace, written)))
-    found = [one for path, model in options if (one := changed(workspace, written, path, model)) is not None]
+    pairs = [(path, model, changed(workspace, written, path, model)) for path, model in options]
+    found = [
+        Change(path, (type(model).__name__, str(path[-1])), plan(pair[0]), plan(pair[1]))
+        for path, model, pair in pairs
+        if pair is not None
+    ]
     taken = {change.option for change in found}
     return found, [path for path, model in options if (type(model).__name__, path[-1]) not in taken]
 
@@ -208,8 +238,10 @@ def has_one_value(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Literal and len(typing.get_args(annotation)) == 1
 
 
-def changed(workspace: Workspace, written: Mapping[str, Any], path: OptionPath, model: BaseModel) -> Change | None:
-    """Return the first valid recipe in which the option has another value."""
+def changed(
+    workspace: Workspace, written: Mapping[str, Any], path: OptionPath, model: BaseModel
+) -> tuple[Recipe, Recipe] | None:
+    """Return the recipe and the first valid one in which the option has another value."""
     name = str(path[-1])
     before = copy.deepcopy(dict(written))
     for other, value in TOGETHER.get(path, {}).items():
@@ -227,7 +259,7 @@ def changed(workspace: Workspace, written: Mapping[str, Any], path: OptionPath, 
         with contextlib.suppress(PipelineError):
             after = parsed(workspace, values)
             if json.dumps(get(after, path), default=str) != json.dumps(get(base, path), default=str):
-                return Change(path, (type(model).__name__, name), base, after)
+                return base, after
     return None
 
 
@@ -293,21 +325,21 @@ def built(workspace: Workspace) -> dict[StageKey, Manifest]:
 def test_fingerprint_differs_only_where_the_code_version_differs(
     workspace: Workspace, all_changes: list[Change], built: dict[StageKey, Manifest]
 ) -> None:
-    drifted: list[str] = []
+    project, drifted = workspace.project, list[str]()
     known: dict[tuple[StageKey, str], str] = {}
 
-    def fingerprint(step: steps.Step, loaded: Recipe) -> str:
+    def fingerprint(step: steps.Step, plan: Planned) -> str:
         # Most recipes before a change are the same; opening the tokenizer for each would take minutes.
-        at = (step.key, loaded.model_dump_json())
+        at = (step.key, plan.options)
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = prepare.compute_fingerprint(replace(workspace.project, recipe=loaded), step, inputs)
+            known[at] = prepare.compute_fingerprint(replace(project, recipe=plan.recipe), step, inputs)
         return known[at]
 
     for change in all_changes:
-        after = {step.key: step for step in steps_of(workspace, change.after)}
-        for step in steps_of(workspace, change.before):
-            same = step.key in after and after[step.key].code_version == step.code_version
+        after = change.after.steps
+        for step in change.before.steps.values():
+            same = not change.before.moves(change.after, step.key)
             compared = same and concerns(change, step) and not step.on_demand
             if compared and fingerprint(step, change.before) != fingerprint(after[step.key], change.after):
                 drifted.append(f"{'.'.join(map(str, change.path))} in {'/'.join(step.key)}")
@@ -315,11 +347,11 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
     assert drifted == []
 
 
-def test_every_option_makes_a_stage_stale_in_dagster(workspace: Workspace, all_changes: list[Change]) -> None:
+def test_every_option_makes_a_stage_stale_in_dagster(all_changes: list[Change]) -> None:
     noticed = {
         change.option
         for change in all_changes
-        if versions(workspace, change.before) != versions(workspace, change.after)
+        if any(change.before.moves(change.after, key) for key in {*change.before.steps, *change.after.steps})
     }
 
     assert {change.option for change in all_changes} - noticed == DECIDES_NOTHING
@@ -345,27 +377,15 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
                 f"{'.'.join(map(str, change.path))} in {'/'.join(step.key)}"
                 for change in all_changes
                 if change.option in seen and (*change.option, step.name) not in DERIVED
-                if concerns(change, step) and not moves(workspace, change, step)
+                if concerns(change, step) and not change.before.moves(change.after, step.key)
             ]
 
     assert undeclared == []
 
 
-def steps_of(workspace: Workspace, loaded: Recipe) -> tuple[steps.Step, ...]:
-    return steps.plan_steps(replace(workspace.project, recipe=loaded))
-
-
-def versions(workspace: Workspace, loaded: Recipe) -> dict[StageKey, str]:
-    return {step.key: step.code_version for step in steps_of(workspace, loaded)}
-
-
 def concerns(change: Change, step: steps.Step) -> bool:
     """Tell whether a step can read the option: one of its dataset, or of no dataset."""
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
-
-
-def moves(workspace: Workspace, change: Change, step: steps.Step) -> bool:
-    return versions(workspace, change.before).get(step.key) != versions(workspace, change.after).get(step.key)
 
 
 @contextlib.contextmanager

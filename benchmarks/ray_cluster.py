@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,12 @@ STORE_BYTES = 200 << 20
 @contextmanager
 def start_cluster() -> Generator[str]:
     """Start a head without cores and two nodes with one; yield the address."""
-    from ray.cluster_utils import Cluster
-
+    cluster_utils: Any = import_module("ray.cluster_utils")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(measure.ROOT / name) for name in (".", "assets", "pipelines"))
     # Machines that are busy answer late.
     os.environ.update({"RAY_health_check_timeout_ms": "60000"})
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
     try:

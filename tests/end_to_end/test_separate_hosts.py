@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def wait_for_nodes(address: str, count: int) -> None:
 def cluster_of_separate_hosts(temporary: Path) -> Generator[str]:
     """Start a head without cores and two nodes with one, each on a host of its own; yield the address."""
     pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
-    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+    start_cluster = import_module("ray.cluster_utils").Cluster
 
     ray = str(Path(sys.executable).with_name("ray"))
     # Ray's own folder is that of the head, whose name is short enough for sockets.
@@ -112,7 +113,9 @@ def cluster_of_separate_hosts(temporary: Path) -> Generator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE})
+        head = start_cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
+        )
     size = ["--object-store-memory", str(SMALL_STORE["object_store_memory"])]
     command = [ray, "start", "--address", head.address, "--num-cpus", "1", *size, "--block"]
     joined = [start(temporary, *command, **variables) for _ in range(2)]

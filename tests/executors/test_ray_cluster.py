@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,7 @@ def tasks(cluster: Any) -> Iterator[RayTasks]:
 
 
 def take_time(number: int) -> tuple[int, str]:
-    import ray  # pyright: ignore[reportMissingImports]
-
+    ray: Any = import_module("ray")
     time.sleep(0.3 if number == 0 else 0.02)
     return number, str(ray.get_runtime_context().get_node_id())
 
@@ -75,8 +75,7 @@ def wait_for_others(task: tuple[str, int]) -> bool:
 
 def stay_on(node_id: str, path: str) -> int:
     """Wait on one node until it is killed."""
-    import ray  # pyright: ignore[reportMissingImports]
-
+    ray: Any = import_module("ray")
     if ray.get_runtime_context().get_node_id() == node_id:
         Path(path).touch()
         time.sleep(60)

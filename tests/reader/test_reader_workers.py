@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,9 +250,8 @@ class Stream:
 
 
 def streamed(reader: Reader) -> Any:
-    from torch.utils.data import IterableDataset  # pyright: ignore[reportMissingImports]
-
-    return type("Streamed", (Stream, IterableDataset), {})(reader)
+    data: Any = import_module("torch.utils.data")
+    return type("Streamed", (Stream, data.IterableDataset), {})(reader)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])

@@ -27,7 +27,10 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def imports_of(source: str, *, at_load: bool) -> Iterator[str]:
-    """Yield the modules that a source imports, only those imported when it is loaded if `at_load`."""
+    """Yield the modules that a source imports, only those imported when it is loaded if `at_load`.
+
+    `import_module("name")` imports `name`, too.
+    """
     tree = ast.parse(source)
     inside = {
         id(node)
@@ -42,6 +45,8 @@ def imports_of(source: str, *, at_load: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def test_layers_hold() -> None:
@@ -92,6 +97,12 @@ def test_only_the_executor_of_ray_imports_it() -> None:
     }
 
     assert found == {"ray_connection.py"}
+
+
+@pytest.mark.parametrize("line", ["import ray", "from ray import data", "import_module('ray')"])
+def test_import_is_found_wherever_it_is_written(line: str) -> None:
+    assert list(imports_of(f"def run():\n    {line}", at_load=False)) == ["ray"]
+    assert list(imports_of(f"def run():\n    {line}", at_load=True)) == []
 
 
 PRIVATE_NAMES = {

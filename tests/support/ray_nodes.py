@@ -6,6 +6,7 @@ What belongs here: starting clusters and nodes, a recipe whose stages all have t
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def start_node(cluster: Any, **options: Any) -> Any:
 def starting_cluster() -> Generator[Any]:
     """Start a head that takes no tasks, and two nodes that take one at a time; skip the test where Ray is absent."""
     pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
-    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+    start_cluster = import_module("ray.cluster_utils").Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines")))
@@ -49,7 +50,9 @@ def starting_cluster() -> Generator[Any]:
         # A node of a busy machine answers late; Ray would take it for dead, and a killed one is noticed at once anyway.
         patch.setenv("RAY_health_check_timeout_ms", "60000")
         patch.setenv("RAY_agent_register_timeout_ms", "300000")
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE})
+        found = start_cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
+        )
         for _ in range(2):
             start_node(found)
         yield found

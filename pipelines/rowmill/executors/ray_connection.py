@@ -7,6 +7,7 @@ clusters, tasks (`ray_cluster.py`).
 import atexit
 import socket
 import time
+from importlib import import_module
 from typing import Any
 
 from rowmill.core.errors import ConfigError, MissingPackageError, UnreachableError
@@ -138,8 +139,8 @@ def _locate_head(address: str) -> tuple[str, str]:
 def import_ray() -> Any:
     """Return Ray with what of it is used here; raise MissingPackageError if it is not installed."""
     try:
-        import ray  # pyright: ignore[reportMissingImports]
-        import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports]
+        ray: Any = import_module("ray")
+        import_module("ray.util.scheduling_strategies")
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             "execution.executor: the package ray is not installed; kind: ray needs it on this machine and on all "

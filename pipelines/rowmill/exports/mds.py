@@ -13,6 +13,7 @@ one job: the writer closes a shard by size, so the boundaries depend on the whol
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -183,9 +184,8 @@ class MDS(Export):
 
 def open_mds_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
     """Return the library's shard writer for an export's folder."""
-    from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
-
-    return MDSWriter(
+    streaming: Any = import_module("streaming")
+    return streaming.MDSWriter(
         out=str(folder / "data"), columns=dict(columns), compression=None, hashes=["sha256"],
         size_limit=size_limit_bytes, exist_ok=True,
     )  # fmt: skip

@@ -5,8 +5,9 @@ What belongs here: choosing a layout. What does not: the arrays of one (`layouts
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -53,6 +54,5 @@ def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: 
 
 
 def _make_tensors(batch: Batch) -> Batch:
-    import torch  # pyright: ignore[reportMissingImports]
-
+    torch: Any = import_module("torch")
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rowmill.build import prepare
+from rowmill.build.steps import plan_steps
 from rowmill.cli import error_boundary
+from rowmill.executors import local
 from tests.support.recipes import Workspace, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
@@ -21,14 +24,18 @@ pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = """
+import os
 import signal
 import sys
 # A shell's job in the background ignores the signal, and so would whatever it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# As the command does before it imports NumPy.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from rowmill.cli import main as cli
 from rowmill.executors import local
-# However few rows there are, workers make them.
-local.INLINE_BELOW_BYTES = 0
+# However few rows there are, workers make them: with 0 those of a fork server, otherwise forked ones.
+local.INLINE_BELOW_BYTES = int(sys.argv[2])
+local.FORKED_INLINE_BELOW_BYTES = 1
 if __name__ == "__main__":
     sys.exit(cli.main(["build", sys.argv[1]]))
 """
@@ -66,12 +73,17 @@ def group_of(pid: int) -> list[int]:
         pytest.param("mini/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
     ],
 )
-def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize("inline_below_bytes", [0, pytest.param(local.INLINE_BELOW_BYTES, id="forked")])
+def test_interrupted_build_prints_one_line_and_leaves_no_process(
+    tmp_path: Path, moment: str, inline_below_bytes: int
+) -> None:
     workspace = write(tmp_path / "project")
+    # A tokenizer that is opened for the first time leaves threads, and so no workers could be forked.
+    prepare.require_ready(workspace.project, plan_steps(workspace.project))
     script = tmp_path / "build.py"
     script.write_text(COMMAND, encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, str(script), str(workspace.config)],
+        [sys.executable, str(script), str(workspace.config), str(inline_below_bytes)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "pipelines")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,6 +94,9 @@ def test_interrupted_build_prints_one_line_and_leaves_no_process(tmp_path: Path,
         while not list(workspace.store.glob(moment)):
             assert process.poll() is None and time.monotonic() < deadline, "the build never came so far"
             time.sleep(0.002)
+        if inline_below_bytes:
+            # The command, two workers, Python's resource tracker.
+            assert len(group_of(process.pid)) == 4
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
 

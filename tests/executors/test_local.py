@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.executors.local import INLINE_BELOW_BYTES, LocalPool
+from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES, LocalPool
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 
 
@@ -117,7 +117,7 @@ def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -
 
 
 def test_no_worker_is_started_for_little_work(pool: LocalPool) -> None:
-    assert pool.start(INLINE_BELOW_BYTES - 1) is None
+    assert pool.start(FORKED_INLINE_BELOW_BYTES - 1) is None
     assert LocalPool(1).start(INLINE_BELOW_BYTES) is None
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import uuid
 from collections import Counter
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,11 +62,14 @@ class Finding:
 
 
 def require_no_mistakes(
-    project: Project, steps: Sequence[Step] | None = None, *, starts_workers: bool = False
+    project: Project,
+    steps: Sequence[Step] | None = None,
+    *,
+    before_trial: Callable[[Sequence[str]], None] | None = None,
 ) -> list[Finding]:
     """Refuse a build that cannot succeed, naming all mistakes; return remarks on what may be one.
 
-    With `starts_workers`, the workers of the build that follows start meanwhile.
+    `before_trial` is called with the names of the datasets that are tried, once nothing is known to be missing.
 
     Raises
     ------
@@ -78,7 +81,7 @@ def require_no_mistakes(
         With all mistakes, one per paragraph.
 
     """
-    findings = find_mistakes(project, plan_steps(project) if steps is None else steps, starts_workers=starts_workers)
+    findings = find_mistakes(project, plan_steps(project) if steps is None else steps, before_trial)
     mistakes = [finding.error for finding in findings if finding.error is not None]
     if not mistakes:
         return findings
@@ -86,15 +89,17 @@ def require_no_mistakes(
 
 
 @tokenizer_source.hold_commits()
-def find_mistakes(project: Project, steps: Sequence[Step], *, starts_workers: bool = False) -> list[Finding]:
+def find_mistakes(
+    project: Project, steps: Sequence[Step], before_trial: Callable[[Sequence[str]], None] | None = None
+) -> list[Finding]:
     """Return the mistakes and remarks on all datasets of some steps, each once."""
     unmet = prepare.find_unmet_requirements(project, steps)
     found = {str(error): Finding(str(error), error) for error in unmet.values()}
     names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))
     changed = [name for name in names if not _was_made_with_these_options(project, name)]
     if changed:
-        if starts_workers and not unmet:
-            prepare.start_workers(project, changed)
+        if before_trial is not None and not unmet:
+            before_trial(changed)
         with _open_trial(project) as trial:
             for name in changed:
                 for one in _try_dataset(project, trial, name, unmet):

@@ -4,6 +4,7 @@ What belongs here: their options, one call of the engine each, printing its repo
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,6 +156,9 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 
 
 def _run_build(args: argparse.Namespace) -> int:
+    # OpenBLAS would start a thread per core when NumPy is imported; no stage multiplies matrices, and from a process
+    # without threads workers can be forked.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rowmill.tokenization import tokenizer_source
 
     # The hub is asked once, for the first records and for the build.
@@ -191,12 +195,20 @@ def _try_and_build(args: argparse.Namespace) -> int:
 def _try_first_records(
     project: "Project", steps: "Sequence[Step] | None" = None, *, starts_workers: bool = False
 ) -> "list[Finding]":
-    """Run the pre-flight while a terminal shows that it runs."""
-    from rowmill.build import preflight
+    """Run the pre-flight while a terminal shows that it runs; with `starts_workers`, the build's workers start."""
+    from rowmill.build import preflight, prepare
     from rowmill.core import console as terminal
 
-    with terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan"):
-        return preflight.require_no_mistakes(project, steps, starts_workers=starts_workers)
+    status = terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan")
+
+    def start_workers(datasets: "Sequence[str]") -> None:
+        # Its thread would keep workers from being forked.
+        status.stop()
+        prepare.start_workers(project, datasets)
+        status.start()
+
+    with status:
+        return preflight.require_no_mistakes(project, steps, before_trial=start_workers if starts_workers else None)
 
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:

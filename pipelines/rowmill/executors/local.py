@@ -1,26 +1,26 @@
 """A pool of processes on this machine.
 
 What belongs here: feeding processes with a bounded number of tasks, ordered results, a worker that died. What does
-not: what a task does; where processes come from (`worker_processes.py`); values that tasks share
+not: what a task does; the processes (`worker_pool.py`); values that tasks share
 (`shared_values.py`). A task is one part and one set of files, so results do not depend on how many workers there are.
 
-Until the fork server is ready the calling process works through the first tasks itself, so that nobody waits for it.
+Where workers come from the fork server, the calling process works through the first tasks itself until that is ready,
+so that nobody waits for it.
 """
 
-import atexit
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors.shared_values import call_with, call_with_file, write_shared
-from rowmill.executors.worker_processes import HAS_FORK_SERVER, hold_interrupts, start_processes
+from rowmill.executors.worker_pool import WorkerPool
+from rowmill.executors.worker_processes import HAS_FORK_SERVER, hold_interrupts
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -28,6 +28,9 @@ ResultT = TypeVar("ResultT")
 INLINE_BELOW_BYTES = 8 << 20
 """Less work than this is nearly done when the fork server is ready: measured 2.5 s, and 3 to 8 MB/s per
 process. With 0 every task waits for a worker."""
+
+FORKED_INLINE_BELOW_BYTES = 2 << 20
+"""The same where workers were forked from the calling process, which has them at once."""
 
 
 class LocalExecutor(Config):
@@ -47,27 +50,30 @@ class LocalPool:
     def __init__(self, workers: int) -> None:
         """Note the number of workers; processes start with the first map that is worth them."""
         self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
-        self._starting: Future[None] | None = None
-        self._leash: Any = None
+        self._processes = WorkerPool(workers)
 
     def start(self, size_bytes: int) -> "Future[None] | None":
-        """Start the workers, unless so little input is done before they are ready."""
-        if HAS_FORK_SERVER and self.workers > 1 and size_bytes >= INLINE_BELOW_BYTES > 0:
-            return self._start_in_background()
-        return None
+        """Start the workers, unless so little input is done before they are ready.
+
+        They are forked from the calling process if it has no threads, so call it before anything starts one.
+        """
+        if not HAS_FORK_SERVER or self.workers == 1 or not INLINE_BELOW_BYTES:
+            return None
+        if size_bytes >= FORKED_INLINE_BELOW_BYTES:
+            self._processes.fork()
+        return self._processes.start_in_background() if size_bytes >= self._inline_below else None
 
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:
         """Yield the results in task order, as `Executor.map` says."""
         inline = function if shared is None else partial(call_with, function, shared)
-        if self.workers == 1 or size_bytes < INLINE_BELOW_BYTES:
+        if self.workers == 1 or size_bytes < self._inline_below:
             yield from map(inline, tasks)
             return
         waiting = iter(tasks)
         if HAS_FORK_SERVER and INLINE_BELOW_BYTES:
-            started = self._start_in_background()
+            started = self._processes.start_in_background()
             for task in waiting:
                 if started.done():
                     waiting = chain((task,), waiting)
@@ -92,7 +98,7 @@ class LocalPool:
         return {}
 
     def _map_in_pool(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
-        pool = self._start_pool()
+        pool = self._processes.wait_for_pool()
         remote_index.forget_absences()
         pending: deque[Future[ResultT]] = deque()
         try:
@@ -109,9 +115,9 @@ class LocalPool:
                 future.cancel()
             if not isinstance(error, Exception):
                 # Interrupted: nobody waits for what the workers are at, and the next build does it again.
-                self._end_workers()
+                self._processes.end_now()
             if type(error).__name__ == "BrokenProcessPool":
-                self._forget_pool()
+                self._processes.forget()
                 raise IntegrityError(
                     "a worker process died (killed, or out of memory); finished parts are kept; build again, with "
                     "fewer execution.workers if memory was short"
@@ -120,51 +126,11 @@ class LocalPool:
         finally:
             remote_index.forget_absences()
 
-    def _start_in_background(self) -> "Future[None]":
-        """Start the fork server and the first worker in a thread; done as soon as workers can be had."""
-        if self._starting is None:
-            starting: Future[None] = Future()
-
-            def start() -> None:
-                try:
-                    with hold_interrupts():
-                        self._open_pool().submit(_do_nothing).result()
-                except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
-                    starting.set_exception(error)
-                else:
-                    starting.set_result(None)
-
-            self._starting = starting
-            threading.Thread(target=start, daemon=True).start()
-        return self._starting
-
-    def _start_pool(self) -> ProcessPoolExecutor:
-        if self._starting is not None:
-            self._starting.result()
-        return self._open_pool()
-
-    def _open_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._pool, self._leash = start_processes(self.workers)
-            atexit.register(self.close)
-        return self._pool
-
-    def _end_workers(self) -> None:
-        """End the workers at once, whatever they are doing."""
-        if self._leash is not None:
-            self._leash.close()
-        self.close()
+    @property
+    def _inline_below(self) -> int:
+        """Bytes of input below which the calling process does the tasks itself."""
+        return min(FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES) if self._processes.are_forked else INLINE_BELOW_BYTES
 
     def close(self) -> None:
         """Stop the workers."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._forget_pool()
-
-    def _forget_pool(self) -> None:
-        self._pool = self._starting = None
-        atexit.unregister(self.close)
-
-
-def _do_nothing() -> None:
-    """Be the first task: who gets its result knows that there is a worker."""
+        self._processes.close()

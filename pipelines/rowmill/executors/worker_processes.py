@@ -1,18 +1,19 @@
 """Processes of this machine that run tasks: where they come from, and how they end.
 
-What belongs here: the fork server, what it opens before it forks, interrupts, dying together. What does not: feeding
-processes with tasks (`local.py`), what is set up inside of them (`worker_setup.py`).
+What belongs here: the fork server, what is opened before a fork, interrupts, dying together. What does not: forking
+the calling process (`forked_workers.py`), feeding processes with tasks (`local.py`), what is set up inside of them
+(`worker_setup.py`).
 
     calling process ──starts──► fork server: imports the engine, opens what `open_in_workers` named
          │                           │ forks
          │ tasks, results            ├──► worker 1
          └───────────────────────────┴──► worker 2 …
 
-Workers are never forked from the calling process: it may hold threads of Arrow, Polars and Dagster, and a fork
-copies their locks in whatever state they are in. They are forked from a server that has run no task, so it holds
-none; what it has imported and opened, every worker has at once and shares in memory. Measured with the Qwen3
-tokenizer: a spawned worker spends 1.0 s importing and 1.7 s opening, a forked one 0.02 s. Where there is no fork
-server (macOS, Windows) workers are spawned and open everything themselves; the bytes are the same.
+A fork copies locks in whatever state they are in. So workers are forked from the calling process only as long as that
+has no threads, as a command has none at first; later, and in Dagster, they are forked from a server that has run no
+task. What was imported and opened before, every worker has at once and shares in memory. Measured with the Qwen3
+tokenizer: a spawned worker spends 1.0 s importing and 1.7 s opening, a forked one 0.02 s. On macOS and Windows
+workers are spawned and open everything themselves; the bytes are the same.
 """
 
 import json
@@ -46,6 +47,11 @@ def open_in_workers(function: Callable[..., object], *arguments: str) -> None:
         _OPENED_IN_WORKERS.append(wanted)
 
 
+def open_here() -> None:
+    """Call in this process what `open_in_workers` named, before workers are forked from it."""
+    worker_setup.call_all(_OPENED_IN_WORKERS)
+
+
 def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
     """Return a pool of processes, and the leash that they end at when it is closed."""
     context = multiprocessing.get_context("forkserver" if HAS_FORK_SERVER else "spawn")
@@ -54,7 +60,7 @@ def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
     if HAS_FORK_SERVER:
         _start_fork_server()
     watched, leash = context.Pipe(duplex=False)
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(watched,)), leash
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(watched,)), leash
 
 
 def _start_fork_server() -> None:
@@ -83,15 +89,23 @@ def hold_interrupts() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(leash: Any) -> None:
+def start_worker(watched: Any, leash: Any = None) -> None:
+    """Be set up as a worker: one thread per library; end when `leash`, the other end of `watched`, is closed."""
+    if leash is not None:
+        # A fork copied it, and as long as anyone has it open, no worker ends with the calling process.
+        leash.close()
     worker_setup.limit_to_one_thread()
     garbage_collection.collect_rarely()
-    threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
 
 
-def _exit_with_parent(leash: Any) -> None:
+def _exit_with_parent(watched: Any) -> None:
     """Leave when the parent is gone, however it went, or lets go: a killed build must not leave writers behind."""
     parent: Any = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel, leash])
+        wait([parent.sentinel, watched])
         os._exit(1)
+
+
+def do_nothing() -> None:
+    """Be the first task, with which processes start; who gets its result knows that there is one."""

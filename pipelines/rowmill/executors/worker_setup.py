@@ -32,6 +32,11 @@ def limit_to_one_thread() -> None:
     import pyarrow as pa
 
     pa.set_cpu_count(1)
+    if "polars" in sys.modules:
+        import polars as pl
+
+        # Polars read its variables when it was imported; loading no option reads them again, before its first use.
+        pl.Config.load('{"environment": {}}')
 
 
 def open_all(path: list[str], calls: list[tuple[str, str, list[str]]], *, keeps_pandas_out: bool) -> None:
@@ -41,10 +46,15 @@ def open_all(path: list[str], calls: list[tuple[str, str, list[str]]], *, keeps_
         arrow_import.keep_pandas_out()
     sys.path[:] = path
     importlib.import_module("rowmill.stages.catalog")
+    call_all(calls)
+    # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
+    gc.collect()
+    gc.freeze()
+
+
+def call_all(calls: list[tuple[str, str, list[str]]]) -> None:
+    """Call module-level functions by their names, to have what they cache."""
     for module, function, arguments in calls:
         # A worker opens again what cannot be opened here, and says what is wrong.
         with contextlib.suppress(Exception):
             getattr(importlib.import_module(module), function)(*arguments)
-    # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
-    gc.collect()
-    gc.freeze()

@@ -4,7 +4,7 @@ What belongs here: finding real data. What does not: builders of one subject's i
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,16 @@ IN_CI = 8
 def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """Return how many of a campaign's trials are run."""
     return lambda count: count if request.config.getoption("--campaign") else max(1, count // IN_CI)
+
+
+@pytest.fixture(scope="module")
+def small_parts() -> Generator[None]:
+    """Let parts of files begin at 128 KiB, so that files of a test have several."""
+    from rowmill.sources import parts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "SMALLEST_PART_BYTES", 128 << 10)
+        yield
 
 
 @pytest.fixture(scope="session")

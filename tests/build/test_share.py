@@ -18,7 +18,7 @@ from tests.support.cli_project import FOREIGN_WARNINGS
 from tests.support.recipes import CHAT, Built, Workspace, chat
 from tests.support.tables import as_csv, purchases, records
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.usefixtures("small_parts")]
 TOTAL = 3
 # Small groups, so that there are several to share.
 PACKING = {"group_tokens": 4096}

@@ -16,7 +16,7 @@ from tests.build.test_share import TOTAL, make_all_shares, write_chats
 from tests.support.cli_project import FOREIGN_WARNINGS
 from tests.support.recipes import Built, Workspace
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.usefixtures("small_parts")]
 STAGE = "canonical_rows"
 MIXED = r"mini/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
 

@@ -65,6 +65,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("small_parts")
+
 NO_LIMIT = 1 << 60
 
 
@@ -339,30 +341,6 @@ def test_parts_of_long_rows_stay_within_memory() -> None:
     parts = list(cut_rows((b"x" * (3 << 20) for _ in range(20)), NO_LIMIT))
 
     assert [part.records for part in parts] == [6, 6, 6, 2]
-
-
-def test_part_sizes_grow_with_the_offset() -> None:
-    kib, gib = 1 << 10, 1 << 30
-
-    assert [part_bytes(at) for at in (0, 6400 * kib, 12800 * kib, gib, 9 * gib)] == [
-        128 * kib,
-        128 * kib,
-        256 * kib,
-        16384 * kib,
-        16384 * kib,
-    ]
-    assert [part_rows(at) for at in (0, 51200, 100000, 4 << 20, 9 << 20)] == [1024, 1024, 2000, 65536, 65536]
-
-
-def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> None:
-    """40 MB + 1 %: new or changed bytes are at most the 1 %, one fiftieth, and the line that ends a part."""
-    lines = [b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 1000) for number in range(40_400)]
-    old = {part.content for part in sliced(b"".join(lines[:40_000]))}
-    new = sliced(b"".join(lines))
-
-    redone = sum(part.length for part in new if part.content not in old)
-
-    assert redone < (0.01 + 1 / 50) * sum(map(len, lines)) + 2 * len(lines[0])
 
 
 def test_equal_parts_are_numbered_in_recipe_order(folder: Path) -> None:

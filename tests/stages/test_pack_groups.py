@@ -17,6 +17,8 @@ from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, Writ
 from rowmill.stages.tokenized_examples import table_tasks
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 
+pytestmark = pytest.mark.usefixtures("small_parts")
+
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 SEQ_LEN = 256
 ROWS_OF_A_FILE = 320

@@ -4,7 +4,7 @@ What belongs here: the types `SourcePart`, `FileScan` and `PartContent`, the two
 sequence of rows by them. What does not: file formats (one module each), locating files (`urls.py`), reading a part's
 records (`reading.py`).
 
-    byte     0        128 Ki    256 Ki            6.25 Mi             800 Mi
+    byte     0        512 Ki      1 Mi              25 Mi              800 Mi
     part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
 
 A part that starts at offset o ends at the first line end at or after o + size(o). Its bounds do not depend on anything
@@ -19,12 +19,15 @@ from typing import Any, BinaryIO, Literal
 
 from rowmill.sources.limits import bound_line, make_too_long_line
 
-SCAN_VERSION = 4
+SCAN_VERSION = 5
 """Increased whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r"
 """JSON's white space, without the line end: a line of only these is not a record."""
+
+SMALLEST_PART_BYTES = 512 << 10
+"""Every part costs later stages some 30 ms, and an append makes the last part again."""
 
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
@@ -130,7 +133,7 @@ class FileScan:
 
 def part_bytes(offset: int) -> int:
     """Return the minimum size in bytes of a part of a line format that starts at `offset`."""
-    return min(max(offset // 50, 128 << 10), 16 << 20)
+    return min(max(offset // 50, SMALLEST_PART_BYTES), 16 << 20)
 
 
 def part_rows(offset: int) -> int:

@@ -6,7 +6,7 @@ What belongs here: cutting a list of parts into groups. What does not: cutting a
     files    a.json  b.json  c.json | d.json … | large.jsonl part 0 | large.jsonl part 1 | e.json …
     groups   └───────── 0 ────────┘ └── 1 ───┘ └──────── 2 ───────┘ └──────── 3 ───────┘ └── 4 ──
 
-Every part of a later stage costs some 40 ms and a handful of files, however few rows it has. So files smaller than the
+Every part of a later stage costs some 30 ms and a handful of files, however few rows it has. So files smaller than the
 minimum part of a large file are grouped, in the order of the recipe. Rows keep the id, the file and the line of their
 own source part: a group is a unit of work, and no record depends on its group.
 
@@ -29,9 +29,6 @@ PartGroup: TypeAlias = tuple[SourcePart, ...]
 
 TakenGroup: TypeAlias = tuple[tuple[SourcePart, int | None], ...]
 """A group; each part with the number of its records that are taken (None: all)."""
-
-SMALL_FILE_BYTES = part_bytes(0)
-"""Files below this size, the minimum size of a part, are grouped."""
 
 MEAN_GROUP_BYTES = 1 << 20
 """Average size of a group of small files."""
@@ -66,7 +63,7 @@ def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
     for scan in scans:
         is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
         for part in scan.parts:
-            yield part, is_alone and part.content_bytes is not None and part.content_bytes < SMALL_FILE_BYTES
+            yield part, is_alone and part.content_bytes is not None and part.content_bytes < part_bytes(0)
 
 
 def _measure_part_cost(part: SourcePart) -> int:

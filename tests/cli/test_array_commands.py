@@ -27,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def write_chats(folder: Path) -> Workspace:
     """Write chats of several parts and several pack groups; some repeat rows of other parts."""
     rows = [chat(i, words=40) for i in range(1000)]
-    return Workspace(folder).one("chats.jsonl", [*rows, *rows[:300:7]], CHAT, packing={"group_tokens": 4096})
+    rows += rows[:300:7]
+    workspace = Workspace(folder)
+    urls = [workspace.write(f"{first:04}.jsonl", rows[first : first + 200]) for first in range(0, len(rows), 200)]
+    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": {"group_tokens": 4096}}
+    return workspace.recipe({"rows": dataset})
 
 
 def context(workspace: Workspace, number: int, *options: str, engine: Path | None = None) -> "subprocess.Popen[str]":

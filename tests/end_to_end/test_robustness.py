@@ -39,12 +39,14 @@ PATIENCE_S = 60.0
 
 
 def with_data(workspace: Workspace, **changes: object) -> Workspace:
-    """Write two datasets; the chats are compressed, so that their parts are staged, and long enough for several."""
-    workspace.write("chats.jsonl.gz", gzip.compress(lines(chat(i, words=30) for i in range(500)), mtime=0))
+    """Write two datasets; the chats are compressed, so that their parts are staged, in files that are a part each."""
+    for number in range(3):
+        rows = lines(chat(i, words=30) for i in range(250 * number, 250 * (number + 1)))
+        workspace.write(f"chats-{number}.jsonl.gz", gzip.compress(rows, mtime=0))
     workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
     return workspace.recipe(
         {
-            "chats": {"source": {"train_urls": ["data/chats.jsonl.gz"]}, "format": CHAT},
+            "chats": {"source": {"train_urls": ["data/chats-*.jsonl.gz"]}, "format": CHAT},
             "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
         },
         **changes,

@@ -17,8 +17,7 @@ import pytest
 from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
 from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
-from rowmill.sources.parts import part_bytes
-from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES
+from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES
 from rowmill.stages import inputs
 from tests.support.recipes import CHAT, Built, Workspace, chat
 
@@ -52,7 +51,7 @@ def cost(group: PartGroup) -> int:
 
 
 def test_groups_are_the_parts_in_their_order() -> None:
-    scans = [*many(500), file_of("large", content_bytes=part_bytes(0), parts=3), *many(300, content_bytes=100_000)]
+    scans = [*many(500), file_of("large", content_bytes=SMALL_FILE_BYTES, parts=3), *many(300, content_bytes=100_000)]
 
     groups = group_parts(scans)
 
@@ -68,7 +67,7 @@ def test_groups_of_many_small_files_have_the_mean_size() -> None:
 
 
 def test_files_that_fill_a_part_do_not_share_it() -> None:
-    scans = [file_of(f"large{number}", content_bytes=part_bytes(0)) for number in range(5)]
+    scans = [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)]
 
     assert {len(group) for group in group_parts(scans)} == {1}
 

@@ -62,11 +62,13 @@ def starting_cluster() -> Generator[Any]:
 
 def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Workspace:
     workspace = Workspace(folder)
-    workspace.write("chats.jsonl", [chat(i, words=40) for i in range(2500)])
+    # Each file is large enough to be a part.
+    for number in range(15):
+        workspace.write(f"chats-{number:02}.jsonl", [chat(180 * number + i, words=40) for i in range(180)])
     workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
     return workspace.recipe(
         {
-            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
+            "chats": {"source": {"train_urls": ["data/chats-*.jsonl"]}, "format": CHAT},
             "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
         },
         execution={"workers": 1, "executor": executor},

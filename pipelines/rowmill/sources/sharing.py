@@ -6,8 +6,8 @@ What belongs here: cutting a list of parts into groups. What does not: cutting a
     files    a.json  b.json  c.json | d.json … | large.jsonl part 0 | large.jsonl part 1 | e.json …
     groups   └───────── 0 ────────┘ └── 1 ───┘ └──────── 2 ───────┘ └──────── 3 ───────┘ └── 4 ──
 
-Every part of a later stage costs some 30 ms and a handful of files, however few rows it has. So files smaller than the
-minimum part of a large file are grouped, in the order of the recipe. Rows keep the id, the file and the line of their
+Every part of a later stage costs some 30 ms and a handful of files, however few rows it has. So small files
+are grouped, in the order of the recipe. Rows keep the id, the file and the line of their
 own source part: a group is a unit of work, and no record depends on its group.
 
 A group ends after a part whose digest decides so, not after a number of parts: a file that is added, removed or changed
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rowmill.sources.parts import FileScan, SourcePart, part_bytes
+from rowmill.sources.parts import FileScan, SourcePart
 from rowmill.sources.reading import RawRecord, read_records
 
 GROUPING_VERSION = 1
@@ -29,6 +29,9 @@ PartGroup: TypeAlias = tuple[SourcePart, ...]
 
 TakenGroup: TypeAlias = tuple[tuple[SourcePart, int | None], ...]
 """A group; each part with the number of its records that are taken (None: all)."""
+
+SMALL_FILE_BYTES = 128 << 10
+"""Files below this size are grouped."""
 
 MEAN_GROUP_BYTES = 1 << 20
 """Average size of a group of small files."""
@@ -63,7 +66,7 @@ def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
     for scan in scans:
         is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
         for part in scan.parts:
-            yield part, is_alone and part.content_bytes is not None and part.content_bytes < part_bytes(0)
+            yield part, is_alone and part.content_bytes is not None and part.content_bytes < SMALL_FILE_BYTES
 
 
 def _measure_part_cost(part: SourcePart) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from rowmill.core.concurrent_syncs import sync_files
 from rowmill.core.errors import BusyError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
@@ -121,7 +122,7 @@ def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     All files that it names are synced to disk first. Returns the manifest with `version` set.
     """
     complete = replace(manifest, version=manifest.content_digest())
-    store.sync(file.path for part in complete.parts for file in part.files.values())
+    sync_files(store, (file.path for part in complete.parts for file in part.files.values()))
     at = get_stage_folder(complete.key)
     written = [f"{at}/versions/{complete.version}.json", f"{at}/manifests/{complete.fingerprint}.json"]
     store.write_sealed_list(written, complete)

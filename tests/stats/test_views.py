@@ -268,6 +268,29 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
         )
 
 
+def _reject_part(store: Store, name: str, detail: pa.Array) -> Part:
+    columns = {"row_id": [f"{name}:0"], "stage": ["canonical_rows"], "reason": ["duplicate"], "detail": detail}
+    return part_of(store, name, rejects=pa.table(columns))
+
+
+def test_rows_of_files_with_columns_of_other_types_are_copied_in_order(store: Store) -> None:
+    details = [pa.array(["x"]), pa.array(["y"]), pa.array([7]), pa.array([None], pa.null())]
+    parts = tuple(_reject_part(store, f"p{place}", detail) for place, detail in enumerate(details))
+
+    for count in (2, 4):  # of one type, and of several
+        record(store, manifest_of("canonical_rows", f"v{count}", parts=parts[:count]))
+        found = answer(store, "SELECT row_id, detail FROM rejects")
+        assert found == [("p0:0", "x"), ("p1:0", "y"), ("p2:0", "7"), ("p3:0", None)][:count]
+
+
+def test_value_that_does_not_fit_names_the_file_among_files_that_fit(store: Store) -> None:
+    listed = pa.array([["x"]])
+    parts = (_reject_part(store, "p0", pa.array(["x"])), _reject_part(store, "p1", listed))
+
+    with pytest.raises(SchemaError, match=r"parts/p1/rejects.arrow: a value does not fit"):
+        record(store, manifest_of("canonical_rows", "v1", parts=parts))
+
+
 def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) -> None:
     table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
 

@@ -4,6 +4,7 @@ What belongs here: a part file's columns in a table's schema, in batches. What d
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -51,28 +52,35 @@ def read_part_rows(store: Store, manifest: Manifest, table: str, sources: Sequen
 
     """
     schema = SCHEMAS[table]
-    shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
+    shape = _make_sequence_shaper(manifest) if table == "sequences" else _shape_columns
     # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
     filled = (source for source in sources if source.file.rows)
     batches = (
-        shape(batch, source, row) for source in filled for row, batch in _read_batches(store, source.file, schema)
+        _Columns(shape(batch, source, row), source.file.path)
+        for source in filled
+        for row, batch in _read_batches(store, source.file, schema)
     )
     return _join_batches(batches, schema)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The columns of a batch, in the types of the file with this path."""
+
+    content: pa.Table
+    path: str
+
+
 _BatchShaper = Callable[[pa.RecordBatch, PartFile, int], pa.Table]
-"""Makes the rows of a table from a batch of a part's file, which begins with row n of it."""
+"""Makes the columns of a table from a batch of a part's file, which begins with row n of it."""
 
 
-def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
-        del row
-        content = pa.Table.from_batches([batch])
-        if "shard_row" in content.column_names:
-            content = _number_sequences(content, content.column("shard_row"), source)
-        return cast_to_schema(content, schema, source.file.path)
-
-    return shape
+def _shape_columns(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
+    del row
+    content = pa.Table.from_batches([batch])
+    if "shard_row" in content.column_names:
+        content = _number_sequences(content, content.column("shard_row"), source)
+    return content
 
 
 def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", source: PartFile) -> pa.Table:
@@ -101,7 +109,7 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
                 content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
         require_schema_columns(schema, {*content.column_names, "fill"}, source.file.path)
         fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
-        return cast_to_schema(content.append_column("fill", fill), schema, source.file.path)
+        return content.append_column("fill", fill)
 
     return shape
 
@@ -130,17 +138,28 @@ def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple
         raise damaged_file_error(store, file, " ".join(str(error).split())) from error
 
 
-def _join_batches(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+def _join_batches(batches: Iterable[_Columns], schema: pa.Schema) -> Iterator[pa.Table]:
     """Join small batches, so that thousands of small parts do not make thousands of row groups."""
-    waiting: list[pa.Table] = []
+    waiting: list[_Columns] = []
     rows = 0
     for batch in batches:
         waiting.append(batch)
-        rows += len(batch)
+        rows += len(batch.content)
         if rows >= GROUP_ROWS:
-            yield pa.concat_tables(waiting)
+            yield _cast_batches(waiting, schema)
             waiting, rows = [], 0
-    yield pa.concat_tables(waiting) if waiting else schema.empty_table()
+    yield _cast_batches(waiting, schema) if waiting else schema.empty_table()
+
+
+def _cast_batches(batches: Sequence[_Columns], schema: pa.Schema) -> pa.Table:
+    """Join batches in the schema's types; those of small parts take longer to cast one by one than to read."""
+    first = batches[0].content.schema
+    if all(batch.content.schema.equals(first) for batch in batches):
+        # If that fails, the error has to name the file.
+        with suppress(SchemaError):
+            joined = pa.concat_tables([batch.content for batch in batches])
+            return cast_to_schema(joined, schema, batches[0].path)
+    return pa.concat_tables([cast_to_schema(batch.content, schema, batch.path) for batch in batches])
 
 
 def cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:

@@ -16,7 +16,12 @@ from rowmill.core.storage import Store
 from rowmill.executors.local import LocalPool
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.stages.part_files import write_table
-from rowmill.stages.truncation_stats.measured_examples import COLUMNS, MeasuredExamples, measure_examples
+from rowmill.stages.truncation_stats.measured_examples import (
+    COLUMNS,
+    MeasuredExamples,
+    measure_examples,
+    measure_files,
+)
 
 SCHEMA = pa.schema([EXAMPLE_SCHEMA.field(name) for name in COLUMNS])
 
@@ -58,6 +63,8 @@ def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], 
     halves = [write("a", rows[:cut]), write("b", rows[cut:])]
     for workers in (1, 2):  # in one run, and each half alone
         assert describe(measure_examples(store, halves, LocalPool(workers))) == describe(whole)
+    for at_once in (1, len(rows) + 1):  # file by file, and both together
+        assert describe(measure_files((store.root, tuple(halves)), rows_at_once=at_once)) == describe(whole)
     own = pl.DataFrame(rows, schema=list(COLUMNS), infer_schema_length=None) if rows else None
     if own is not None:
         lost = own["original_tokens"] - own["tokens"]

@@ -1,4 +1,4 @@
-"""Lengths of a dataset's examples, and sums of what truncation removed, measured part by part.
+"""Lengths of a dataset's examples, and sums of what truncation removed, measured a few parts at once.
 
 What belongs here: reading the columns of lengths, and what is kept of them: 9 bytes an example. What does not: what is
 computed from lengths (`stats/lengths.py`, `stage.py`).
@@ -6,7 +6,6 @@ computed from lengths (`stats/lengths.py`, `stage.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.concurrent_reads import map_reads
+from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.storage import File, Store
 from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
@@ -76,11 +75,29 @@ def measure_examples(
     return _join(list(pool.map(measure_files, runs, size_bytes=sum(file.bytes for file in files))))
 
 
-def measure_files(task: tuple[str, tuple[File, ...]]) -> MeasuredExamples:
-    """Measure the examples of some files of a storage root, one file after another."""
+MEASURED_ROWS = 1 << 18
+"""Examples that are measured at once: a part has a few hundred, and each step costs more than that takes."""
+
+
+def measure_files(task: tuple[str, tuple[File, ...]], *, rows_at_once: int = MEASURED_ROWS) -> MeasuredExamples:
+    """Measure the examples of some files of a storage root, a few files at once."""
     root, files = task
     store = Store(root)
-    return _join(map_reads(store, partial(_read_and_measure, store), files))
+    runs = _cut_runs(files, rows_at_once)
+    return _join([_measure(pa.concat_tables(read_tables(store, run, COLUMNS))) for run in runs])
+
+
+def _cut_runs(files: Sequence[File], rows: int) -> list[list[File]]:
+    """Cut files into runs of at most so many rows, or one file."""
+    runs: list[list[File]] = []
+    held = 0
+    for file in files:
+        if not runs or held + file.rows > rows:
+            runs.append([])
+            held = 0
+        runs[-1].append(file)
+        held += file.rows
+    return runs
 
 
 def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
@@ -99,8 +116,7 @@ def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
     )
 
 
-def _read_and_measure(store: Store, file: File) -> MeasuredExamples:
-    columns = store.table(file, COLUMNS)
+def _measure(columns: pa.Table) -> MeasuredExamples:
     original, tokens, trained = (_read_ints(columns, name) for name in ("original_tokens", "tokens", "trained_tokens"))
     removed, trained_removed = original - tokens, _read_ints(columns, "trained_removed")
     shares = trained / np.maximum(tokens, 1)

@@ -118,8 +118,7 @@ def _replace_database(store: Store, statements: list[str]) -> None:
 def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
     # One transaction: each commit would sync the file.
     connection.begin()
-    for statement in statements:
-        connection.execute(statement)
+    connection.execute(";\n".join(statements))
     connection.commit()
 
 

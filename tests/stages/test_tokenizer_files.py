@@ -33,6 +33,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return open_reference(backend)
 
     monkeypatch.setattr(tokenizer_files, "_ENCODERS", {})
+    monkeypatch.setattr(tokenizer_files, "_STORED_TOKENIZERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", count_engine)
     monkeypatch.setattr(encoder, "open_reference_backend", count_reference)

@@ -4,7 +4,6 @@ What belongs here: which tokenizer a build uses, and its stored form. What does 
 (`tokenization/`).
 """
 
-from functools import lru_cache
 from typing import Any
 
 from rowmill.core.storage import Store, digest_json
@@ -22,8 +21,10 @@ TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 _MAX_OPEN = 2
 """Tokenizers that a process keeps open: each takes some 200 MB."""
 
+_STORED_TOKENIZERS: dict[str, LoadedTokenizer] = {}
 _ENCODERS: dict[str, Encoder] = {}
-"""Open tokenizers by their path in a store, which names their content: a trial in memory opens what the build needs."""
+"""Tokenizers as data, and open ones, by their path in a store, which names their content and never changes: a trial in
+memory reads and opens what the build needs."""
 
 
 def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
@@ -35,21 +36,26 @@ def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
     if not context.store.exists(path):
         encoder = tokenizer.load_encoder(found)
         context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
-        _remember_encoder(path, encoder)
+        _forget_oldest(_ENCODERS)
+        _ENCODERS[path] = encoder
+        _forget_oldest(_STORED_TOKENIZERS)
+        _STORED_TOKENIZERS[path] = encoder.loaded
         return encoder.loaded, path
     return _read_stored_tokenizer(context.store.root, path), path
 
 
-@lru_cache(maxsize=_MAX_OPEN)
 def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
-    # The path names the content, so a stored tokenizer never changes.
-    return tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+    if path not in _STORED_TOKENIZERS:
+        _forget_oldest(_STORED_TOKENIZERS)
+        _STORED_TOKENIZERS[path] = tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+    return _STORED_TOKENIZERS[path]
 
 
 def open_encoder(root: str, path: str) -> Encoder:
     """Open a tokenizer of the store, once per process; the latest are kept."""
     if path not in _ENCODERS:
-        _remember_encoder(path, Encoder(_read_stored_tokenizer(root, path)))
+        _forget_oldest(_ENCODERS)
+        _ENCODERS[path] = Encoder(_read_stored_tokenizer(root, path))
     return _ENCODERS[path]
 
 
@@ -58,10 +64,10 @@ def open_shared_encoder(root: str, path: str) -> None:
     open_encoder(root, path).open_reference()
 
 
-def _remember_encoder(path: str, encoder: Encoder) -> None:
-    while len(_ENCODERS) >= _MAX_OPEN:
-        del _ENCODERS[next(iter(_ENCODERS))]
-    _ENCODERS[path] = encoder
+def _forget_oldest(opened: dict[str, Any]) -> None:
+    """Make room for one more tokenizer."""
+    while len(opened) >= _MAX_OPEN:
+        del opened[next(iter(opened))]
 
 
 def identify_tokenizer(recipe: Recipe) -> dict[str, Any]:

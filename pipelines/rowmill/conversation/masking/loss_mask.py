@@ -48,6 +48,17 @@ _FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
+def learn_frames_once(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
+    """Return the frames of a template for some template values, learned once per process."""
+    key = f"{renderer.identity} {sorted(roles)} {to_json(dict(kwargs)) if kwargs else ''}"
+    known = _FRAME_CACHE.get(key)
+    if known is None:
+        if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
+            _FRAME_CACHE.clear()
+        known = _FRAME_CACHE[key] = learn_frames(renderer, roles, kwargs)
+    return known
+
+
 def _compute_share_threshold(share: float) -> int:
     """Return the largest value of a hash's first 8 bytes, as little-endian uint64, for which a row is in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
@@ -120,12 +131,7 @@ class Masker:
         key = to_json(dict(kwargs)) if kwargs else ""
         known = self._frames.get(key)
         if known is None:
-            shared_key = f"{self._renderer.identity} {sorted(self._roles)} {key}"
-            known = _FRAME_CACHE.get(shared_key)
-            if known is None:
-                if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
-                    _FRAME_CACHE.clear()
-                known = _FRAME_CACHE[shared_key] = learn_frames(self._renderer, self._roles, kwargs)
+            known = learn_frames_once(self._renderer, self._roles, kwargs)
             if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
             self._frames[key] = known

@@ -237,11 +237,20 @@ class Renderer:
             known = self._prompts[key] = probes.probe_generation_prompt(self._render_probe, role, has_tools, kwargs)
         return known
 
-    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
-        """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
+    def open_proofs(self) -> None:
+        """Open now what is otherwise opened at its first use, so that processes forked later share it."""
+        _ = self.contract
+        self._open_tracer()
+
+    def _open_tracer(self) -> content_tracing.TracingRenderer:
         if self._tracer is None:
             self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
-        if self._tracer.reason:
+        return self._tracer
+
+    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
+        """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
+        tracer = self._open_tracer()
+        if tracer.reason:
             return None
         messages = [
             {"role": role, "content": content_tracing.make_content_placeholder(index)}
@@ -249,7 +258,7 @@ class Renderer:
         ]
         # The plain render comes first, because it has a budget and the traced render has none.
         text = self.plain(messages, None, kwargs)
-        printed = None if isinstance(text, Rejected) else self._tracer.render(roles, kwargs)
+        printed = None if isinstance(text, Rejected) else tracer.render(roles, kwargs)
         return printed if printed is not None and printed.text == text else None
 
     def _apply_spec_choices(self, found: Adaptation) -> Adaptation:

@@ -22,6 +22,7 @@ from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.shared_templates import open_renderer
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
@@ -74,7 +75,7 @@ class ConversationEncoder:
     @classmethod
     def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationEncoder":
         """Open the renderer and the masker."""
-        printer = Renderer(spec)
+        printer = open_renderer(spec)
         masker = Masker(printer, dataset.loss, make_mask_rules(dataset))
         control = ControlStrings(encoder.card, spec.text)
         return cls(encoder, dataset, printer, masker, control, _resolve_chat_bos(encoder, dataset))

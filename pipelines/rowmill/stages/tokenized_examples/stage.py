@@ -43,6 +43,7 @@ from rowmill.stages.base import (
 )
 from rowmill.stages.reject_samples import describe_rejects
 from rowmill.stages.tokenized_examples import table_examples, text_parts
+from rowmill.stages.tokenized_examples.shared_templates import share_template
 from rowmill.stages.tokenizer_files import (
     find_recipe_tokenizer,
     identify_tokenizer,
@@ -441,9 +442,11 @@ def require_tokenizer_ready(context: StageContext) -> None:
     loaded, path = open_recipe_tokenizer(context)
     open_in_workers(open_shared_encoder, context.store.root, path)
     try:
-        resolve_renderer_spec(context, loaded)
+        spec = resolve_renderer_spec(context, loaded)
     except ConfigError as error:
         raise ConfigError(f"datasets.{context.dataset_name}: {error}") from error
+    if spec is not None:
+        share_template(spec, context.dataset.format.get_token_options().assistant_roles)
 
 
 def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> Sequence[str]:

@@ -1,0 +1,90 @@
+"""How often a build opens a chat template, and what workers find open when they are forked.
+
+What belongs here: openings by one process. What does not: the tokenizer's (`test_tokenizer_files.py`), forks
+(`executors/test_forked_workers.py`), renders and masks (`conversation/`).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rowmill.build import preflight, prepare
+from rowmill.build.steps import plan_steps
+from rowmill.conversation.masking import frame_probes, loss_mask
+from rowmill.conversation.masking.template_frames import TemplateFrames
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.core.json import Json
+from rowmill.executors import worker_processes
+from rowmill.stages.tokenized_examples import shared_templates, text_parts
+from tests.support.recipes import CHAT, Workspace, chat, lines
+
+TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count openings in a process that has no template open yet."""
+    found: Counter[str] = Counter()
+
+    def open_renderer(spec: RendererSpec) -> Renderer:
+        found["renderer"] += 1
+        return Renderer(spec)
+
+    def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
+        found["frames"] += 1
+        return frame_probes.learn_frames(renderer, roles, kwargs)
+
+    for module, name in (
+        (shared_templates, "_RENDERERS"),
+        (shared_templates, "_SHARED_TEMPLATES"),
+        (text_parts, "_EXAMPLE_BUILDERS"),
+        (loss_mask, "_FRAME_CACHE"),
+    ):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(worker_processes, "_OPENED_IN_WORKERS", [])
+    monkeypatch.setattr(shared_templates, "Renderer", open_renderer)
+    monkeypatch.setattr(loss_mask, "learn_frames", learn_frames)
+    return found
+
+
+def make_workspace(folder: Path) -> Workspace:
+    return Workspace(folder).one("rows.jsonl", lines(chat(i) for i in range(40)), CHAT)
+
+
+def test_a_fork_after_the_requirements_has_the_template_that_trial_and_build_use(
+    tmp_path: Path, opened: Counter[str]
+) -> None:
+    project = make_workspace(tmp_path).project
+    steps = plan_steps(project)
+
+    assert prepare.find_unmet_requirements(project, steps) == {}
+    assert not opened
+    worker_processes.open_here()
+    assert opened == {"renderer": 1, "frames": 1}
+    preflight.require_no_mistakes(project)
+    make_workspace(tmp_path).build(only=TO_EXAMPLES)
+
+    assert opened == {"renderer": 1, "frames": 1}
+
+
+def test_datasets_with_the_same_template_share_its_renderer_and_others_have_their_own() -> None:
+    spec = RendererSpec("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    same = RendererSpec(spec.text, {}, {})
+    other = RendererSpec(spec.text, template_kwargs={"n": 1})
+    equal_to_other = RendererSpec(spec.text, template_kwargs={"n": 1.0})
+
+    first = shared_templates.open_renderer(spec)
+
+    assert shared_templates.open_renderer(same) is first
+    found = [first, *map(shared_templates.open_renderer, (other, equal_to_other))]
+    assert len(set(map(id, found))) == len(found)
+
+
+def test_a_process_without_the_template_opens_nothing_by_its_name(opened: Counter[str]) -> None:
+    shared_templates.open_shared_template("unknown")
+
+    assert not opened

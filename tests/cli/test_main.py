@@ -697,6 +697,20 @@ def test_help_imports_nothing_that_takes_time() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other_commands(built: CliProject) -> None:
+    code = (
+        "import contextlib, io, sys; from rowmill.cli import main as cli\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): cli.main(['plan', {built.recipe!r}])\n"
+        "heavy = ('asyncio', 'duckdb', 'gigatoken', 'pandas', 'tokenizers', 'transformers', 'rowmill.build.gc',\n"
+        "  'rowmill.inspection.diff', 'rowmill.inspection.verify', 'rowmill.reader', 'rowmill.reports.statistics')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+
+    assert done.stdout.strip() == "[]"
+
+
 def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("plan", "build", "stats", "verify"):
         built.rowmill(verb)

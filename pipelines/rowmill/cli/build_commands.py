@@ -97,13 +97,14 @@ def _print_plan(args: argparse.Namespace) -> int:
     from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
-    from rowmill.reports import json_output, table_plans
     from rowmill.reports.console import render_plan, render_remarks
 
     project, console = open_project(args), terminal.make_console()
     remarks = _try_first_records(project)
     forecasts = plan.forecast_steps(project)
     if args.json:
+        from rowmill.reports import json_output
+
         print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
         return ExitStatus.SUCCESS
     console.print(render_plan(project, forecasts))
@@ -111,6 +112,8 @@ def _print_plan(args: argparse.Namespace) -> int:
         console.print("", render_remarks(remarks), sep="\n")
     if not dry_run.list_table_datasets(project):
         return ExitStatus.SUCCESS
+    from rowmill.reports import table_plans
+
     plans = list(dry_run.plan_tables(project))
     console.print(table_plans.render_table_plans(plans))
     return ExitStatus.INVALID if any(one.plan is None for one in plans) else ExitStatus.SUCCESS

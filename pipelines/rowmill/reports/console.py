@@ -8,17 +8,12 @@ statistics (`statistics.py`), the answer to a query (`query_rows.py`), the summa
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from rowmill.build.gc import CollectedGarbage
-from rowmill.build.plan import StepForecast
-from rowmill.build.preflight import Finding
-from rowmill.build.runner import StepReport
-from rowmill.build.steps import Project, Step
-from rowmill.checks.judge import CheckResult
 from rowmill.core.console import (
     BAD,
     DIM,
@@ -30,12 +25,20 @@ from rowmill.core.console import (
     make_grid,
 )
 from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
-from rowmill.inspection.diff import NumberComparison, ScopeComparison
-from rowmill.inspection.generated_output import ParsedFiles
-from rowmill.inspection.verify import StageVerification
 from rowmill.schema.facts import read_facts
-from rowmill.schema.manifest import DisplayTable, Manifest
 from rowmill.stages import catalog
+
+if TYPE_CHECKING:
+    from rowmill.build.gc import CollectedGarbage
+    from rowmill.build.plan import StepForecast
+    from rowmill.build.preflight import Finding
+    from rowmill.build.runner import StepReport
+    from rowmill.build.steps import Project, Step
+    from rowmill.checks.judge import CheckResult
+    from rowmill.inspection.diff import NumberComparison, ScopeComparison
+    from rowmill.inspection.generated_output import ParsedFiles
+    from rowmill.inspection.verify import StageVerification
+    from rowmill.schema.manifest import DisplayTable, Manifest
 
 
 def format_key(key: Sequence[str]) -> str:
@@ -43,7 +46,7 @@ def format_key(key: Sequence[str]) -> str:
     return "/".join(key[1:])
 
 
-def render_manifest_table(table: DisplayTable, *, indent: int = 2) -> RenderableType:
+def render_manifest_table(table: "DisplayTable", *, indent: int = 2) -> RenderableType:
     """Show a manifest's table."""
     return make_grid([name.replace("_", " ") for name in table.columns], list(table.rows), indent=indent)
 
@@ -60,7 +63,7 @@ _ACTION_MARKS = {
 }
 
 
-def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> RenderableType:
+def render_plan(project: "Project", forecasts: "Sequence[StepForecast]") -> RenderableType:
     """Show what a build would do, dataset by dataset."""
     width = max(len(forecast.action) for forecast in forecasts)
     lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
@@ -75,14 +78,14 @@ def render_plan(project: Project, forecasts: Sequence[StepForecast]) -> Renderab
     return Group(*lines)
 
 
-def render_remarks(remarks: Sequence[Finding]) -> RenderableType:
+def render_remarks(remarks: "Sequence[Finding]") -> RenderableType:
     """Show what a pre-flight noticed that stops no build."""
     marks = {True: ("!", LOOK), False: ("·", DIM)}
     lines = ((*marks[remark.is_warning], escape_control_characters(remark.text)) for remark in remarks)
     return Group(*(join_side_by_side(Text(mark, style), Text(text, style)) for mark, style, text in lines))
 
 
-def _count_actions(forecasts: Sequence[StepForecast]) -> str:
+def _count_actions(forecasts: "Sequence[StepForecast]") -> str:
     labels = {
         "reuse": "reused",
         "make": "to make",
@@ -94,12 +97,12 @@ def _count_actions(forecasts: Sequence[StepForecast]) -> str:
     return join_facts(f"{count} {labels[action]}" for action, count in counts.items() if count)
 
 
-def render_title(project: Project, rest: str) -> Text:
+def render_title(project: "Project", rest: str) -> Text:
     """Return a title line: the recipe, a remark, and its storage root."""
     return Text.assemble((project.recipe.name, HEAD), "  ", (f"{rest} · {project.store.path('')}", DIM))
 
 
-def _render_scope(project: Project, dataset: str | None) -> Text:
+def _render_scope(project: "Project", dataset: str | None) -> Text:
     return Text(f"\n{dataset or 'all datasets'}", HEAD)
 
 
@@ -112,7 +115,7 @@ def render_outdated_builds(names: Sequence[str]) -> RenderableType:
     return Group(*(Text(f"! {name} {warning}; run `rowmill build` to update it", LOOK) for name in names))
 
 
-def render_generated(manifests: Sequence[Manifest]) -> RenderableType:
+def render_generated(manifests: "Sequence[Manifest]") -> RenderableType:
     """Show the counts of generated text by class, and the outcome of each series."""
     lines: list[RenderableType] = []
     for manifest in manifests:
@@ -122,7 +125,7 @@ def render_generated(manifests: Sequence[Manifest]) -> RenderableType:
     return Group(*lines)
 
 
-def render_parsed_files(parsed: ParsedFiles) -> RenderableType:
+def render_parsed_files(parsed: "ParsedFiles") -> RenderableType:
     """Show the counts of files that were parsed without storing anything."""
     report = parsed.report
     summary = join_facts(
@@ -139,18 +142,18 @@ def render_parsed_files(parsed: ParsedFiles) -> RenderableType:
 # ── build ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def render_build_title(project: Project, steps: Sequence[Step]) -> RenderableType:
+def render_build_title(project: "Project", steps: "Sequence[Step]") -> RenderableType:
     """Return the title of a build."""
     datasets = format_count(len(project.recipe.datasets), "dataset")
     return render_title(project, join_facts([datasets, format_count(len(steps), "step")]))
 
 
-def render_scope_title(project: Project, step: Step) -> RenderableType:
+def render_scope_title(project: "Project", step: "Step") -> RenderableType:
     """Return the heading of a dataset's steps."""
     return _render_scope(project, step.dataset)
 
 
-def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) -> RenderableType:
+def render_step(step: "Step", report: "StepReport", results: "Sequence[CheckResult]") -> RenderableType:
     """Show one finished step: its duration, its output, and the checks that failed."""
     mark, style = choose_result_mark(results)
     time = "held" if report.held else "reused" if report.reused else format_seconds(report.seconds)
@@ -160,7 +163,7 @@ def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) 
     return Group(line, *held, *(render_check_result(result, indent=4) for result in results if result.failed))
 
 
-def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:
+def choose_result_mark(results: "Iterable[CheckResult]") -> tuple[str, str]:
     """Return the mark and colour of the worst result."""
     failed = [result for result in results if result.failed]
     if any(one.blocking for one in failed):
@@ -168,13 +171,13 @@ def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:
     return ("!", LOOK) if failed else ("✓", GOOD)
 
 
-def _format_reuse(report: StepReport) -> str:
+def _format_reuse(report: "StepReport") -> str:
     if report.reused or not report.parts_reused:
         return ""
     return f"{report.parts_reused} of {report.parts} parts reused, {format_count(report.rows_made, 'row')} read"
 
 
-def summarize_output(made: Manifest) -> str:
+def summarize_output(made: "Manifest") -> str:
     """Summarize a stage's output in one line."""
     output = catalog.count_output_rows(made)
     rows = format_count(output.count, output.noun) if output else ""
@@ -185,7 +188,7 @@ def summarize_output(made: Manifest) -> str:
 # ── check results ──────────────────────────────────────────────────────────────────────────────────
 
 
-def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
+def render_check_result(one: "CheckResult", *, indent: int = 2) -> RenderableType:
     """Show one check result; a failed one with its remedy and sample rows."""
     if one.outcome == "not_applicable":
         line = Text(f"{NO_NUMBER} {one.check:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
@@ -205,7 +208,7 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
 
 
 def render_verification(
-    project: Project, checked: Sequence[StageVerification], *, facts: bool, deep: bool, every: bool
+    project: "Project", checked: "Sequence[StageVerification]", *, facts: bool, deep: bool, every: bool
 ) -> RenderableType:
     """Show the counts of results, the failed checks and what a deep verification found; with `every`, each check."""
     lines: list[RenderableType] = [render_title(project, _count_results(checked))]
@@ -235,11 +238,11 @@ def _render_read_again(files: int, size_bytes: int) -> RenderableType:
     return Text.assemble(("  ✓ ", GOOD), summary)
 
 
-def _is_outdated(one: StageVerification) -> bool:
+def _is_outdated(one: "StageVerification") -> bool:
     return one.manifest is not None and one.manifest.code_version != one.step.code_version
 
 
-def render_discarded(project: Project, lines: Sequence[str] | None) -> RenderableType:
+def render_discarded(project: "Project", lines: Sequence[str] | None) -> RenderableType:
     """Show what was removed because of damage; with None, show the command that removes it."""
     name = project.recipe.name
     if lines is None:
@@ -250,12 +253,12 @@ def render_discarded(project: Project, lines: Sequence[str] | None) -> Renderabl
     return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   rebuilds them"))
 
 
-def _list_facts(output: Manifest) -> list[tuple[object, ...]]:
+def _list_facts(output: "Manifest") -> list[tuple[object, ...]]:
     """List a stage's numeric facts: only these can be named in `gates.expectations`."""
     return [(name, value) for name, value in output.facts.items() if isinstance(value, int | float)]
 
 
-def _render_stage_head(one: StageVerification) -> Text:
+def _render_stage_head(one: "StageVerification") -> Text:
     line = Text(f"\n{format_key(one.step.key)}", HEAD)
     if one.manifest is None:
         return line.append("  not built", LOOK)
@@ -265,7 +268,7 @@ def _render_stage_head(one: StageVerification) -> Text:
     return line
 
 
-def _count_results(checked: Sequence[StageVerification]) -> str:
+def _count_results(checked: "Sequence[StageVerification]") -> str:
     results = [result for one in checked for result in one.results]
     blocking = sum(result.blocking for result in results)
     waived = sum(bool(result.waiver) and result.failed for result in results)
@@ -282,7 +285,7 @@ def _count_results(checked: Sequence[StageVerification]) -> str:
 # ── versions, garbage collection ───────────────────────────────────────────────────────────────────
 
 
-def render_versions(project: Project, kept: Sequence[Manifest], current: Manifest | None) -> RenderableType:
+def render_versions(project: "Project", kept: "Sequence[Manifest]", current: "Manifest | None") -> RenderableType:
     """Show the kept versions of a stage, newest first."""
     current_version = current.version if current else ""
     rows = [
@@ -298,7 +301,7 @@ def render_versions(project: Project, kept: Sequence[Manifest], current: Manifes
     return make_grid(["", "version", "built (UTC)", "holds", ""], rows, indent=0)
 
 
-def render_comparison(before: Manifest, after: Manifest, compared: Sequence[ScopeComparison]) -> RenderableType:
+def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence[ScopeComparison]") -> RenderableType:
     """Show two versions side by side."""
     sides = (("before", before), ("after ", after))
     lines: list[RenderableType] = [
@@ -321,18 +324,18 @@ def render_comparison(before: Manifest, after: Manifest, compared: Sequence[Scop
     return Group(*lines)
 
 
-def _format_compared_value(line: NumberComparison, value: float | None) -> object:
+def _format_compared_value(line: "NumberComparison", value: float | None) -> object:
     return NO_NUMBER if value is None else format_percent(value) if line.is_share else value
 
 
-def _format_change(line: NumberComparison) -> str:
+def _format_change(line: "NumberComparison") -> str:
     if line.before is None or line.after is None or line.before == line.after:
         return ""
     change = line.after - line.before
     return f"{100 * change:+.2f} points" if line.is_share else f"{change:+,.6g}"
 
 
-def render_collected(found: CollectedGarbage, *, dry_run: bool) -> RenderableType:
+def render_collected(found: "CollectedGarbage", *, dry_run: bool) -> RenderableType:
     """Show what was removed, or would be removed, stage by stage."""
     if not found.items:
         return Text("nothing to remove", DIM)

@@ -8,31 +8,33 @@ its name and meaning.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rowmill.build.plan import StepForecast
-from rowmill.build.preflight import Finding
-from rowmill.build.runner import StepReport
-from rowmill.build.steps import Project, Step
-from rowmill.checks.judge import CheckResult
-from rowmill.inspection.verify import StageVerification
 from rowmill.reports.console import format_key
 from rowmill.reports.statistics import list_hints, load_current
-from rowmill.schema.manifest import Manifest
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.truncation_stats import stage as truncation_stats
 
+if TYPE_CHECKING:
+    from rowmill.build.plan import StepForecast
+    from rowmill.build.preflight import Finding
+    from rowmill.build.runner import StepReport
+    from rowmill.build.steps import Project, Step
+    from rowmill.checks.judge import CheckResult
+    from rowmill.inspection.verify import StageVerification
+    from rowmill.schema.manifest import Manifest
 
-def format_object(project: Project, fields: dict[str, Any]) -> str:
+
+def format_object(project: "Project", fields: dict[str, Any]) -> str:
     """Return a command's answer as JSON text."""
     whole = {"recipe": project.recipe.name, "store": project.store.path(""), **fields}
     return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
 
 
-def describe_plan(forecasts: Sequence[StepForecast], remarks: Sequence[Finding]) -> dict[str, Any]:
+def describe_plan(forecasts: "Sequence[StepForecast]", remarks: "Sequence[Finding]") -> dict[str, Any]:
     """Describe what a build would do: `steps`, each with its action and why, and the remarks of the pre-flight."""
     steps = [
         {"stage": format_key(forecast.step.key), "action": forecast.action, "why": forecast.why}
@@ -41,7 +43,7 @@ def describe_plan(forecasts: Sequence[StepForecast], remarks: Sequence[Finding])
     return {"steps": steps, "remarks": [{"warning": remark.is_warning, "text": remark.text} for remark in remarks]}
 
 
-def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]) -> list[dict[str, Any]]:
+def describe_build(built: "Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]") -> list[dict[str, Any]]:
     """Describe the steps that a build ran, each with its version, time, facts and check results."""
     return [
         {
@@ -58,7 +60,7 @@ def describe_build(built: Iterable[tuple[Step, StepReport, Sequence[CheckResult]
     ]
 
 
-def describe_statistics(project: Project) -> dict[str, Any]:
+def describe_statistics(project: "Project") -> dict[str, Any]:
     """Describe each dataset: the facts of its stages up to the lengths, its ledger, the what-if table, and hints."""
     return {
         "datasets": {name: _describe_dataset(project, name) for name in project.recipe.datasets},
@@ -66,7 +68,7 @@ def describe_statistics(project: Project) -> dict[str, Any]:
     }
 
 
-def _describe_dataset(project: Project, name: str) -> dict[str, Any]:
+def _describe_dataset(project: "Project", name: str) -> dict[str, Any]:
     found = {
         stage.name: made
         for stage in (canonical_rows.STAGE, tokenized_examples.STAGE, truncation_stats.STAGE)
@@ -86,7 +88,7 @@ def _describe_dataset(project: Project, name: str) -> dict[str, Any]:
     }
 
 
-def describe_verification(checked: Sequence[StageVerification]) -> dict[str, Any]:
+def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, Any]:
     """Describe each stage: its version, whether its options changed since, its check results and its damage."""
     return {
         "fails": any(one.fails for one in checked),
@@ -106,7 +108,7 @@ def describe_verification(checked: Sequence[StageVerification]) -> dict[str, Any
     }
 
 
-def describe_versions(kept: Sequence[Manifest], current: Manifest | None) -> dict[str, Any]:
+def describe_versions(kept: "Sequence[Manifest]", current: "Manifest | None") -> dict[str, Any]:
     """Describe the kept versions of a stage, newest first."""
     return {
         "current": None if current is None else current.version,
@@ -123,7 +125,7 @@ def describe_versions(kept: Sequence[Manifest], current: Manifest | None) -> dic
     }
 
 
-def _describe_result(one: CheckResult) -> dict[str, Any]:
+def _describe_result(one: "CheckResult") -> dict[str, Any]:
     return {
         "check": one.check,
         "outcome": one.outcome,

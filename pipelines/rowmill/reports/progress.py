@@ -7,18 +7,20 @@ text of a finished step (`reports/console.py`).
 from collections.abc import Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from rowmill.build.runner import StepReport
-from rowmill.build.steps import Project, Step
-from rowmill.checks.judge import CheckResult
 from rowmill.core import number_text
 from rowmill.core.console import DIM, escape_control_characters
 from rowmill.reports import console
+
+if TYPE_CHECKING:
+    from rowmill.build.runner import StepReport
+    from rowmill.build.steps import Project, Step
+    from rowmill.checks.judge import CheckResult
 
 PRINT_INTERVAL_S = 5.0
 """Seconds between two plain lines."""
@@ -36,7 +38,7 @@ class BuildProgress:
     with its stage, rates and time left, and those that wait. Without a terminal, progress lines are printed to `aside`.
     """
 
-    def __init__(self, project: Project, steps: Sequence[Step], screen: Console, aside: Console) -> None:
+    def __init__(self, project: "Project", steps: "Sequence[Step]", screen: Console, aside: Console) -> None:
         self._project = project
         self._steps = list(steps)
         self._scope: tuple[str | None, ...] = ()
@@ -71,7 +73,7 @@ class BuildProgress:
             self._printed_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: "Step") -> None:
         """Receive the step that begins: print its dataset if that is another than before, and show it in its line."""
         if self._scope != (step.dataset,):
             self._scope = (step.dataset,)
@@ -80,7 +82,7 @@ class BuildProgress:
         if self._lines is not None:
             self._lines.begin(step.dataset, step.label)
 
-    def finish(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
+    def finish(self, step: "Step", report: "StepReport", results: "Sequence[CheckResult]") -> None:
         """Receive a finished step."""
         self._print(console.render_step(step, report, results))
         if self._lines is not None:
@@ -100,7 +102,7 @@ class DatasetLines:
     A line disappears with its last step, whose result is printed above. Waiting lines are shown from the next on.
     """
 
-    def __init__(self, steps: Sequence[Step], screen: Console) -> None:
+    def __init__(self, steps: "Sequence[Step]", screen: Console) -> None:
         self._left: dict[str | None, int] = {}
         for step in steps:
             self._left[step.dataset] = self._left.get(step.dataset, 0) + 1
@@ -135,7 +137,7 @@ class DatasetLines:
             self.begin(scope, label)
         self.live.update(self._tasks[scope], completed=rows, total=total_rows, rates=rates)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: "Step") -> None:
         """Count a step, and remove the line if it was its dataset's last."""
         scope = step.dataset
         self._left[scope] -= 1

@@ -33,7 +33,12 @@ def compute_offsets(lengths: ArrayLike) -> Ints:
 
     lengths 2 3 ─► 0 2 5
     """
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+    runs = np.asarray(lengths)
+    # Summed in place: joining a zero and the sums would copy one number per token.
+    offsets = np.empty(len(runs) + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(runs, dtype=np.int64, out=offsets[1:])
+    return offsets
 
 
 def narrow_integers(numbers: Integers) -> Integers:

@@ -58,10 +58,11 @@ class TurnLayout:
 
     def holds(self, contents: Sequence[str]) -> bool:
         """Return whether contents satisfy the layout's conditions, except `literals`, which the caller checks."""
-        if not all(contents) or any(map(str.isspace, contents)):
-            return False
-        if any(len(content) >= MIN_FOREIGN_CHARS and content.strip() in self.frame for content in contents):
-            return False
+        frame = self.frame
+        for content in contents:
+            own = content.strip()
+            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame):
+                return False
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
     def prints(self, contents: Sequence[str]) -> bool:

@@ -154,22 +154,24 @@ class BatchedChatPath:
         free &= ~self._control.find_rows(rows)
         found = _PlainChatRows([], [], [], [])
         numbers = np.flatnonzero(free)
-        texts: list[str] = rows.column("messages").take(pa.array(numbers)).to_pylist()
+        texts: list[str] = _take_rows(rows.column("messages"), numbers).to_pylist()
         for place, text in zip(numbers.tolist(), texts, strict=True):
             messages: list[Message] = orjson.loads(text)
-            if any(map(_has_extra_keys, messages)):
+            if [message for message in messages if len(message) != 2]:
+                continue
+            roles = tuple([message["role"] for message in messages])
+            shape = self._shapes[roles] if roles in self._shapes else self._learn_layout(roles)
+            if shape is None:
                 continue
             contents: list[str] = [message["content"] for message in messages]
-            shape = self._learn_layout(tuple([message["role"] for message in messages]))
-            if shape is not None and shape.holds(contents):
+            if shape.holds(contents):
                 found.places.append(place)
                 found.shapes.append(shape)
                 found.contents.append(contents)
         return self._exclude_literals(rows, found)
 
     def _learn_layout(self, roles: tuple[str, ...]) -> TurnLayout | None:
-        if roles in self._shapes:
-            return self._shapes[roles]
+        """Learn the layout of roles that are seen for the first time."""
         if len(self._shapes) >= MAX_CACHED_LAYOUTS:
             return None
         shape = self._shapes[roles] = self._masker.find_layout(roles)
@@ -180,15 +182,16 @@ class BatchedChatPath:
     def _exclude_literals(self, rows: pa.Table, found: _PlainChatRows) -> _PlainChatRows:
         """Exclude rows that contain a text which the template tests for; then render the others."""
         if self._literals and found.places:
-            column = rows.column("messages").take(pa.array(found.places))
+            column = _take_rows(rows.column("messages"), np.array(found.places))
             hits = pc.match_substring_regex(column, make_literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
-            keep = np.flatnonzero(~hits).tolist()
-            found = _PlainChatRows(
-                [found.places[i] for i in keep],
-                [found.shapes[i] for i in keep],
-                [found.contents[i] for i in keep],
-                [],
-            )
+            if hits.any():
+                keep = np.flatnonzero(~hits).tolist()
+                found = _PlainChatRows(
+                    [found.places[i] for i in keep],
+                    [found.shapes[i] for i in keep],
+                    [found.contents[i] for i in keep],
+                    [],
+                )
         found.texts = [shape.text(own) for shape, own in zip(found.shapes, found.contents, strict=True)]
         return found
 
@@ -242,8 +245,9 @@ def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:
     return before, behind
 
 
-def _has_extra_keys(message: Message) -> bool:
-    return len(message) != 2
+def _take_rows(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
+    """Return the rows of a column at distinct ascending places, without a copy if these are all."""
+    return column if len(places) == len(column) else column.take(pa.array(places))
 
 
 def _count_content_bytes(chosen: _PlainChatRows) -> Sequence[int]:

@@ -259,6 +259,8 @@ def _build_plain_chats(
     if columns is None:
         return rows, places
     parts.append(columns)
+    if len(columns.rows) == len(places):
+        return rows.slice(0, 0), places[:0]
     left = ~np.isin(places, columns.rows)
     return rows.filter(pa.array(left)), places[left]
 

@@ -92,10 +92,18 @@ def tokenize_part(task: TokenizeTask) -> Part:
     for place, rejected in prepared.rejected:
         row = rows.slice(place, 1).to_pylist()[0]
         log.add(row["row_id"], rejected, row_as_bytes(row))
+    kept = _exclude_rejected(rows.select(("row_id", "tools")), prepared)
+    lengths = _count_short_documents(rows, prepared)
+    tools = _measure_part_tools(task, preparer, kept.column("tools"))
+    return _save_examples(task, kept.column("row_id"), prepared, log, counts, lengths, tools)
+
+
+def _exclude_rejected(rows: pa.Table, prepared: PreparedExamples) -> pa.Table:
+    if not prepared.rejected:
+        return rows
     kept = np.ones(rows.num_rows, bool)
     kept[[place for place, _ in prepared.rejected]] = False
-    lengths = _count_short_documents(rows, prepared)
-    return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts, lengths)
+    return rows.filter(pa.array(kept))
 
 
 def make_overlong_error(
@@ -127,19 +135,19 @@ def _count_short_documents(rows: pa.Table, prepared: PreparedExamples) -> dict[s
 
 def _save_examples(
     task: TokenizeTask,
-    kept: pa.Table,
+    kept: pa.ChunkedArray,
     prepared: PreparedExamples,
     log: RejectLog,
     counts: TokenizationCounts,
     documents: dict[str, int],
+    tools: tool_lengths.ToolLengths,
 ) -> Part:
-    tools = _measure_part_tools(task, kept.column("tools"))
     table = prepared.examples
     by_split = _count_tokens_by_split(table)
     overlong = _list_overlong_rows(task, table)
     facts: dict[str, Any] = {
-        "rows": kept.num_rows + len(log.row_ids),
-        "kept": kept.num_rows,
+        "rows": len(kept) + len(log.row_ids),
+        "kept": len(kept),
         "examples": table.num_rows,
         **documents,
         "verified": prepared.verified,
@@ -174,7 +182,7 @@ def _save_examples(
     store = Store(task.root)
     files = {
         "examples": write_table(store, f"{task.folder}/parts/{task.fingerprint}/examples.arrow", table),
-        **write_accounts(store, task.folder, task.fingerprint, kept.column("row_id"), log),
+        **write_accounts(store, task.folder, task.fingerprint, kept, log),
     }
     return Part(task.fingerprint, files, facts)
 
@@ -203,8 +211,9 @@ def _measure_longest_sides(table: pa.Table) -> Ints:
     return np.maximum.reduceat(lengths, np.asarray(sides.offsets, np.int64)[:-1]) if len(sides) else lengths
 
 
-def _measure_part_tools(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:
-    preparer = _get_example_builder(task)
+def _measure_part_tools(
+    task: TokenizeTask, preparer: "ExampleBuilder", tools: pa.ChunkedArray
+) -> tool_lengths.ToolLengths:
     if preparer.printer is None or tools.null_count == len(tools):
         return tool_lengths.ToolLengths()
     return tool_lengths.measure_tools(tools, preparer.printer, open_encoder(task.root, task.tokenizer))

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import ArrayLike
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import IntegrityError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
@@ -34,8 +36,12 @@ _LONG_INTEGER = re.compile(rb"-\d{19}|\d{20}")
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 """A string may also end at the end of the text: otherwise the search would restart inside it, at each quote."""
 
-_STRIDE = 4
+_WORD_BYTES = 8
+_HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
+_DIGIT_HALVES = np.uint64(0x3030303030303030)
+"""The high halves of eight digits, and of the six characters that follow 9."""
 _ZERO = np.uint8(ord("0"))
+_LOWER_CASE = np.uint8(0x20)
 
 
 class RawRecord(NamedTuple):
@@ -110,8 +116,8 @@ def _changed_part_error(part: SourcePart) -> IntegrityError:
 def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
     if part.offset == 0:
         content = content.removeprefix(BOM)
-    inexact = _find_long_integer_lines(content)
-    loads = orjson.loads
+    inexact, bracketed = _find_long_integer_lines(content), _find_bracket_lines(content)
+    loads, new, first_line = orjson.loads, tuple.__new__, part.first_line
     number = 0
     for index, raw in enumerate(content.split(b"\n")):
         try:
@@ -123,32 +129,50 @@ def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
         else:
             if index in inexact:
                 value = _parse_exactly(raw, None)
-            if raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT and _is_nested_deeper(value, DEPTH_LIMIT):
+            if index in bracketed and _is_nested_deeper(value, DEPTH_LIMIT):
                 value = _reject_too_deep()
         if type(value) is dict:
-            yield RawRecord(number, part.first_line + index, raw, value, None)
+            # As `RawRecord(…)` does, in half the time.
+            yield new(RawRecord, (number, first_line + index, raw, value, None))
         elif type(value) is Rejected:
-            yield RawRecord(number, part.first_line + index, raw, None, value)
+            yield RawRecord(number, first_line + index, raw, None, value)
         else:
-            yield RawRecord(number, part.first_line + index, raw, None, _reject_non_object(value, part))
+            yield RawRecord(number, first_line + index, raw, None, _reject_non_object(value, part))
         number += 1
 
 
 def _find_long_integer_lines(content: bytes) -> frozenset[int]:
     """Return the indices of the lines that may hold an integer beyond 64 bits.
 
-    Such an integer has 19 digits or more, which cover four in a row of every fourth byte; the other three quarters of
-    the text are examined only at such places.
+    Such an integer has 19 digits or more, so that all bytes of one of the text's words of eight bytes are digits; the
+    text is searched only at such places.
     """
-    text = np.frombuffer(content, np.uint8)
-    sample = text[::_STRIDE] - _ZERO < 10
-    pairs = sample[:-1] & sample[1:]
-    begins = np.flatnonzero(pairs[:-2] & pairs[2:]) * _STRIDE
-    for step in range(3 * _STRIDE):
-        begins = begins[text[begins + step] - _ZERO < 10]
-    long = [at for at in begins.tolist() if _LONG_INTEGER.search(content, max(at - _STRIDE, 0), at + 6 * _STRIDE)]
-    ends = np.flatnonzero(text == ord("\n")) if long else begins
-    return frozenset(np.searchsorted(ends, long).tolist())
+    words = np.frombuffer(content, "<u8", len(content) // _WORD_BYTES)
+    begins = np.flatnonzero((words & _HIGH_HALVES) == _DIGIT_HALVES) * _WORD_BYTES
+    if len(begins):
+        # At most seven digits come before the first such word, so at least four follow.
+        text, digits = np.frombuffer(content, np.uint8), _WORD_BYTES + 4
+        begins = begins[begins + digits <= len(content)]
+        for step in range(digits):
+            begins = begins[text[begins + step] - _ZERO < 10]
+    reach = 3 * _WORD_BYTES
+    long = [at for at in begins.tolist() if _LONG_INTEGER.search(content, max(at - _WORD_BYTES, 0), at + reach)]
+    return frozenset(_number_lines(content, long).tolist()) if long else frozenset()
+
+
+def _find_bracket_lines(content: bytes) -> frozenset[int]:
+    """Return the indices of the lines with more opening brackets than a record may have nesting levels."""
+    # `[` and `{` differ in the bit of lower case.
+    is_opening = (np.frombuffer(content, np.uint8) | _LOWER_CASE) == ord("{")
+    if np.count_nonzero(is_opening) <= DEPTH_LIMIT:
+        return frozenset()
+    lines = _number_lines(content, np.flatnonzero(is_opening))
+    return frozenset(lines[:-DEPTH_LIMIT][lines[:-DEPTH_LIMIT] == lines[DEPTH_LIMIT:]].tolist())
+
+
+def _number_lines(content: bytes, places: ArrayLike) -> Ints:
+    """Return the indices of the lines of some places."""
+    return np.searchsorted(np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n")), places)
 
 
 def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) -> Json:

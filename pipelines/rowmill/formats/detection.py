@@ -148,10 +148,11 @@ def _read_alpaca_turns(record: Mapping[str, Json], response: Json) -> DetectedMe
 
 def _read_message_list(schema: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
     """Accept a list whose first item is a mapping; the other items are checked when they are read."""
-    if not is_list(value):
+    # Types are compared without calls: this is done for every record.
+    if type(value) is not list:
         return None
     first: Json = value[0] if value else {}
-    if not is_mapping(first):
+    if type(first) is not dict:
         return None
     role_key, content_key = "role", "content"
     # ShareGPT's keys in the messages column: users often set `messages_field: conversations`.

@@ -30,15 +30,15 @@ class PlainMessages:
         """Store the arguments."""
         self._roles = roles
         self._speakers = speakers
-        self._may_contain_tag = tags.may_contain_tag
+        self._hints = tags.hints
 
     def take(self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False) -> int:
         """Append the plain messages from `start` on, up to the first other one; return that one's place.
 
         While reasoning waits for the model's next message, that message is not plain.
         """
-        roles, speakers, may_contain_tag = self._roles, self._speakers, self._may_contain_tag
-        messages, role_key, content_key = found.messages, found.role_key, found.content_key
+        roles, speakers, hints = self._roles, self._speakers, self._hints
+        _, messages, role_key, content_key, _ = found
         renames = role_key != "role" or content_key != "content"
         for place in range(start, len(messages)):
             message = messages[place]
@@ -46,14 +46,14 @@ class PlainMessages:
                 return place
             source, content = message.get(role_key), message.get(content_key)
             role = roles.get(source) if type(source) is str else None
-            if (
-                role is None
-                or type(content) is not str
-                or (
-                    role in speakers
-                    and (not content or content.isspace() or is_reasoning_open or may_contain_tag(content))
-                )
-            ):
+            if role is None or type(content) is not str:
                 return place
+            if role in speakers:
+                if is_reasoning_open or not content or content.isspace():
+                    return place
+                # As `ThinkTagReader.may_contain_tag` says, without a call.
+                for hint in hints:
+                    if hint in content:
+                        return place
             out.append({"role": role, "content": content} if renames or role != source else message)
         return len(messages)

@@ -88,11 +88,12 @@ class ThinkTagReader:
         words = [re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True)]
         # Plain alternatives without groups or anchors let the regex engine skip to their first characters.
         self._marks: re.Pattern[str] = re.compile("|".join([*words, *_FENCES]))
-        self._hints: tuple[str, ...] = tuple({_find_common_ending(*pair) for pair in self._pairs})
+        self.hints: tuple[str, ...] = tuple({_find_common_ending(*pair) for pair in self._pairs})
+        """Texts of which content with a tag has one."""
 
     def may_contain_tag(self, content: str) -> bool:
         """Return whether content could hold a tag; a cheap test."""
-        return any(hint in content for hint in self._hints)
+        return any(hint in content for hint in self.hints)
 
     def extract(self, content: str) -> ExtractedReasoning | None:
         """Split content into answer and reasoning; None if a block is never closed, as in truncated text."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
@@ -107,9 +108,12 @@ def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[byte
 
     All messages have only role and content, and the rows nothing beside messages.
     """
-    contents = [canonical_json(["conversation", messages, *_NOTHING_ELSE]) for messages in conversations]
-    digest_of = hashlib.blake2b
-    return [digest_of(content, digest_size=HASH_BYTES).digest() for content in contents]
+    # Roles and texts are what `canonical_json` gives to orjson.
+    dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
+    return [
+        digest_of(dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=HASH_BYTES).digest()
+        for messages in conversations
+    ]
 
 
 def _list_added_fields(row: Row) -> list[Json]:

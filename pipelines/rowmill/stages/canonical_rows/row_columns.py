@@ -3,7 +3,6 @@
 What belongs here: the values of `ROW_SCHEMA` from rows. What does not: reading records, and files (`text_rows.py`).
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -28,6 +27,7 @@ from rowmill.schema.rows import (
     make_plain_report,
 )
 from rowmill.sources.parts import SplitHint
+from rowmill.stages.canonical_rows.prompt_hashes import hash_prompts
 
 REPORT_COLUMNS = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
                   "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
@@ -43,9 +43,9 @@ class RowColumns:
     def __init__(
         self, dataset: str, schema: pa.Schema, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool
     ) -> None:
-        self.chats: list[PlainChat] = []
+        self.chats: list[list[Message]] = []
         self.chat_ids: list[str] = []
-        self.chat_places: list[int] = []
+        self.chat_schemas: list[str] = []
         self.dataset = dataset
         self.schema = schema
         self.by_prefix = by_prefix
@@ -53,6 +53,7 @@ class RowColumns:
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []
+        self.row_places: list[int] = []
         self.texts: list[tuple[str | None, ...]] = []
         self.hashes: list[bytes] = []
         self.dedupe_keys: list[bytes | None] = []
@@ -64,8 +65,8 @@ class RowColumns:
 
     def count(self) -> dict[str, Any]:
         """Return the part's facts about its rows, but for what their table shows."""
-        schemas = Counter(row.report.schema for row in self.rows) + Counter(chat.schema for chat in self.chats)
-        conversations = chain((row.messages for row in self.rows), (chat.messages for chat in self.chats))
+        schemas = Counter(row.report.schema for row in self.rows) + Counter(self.chat_schemas)
+        conversations = chain((row.messages for row in self.rows), self.chats)
         return {
             "kept": len(self.rows) + len(self.chats),
             "roles": dict(sorted(self.roles.items())),
@@ -100,6 +101,7 @@ class RowColumns:
         if isinstance(split, Rejected):
             return split
         self.ids.append(row_id)
+        self.row_places.append(len(self.chats) + len(self.rows))
         self.rows.append(row)
         self.texts.append(texts)
         self.hashes.append(content)
@@ -112,8 +114,8 @@ class RowColumns:
 
     def add_plain(self, row_id: str, chat: PlainChat) -> None:
         """Add a plain chat."""
-        self.chat_places.append(len(self.chats) + len(self.rows))
-        self.chats.append(chat)
+        self.chat_schemas.append(chat.schema)
+        self.chats.append(chat.messages)
         self.chat_ids.append(row_id)
 
     def table(self) -> pa.Table:
@@ -123,29 +125,28 @@ class RowColumns:
         chats = self._tabulate_chats()
         if not self.rows:
             return chats
-        is_chat = np.zeros(len(self.chats) + len(self.rows), np.bool_)
-        is_chat[self.chat_places] = True
-        places = np.where(is_chat, np.cumsum(is_chat) - 1, len(self.chats) + np.cumsum(~is_chat) - 1)
+        is_row = np.zeros(len(self.chats) + len(self.rows), np.bool_)
+        is_row[self.row_places] = True
+        places = np.where(is_row, len(self.chats) + np.cumsum(is_row) - 1, np.cumsum(~is_row) - 1)
         return pa.concat_tables([chats, self._tabulate_rows()]).take(pa.array(places))
 
     def _tabulate_chats(self) -> pa.Table:
-        messages = [chat.messages for chat in self.chats]
-        hashes = filters.hash_plain_contents(messages)
+        chats, schema = self.chats, self.schema
+        hashes = filters.hash_plain_contents(chats)
         splits = assign_content_splits(self.splitter, hashes, source=self.hint)
-        reports = [make_plain_report(chat.schema) for chat in self.chats]
-        columns: dict[str, Any] = {
-            "row_id": self.chat_ids,
-            "content_hash": hashes,
-            "dataset": pa.repeat(self.dataset, len(messages)),
-            "kind": pa.repeat("conversation", len(messages)),
+        columns: dict[str, pa.Array] = {
+            "row_id": pa.array(self.chat_ids, pa.string()),
+            "content_hash": pa.array(hashes, schema.field("content_hash").type),
+            "dataset": pa.repeat(self.dataset, len(chats)),
+            "kind": pa.repeat("conversation", len(chats)),
             "split": pa.array(SPLITS).take(pa.array(splits)),
             # JSON is UTF-8 already.
-            "messages": pa.array(list(map(orjson.dumps, messages)), pa.binary()).view(pa.string()),
-            "prompt_hash": [_hash_prompt(_find_prompt(own)) for own in messages],
-            **dict(zip(REPORT_COLUMNS, _report_columns(reports), strict=True)),
+            "messages": pa.array(list(map(orjson.dumps, chats)), pa.binary()).view(pa.string()),
+            "prompt_hash": pa.array(hash_prompts(_find_prompts(chats)), schema.field("prompt_hash").type),
+            **dict(zip(REPORT_COLUMNS, _report_schemas(self.chat_schemas), strict=True)),
         }
-        empty = {field.name: pa.nulls(len(messages), field.type) for field in self.schema if field.name not in columns}
-        return pa.table({**empty, **columns}).select(self.schema.names).cast(self.schema)
+        empty = {field.name: pa.nulls(len(chats), field.type) for field in schema if field.name not in columns}
+        return pa.Table.from_arrays([*map((empty | columns).__getitem__, schema.names)], schema=schema)
 
     def _tabulate_rows(self) -> pa.Table:
         rows = self.rows
@@ -154,7 +155,7 @@ class RowColumns:
             self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
             self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
-            [_hash_prompt(r.text if r.kind == "pair" else _find_prompt(r.messages)) for r in rows],
+            hash_prompts(_list_prompts(rows)),
             *_report_columns([row.report for row in rows]),
         ]  # fmt: skip
         schema = self.schema
@@ -195,24 +196,54 @@ def _is_deeper(value: Json, limit: int) -> bool:
     return True
 
 
-def _find_prompt(messages: Iterable[Message]) -> str | None:
-    """Return the text of the first message of a user."""
-    return next((message["content"] for message in messages if message["role"] == "user"), None)
+def _list_prompts(rows: Sequence[Row]) -> list[str | None]:
+    """Return the prompt of each row."""
+    asked = _find_prompts(row.messages for row in rows)
+    return [row.text if row.kind == "pair" else prompt for row, prompt in zip(rows, asked, strict=True)]
 
 
-def _hash_prompt(prompt: str | None) -> bytes | None:
-    """Hash a row's prompt, case-folded with collapsed spaces: an equal prompt in two splits is a leak."""
-    if not prompt:
-        return None
-    return hashlib.blake2b(" ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=8).digest()
+def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None]:
+    """Return the text of the first message of a user in each conversation."""
+    found: list[str | None] = []
+    for messages in conversations:
+        for message in messages:
+            if message["role"] == "user":
+                found.append(message["content"])
+                break
+        else:
+            found.append(None)
+    return found
+
+
+def _report_schemas(schemas: Sequence[str]) -> list[pa.Array]:
+    """Return the report columns of rows without anything to note."""
+    each = dict.fromkeys(schemas)
+    reports = [make_plain_report(schema) for schema in each]
+    if len(reports) == 1:
+        return [_repeat_value(getattr(reports[0], name), len(schemas), name) for name in REPORT_COLUMNS]
+    places = {schema: place for place, schema in enumerate(each)}
+    return _take_reports(reports, list(map(places.__getitem__, schemas)))
+
+
+def _repeat_value(value: Any, count: int, name: str) -> pa.Array:
+    kind = ROW_SCHEMA.field(name).type
+    if value == ():
+        offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+        return pa.Array.from_buffers(kind, count, [None, offsets], children=[pa.array([], kind.value_type)])
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
     # Rows of one schema without notes share one report object.
     each = {id(report): report for report in reports}
     places = {key: place for place, key in enumerate(each)}
-    rows = pa.array([places[id(report)] for report in reports], pa.int32())
+    return _take_reports(list(each.values()), [places[id(report)] for report in reports])
+
+
+def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list[pa.Array]:
+    """Return the columns of rows, each of which has one of some reports."""
+    rows = pa.array(places, pa.int32())
     return [
-        pa.array([getattr(report, name) for report in each.values()], ROW_SCHEMA.field(name).type).take(rows)
+        pa.array([getattr(report, name) for report in reports], ROW_SCHEMA.field(name).type).take(rows)
         for name in REPORT_COLUMNS
     ]

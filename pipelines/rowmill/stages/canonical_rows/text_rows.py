@@ -85,7 +85,8 @@ def _save_rows(
         **count_accounts(log, not_taken),
         **columns.count(),
         "splits": count_splits(table),
-        "noticed": count_normalizations(table),
+        # Plain chats have nothing to note.
+        "noticed": count_normalizations(table) if columns.rows else dict.fromkeys(NORMALIZATION_COLUMNS, 0),
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),

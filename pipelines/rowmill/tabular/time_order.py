@@ -155,6 +155,8 @@ def _read_iso8601(value: Value) -> Position | None:
     return _drop_zero_fraction(day + _clock_seconds(clock[:sign] if sign >= 0 else clock) - offset)
 
 
+# The values of a column repeat their days and times of day, if not these together.
+@lru_cache(maxsize=1 << 13)
 def _day_seconds(text: str) -> int | None:
     return None if canonical_date(text) is None else (date.fromisoformat(text).toordinal() - _EPOCH_DAY) * DAY
 
@@ -176,8 +178,11 @@ def _drop_zero_fraction(seconds: int | Decimal) -> int | Decimal:
 
 
 def _read_time_of_day(value: Value) -> Position | None:
-    if type(value) is not str:
-        return None
+    return _read_clock(value) if type(value) is str else None
+
+
+@lru_cache(maxsize=1 << 13)
+def _read_clock(value: str) -> Position | None:
     text = canonical_time(value if value[1:2] != ":" else f"0{value}")
     return None if text is None else _drop_zero_fraction(_clock_seconds(text))
 

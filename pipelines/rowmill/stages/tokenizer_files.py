@@ -59,6 +59,12 @@ def open_encoder(root: str, path: str) -> Encoder:
     return _ENCODERS[path]
 
 
+def open_reference_encoder(root: str, path: str) -> Encoder:
+    """Return an encoder whose reference is wanted: the open one of a stored tokenizer, else one without an engine."""
+    opened = _ENCODERS.get(path)
+    return Encoder(_read_stored_tokenizer(root, path), fast_path=False) if opened is None else opened
+
+
 def open_shared_encoder(root: str, path: str) -> None:
     """Open a tokenizer of the store and its reference, in a process from which workers are forked."""
     open_encoder(root, path).open_reference()

@@ -52,12 +52,12 @@ from rowmill.stages.tokenized_examples.table_partition_plans import (
     plan_whole_table,
 )
 from rowmill.stages.tokenized_examples.table_tokens import VERSION, EncodedPart, EncodeTask
+from rowmill.stages.tokenizer_files import open_reference_encoder
 from rowmill.tabular import prompt
 from rowmill.tabular.assembly import ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
@@ -82,9 +82,12 @@ def _list_row_files(context: StageContext) -> list[File]:
     return [part.files["rows"] for part in context.input(CANONICAL_ROWS).parts]
 
 
-def resolve_prompt_frame(context: StageContext, tokenizer: LoadedTokenizer, observed: ObservedTable) -> PromptFrame:
+def resolve_prompt_frame(
+    context: StageContext, tokenizer: LoadedTokenizer, path: str, observed: ObservedTable
+) -> PromptFrame:
     """Return the prompt and delimiters of the dataset."""
-    form, card, encoder = get_table_options(context), tokenizer.card, Encoder(tokenizer, fast_path=False)
+    form, card = get_table_options(context), tokenizer.card
+    encoder = open_reference_encoder(context.store.root, path)
     vocabulary = prompt.Vocabulary(
         name=context.recipe.tokenizer_choice.name,
         size=context.recipe.vocab_size or card.vocab_size,
@@ -231,7 +234,7 @@ def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
 
     """
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, known)
+    frame = resolve_prompt_frame(context, tokenizer, path, known)
     encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
     planning = _prepare_planning(context, known, frame, tokenizer)
     files = _list_row_files(context)
@@ -246,7 +249,7 @@ def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
 def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, without writing to the store."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, known)
+    frame = resolve_prompt_frame(context, tokenizer, path, known)
     index = index_parts(context, context.input(CANONICAL_ROWS).parts, known)
     encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
     lengths = join_lengths([one.require_lengths() for one in encoded])
@@ -262,7 +265,7 @@ def _get_example_limits(context: StageContext, frame: PromptFrame) -> ExampleLim
 def make_table_examples(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, known)
+    frame = resolve_prompt_frame(context, tokenizer, path, known)
     files = _list_row_files(context)
     borders = choose_borders(context, files)
     encoded, names, fresh = _encode_parts(

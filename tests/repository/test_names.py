@@ -21,10 +21,10 @@ def package_of(path: Path) -> str:
 
 
 def top_level(kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> Iterator[tuple[Path, str]]:
-    """Yield all top-level functions or classes, with their modules."""
+    """Yield all top-level functions or classes, with their modules; a function with overloads once."""
     for path in sorted([*ENGINE.rglob("*.py"), *LAYER.rglob("*.py")]):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, kind):
+            if isinstance(node, kind) and not any(ast.unparse(one) == "overload" for one in node.decorator_list):
                 yield path, node.name
 
 

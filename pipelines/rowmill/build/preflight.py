@@ -18,7 +18,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -32,6 +32,7 @@ from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
 from rowmill.core.errors import GateError, PipelineError, join_errors
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
@@ -52,7 +53,7 @@ _STAGES = tuple(
 _OPTION_BY_STAGE = {RAW_DATASET: "source", CANONICAL_ROWS: "format"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Finding:
     """A mistake, with the error that a build would end with; without one, a remark, which may be a warning."""
 

@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
@@ -49,7 +50,7 @@ from rowmill.tokenization import tokenizer_source
 _LOG = logging.getLogger("rowmill.build")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StepReport:
     """The result of running a step: its manifest, and how much of it was new.
 
@@ -111,7 +112,7 @@ MAX_REPAIRS = 100
 """Maximum number of damaged files that one run makes again: a disk that loses more should be replaced."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _RunRequest:
     """The arguments of `run_step`, besides the inputs."""
 

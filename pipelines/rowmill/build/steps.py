@@ -14,6 +14,7 @@ from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME
 from rowmill.checks.gates import Threshold, list_thresholds
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
 from rowmill.recipe.dataset import Dataset
@@ -26,7 +27,7 @@ from rowmill.stages.base import StageDeclaration
 from rowmill.stages.gpu_partitions.rank_parts import rank_names
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Step:
     """One stage of one dataset, or of the whole recipe: a node of the asset graph.
 
@@ -89,7 +90,7 @@ class StepGraph:
         return {step.key: step.thresholds for step in self.steps}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Project:
     """A recipe and its storage. `base` resolves the recipe's relative paths."""
 

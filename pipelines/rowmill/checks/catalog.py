@@ -7,9 +7,10 @@ This module is below recipes and stages in the layers: a recipe has an option fo
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     EXPORTS,
@@ -39,7 +40,7 @@ RESULT_VERSION = 7
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Check:
     """A number that a stage's output must keep within a bound.
 

@@ -12,12 +12,12 @@ they are judged, and a result is stored together with what it was measured again
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.sealed_json import parse_sealed
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
@@ -42,7 +42,7 @@ from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CrossStageMeasurement:
     """A fact and the sentence that explains it; `is_intended` if a change of the recipe explains it."""
 
@@ -51,7 +51,7 @@ class CrossStageMeasurement:
     is_intended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CrossStageFact:
     """How a check's fact is measured; `basis` identifies everything that the output is compared with."""
 

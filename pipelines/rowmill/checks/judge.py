@@ -15,13 +15,14 @@ for every other check it counts as not measured, which fails.
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
 from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_measure, format_remedy
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold
 from rowmill.core.errors import GateError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stage_folder
 
@@ -32,7 +33,7 @@ OLD_RESULTS_FOLDER = "verdicts"
 """Folder of results before `RESULT_VERSION` 5; they are no longer read."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CheckResult:
     """One check judged on one version of one stage's output.
 
@@ -164,7 +165,7 @@ def explain_refusal(store: Store, manifest: Manifest, result: CheckResult) -> st
     return _SavedResults.load(store, manifest).explain_refusal(result)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _SavedResults:
     """The saved results of one version, in one file, by what was asked: a digest of the threshold and its basis."""
 

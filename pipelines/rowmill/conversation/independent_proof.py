@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -145,7 +146,7 @@ def _fix_clock(text: str, now: datetime) -> str:
 # ── ownership ──
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CharacterOwner:
     """The message, and the part of it, that a character comes from."""
 

@@ -28,6 +28,7 @@ from rowmill.conversation.independent_proof import (
     prove_owners,
     take_common_tokens,
 )
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -56,7 +57,7 @@ _STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
 _NON_SPACE_RUN = re.compile(r"\S*")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MaskDefect:
     """Characters `[start, end)` of the judged text that train, or do not train, by mistake."""
 
@@ -71,7 +72,7 @@ class MaskDefect:
 # ── the judgement ──
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _TurnEndRegion:
     """Template text after own text: `[start, required)` must train, text up to `allowed` may."""
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, RenderedText, Span
 
@@ -41,7 +42,7 @@ class RenderedConversation(RenderedText):
     messages: Sequence[Message] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TemplateBehavior:
     """What a template does, observed on probe conversations.
 
@@ -129,7 +130,7 @@ def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") 
 OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class OwnedText:
     """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
 
@@ -140,7 +141,7 @@ class OwnedText:
     call: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CharacterOwnership:
     """Which characters of a render belong to which own text, proven by a render with private code points.
 
@@ -154,7 +155,7 @@ class CharacterOwnership:
     hidden: tuple[tuple[OwnedText, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlaceholderRendering:
     """A rendered conversation of placeholders, and the conditions under which other contents render the same way.
 

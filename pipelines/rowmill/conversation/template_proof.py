@@ -9,7 +9,7 @@ defaults, so every assistant message is supervised.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from rowmill.conversation.independent_proof import TransformersTemplate
@@ -17,6 +17,7 @@ from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
@@ -96,7 +97,7 @@ _DROPPED_FACTS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ProbeConversation:
     """A probe conversation, with its shape in letters and in words."""
 
@@ -106,7 +107,7 @@ class ProbeConversation:
     tools: tuple[Json, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShapeProof:
     """The result of one probe: its judged mask, or `reason` and `detail` of the reject.
 
@@ -122,7 +123,7 @@ class ShapeProof:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TemplateProof:
     """The results of all probes of a template, and facts about it."""
 

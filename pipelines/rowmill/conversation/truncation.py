@@ -14,7 +14,7 @@ messages, and truncating a second time changes nothing.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import count, takewhile
 from typing import Annotated, Literal, Protocol
@@ -22,6 +22,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -85,7 +86,7 @@ class ReasoningCutter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TruncatedConversation:
     """A conversation after truncation, and how many tokens each step removed.
 
@@ -110,7 +111,7 @@ class TruncatedConversation:
     those after it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ConversationTruncator:
     """Truncates conversations to `limit` tokens; rendering and tokenization are passed in.
 

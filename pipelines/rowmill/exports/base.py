@@ -26,6 +26,7 @@ from pydantic import Field
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -41,7 +42,7 @@ CHUNK_TOKENS = 2 << 20
 # ── Inputs of an export ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DatasetSummary:
     """The facts of one dataset that decide which exports are possible."""
 
@@ -56,7 +57,7 @@ class DatasetSummary:
     """The names of the fields that its token rows carry."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RecipeSummary:
     """The facts of a recipe that decide which exports are possible, before any data is read."""
 
@@ -64,7 +65,7 @@ class RecipeSummary:
     datasets: Mapping[str, DatasetSummary]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExportIndex:
     """The segments to export, without their tokens.
 
@@ -93,7 +94,7 @@ class ExportIndex:
         return np.diff(before[self.sequence_offsets])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExportJob:
     """One unit of work: the segments of one group of files, and their grouping into sequences."""
 
@@ -113,7 +114,7 @@ class ExportJob:
             yield self.segments[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WrittenFile:
     """A file below the export's folder, with its counts; they are 0 for files that hold no tokens.
 
@@ -149,7 +150,7 @@ class FileCounts:
         return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, note)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExportLayout:
     """The files of an export, and what the format cannot hold.
 
@@ -161,7 +162,7 @@ class ExportLayout:
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExportContext:
     """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds and objective, the card."""
 

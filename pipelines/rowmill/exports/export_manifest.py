@@ -10,7 +10,6 @@ tokenizer. What does not: a format's own files.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, cast
 import orjson
 
 from rowmill.core.errors import IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.exports.base import WrittenFile
 
 CARD_FILE, MANIFEST_FILE, DATA_FOLDER = "card.json", "manifest.json", "data"
@@ -40,7 +40,7 @@ def encode_json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FileDigests:
     """A written file with its size and two digests: SHA-256 for users, BLAKE2b for rowmill's manifests."""
 
@@ -80,7 +80,7 @@ def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Exported:
     """A complete export: its folder, its card, and per file its size, digest and counts."""
 

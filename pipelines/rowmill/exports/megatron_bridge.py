@@ -11,7 +11,6 @@ The reader drops the last token of every segment, so a sequence is as long as it
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +22,7 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.exports.base import (
     ExportContext,
@@ -176,7 +176,7 @@ class MegatronBridge(Sharded):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PackCounts:
     """What a file's packs hold, as the reader counts: `longest` is the longest segment of any."""
 

@@ -5,17 +5,17 @@ What belongs here: the requirements of such an example, and its reject reasons. 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Rejected
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BuiltExample:
     """An example whose tokens its kind built: `ids` int32[T], `mask` bool[T]; the first token is never a target."""
 

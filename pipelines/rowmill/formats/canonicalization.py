@@ -5,12 +5,13 @@ does not: reading a kind's columns (`conversation_rows.py`, `supervised.py`, `te
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol, runtime_checkable
 
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
 from rowmill.formats.media_placeholders import MEDIA_COLUMNS, reject_placeholders
@@ -86,7 +87,7 @@ class RowOptions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowOptionValues:
     """`RowOptions` as plain values; an omitted group has its defaults."""
 

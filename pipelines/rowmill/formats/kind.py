@@ -9,7 +9,6 @@ from rows, for kinds that build their tokens themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -18,6 +17,7 @@ from rowmill.conversation.rendering.options import Template
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.custom import BuildContext
@@ -94,7 +94,7 @@ TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | Non
 """Builds `ids`, `loss_mask` of equal length and optionally `domain` from a record; None skips the record."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenOptions:
     """A kind's options for the tokens of its rows; a kind without such a field uses the default."""
 

@@ -10,7 +10,7 @@ What belongs here: the kind's fields, and a row of a record's sides. What does n
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
@@ -140,7 +141,7 @@ class Preference(MessageColumns):
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key, read=own)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _CanonicalSides:
     """The canonical prompt and the sides after it; a side that the record lacks is None.
 

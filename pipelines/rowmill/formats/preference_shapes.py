@@ -16,10 +16,10 @@ The first shape that matches wins.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
 from rowmill.formats.record_values import is_list, is_mapping
@@ -33,7 +33,7 @@ _RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1}
 """Columns that rank answers, and whether a higher value is better."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FoundSides:
     """A record's prompt and sides as in the source, with the keys `role` and `content`.
 

@@ -8,12 +8,12 @@ dataset's shards compare that dataset only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
 from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.stages import catalog
@@ -24,7 +24,7 @@ from rowmill.stages.training_splits import stage as training_splits
 from rowmill.stages.truncation_stats import stage as truncation_stats
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NumberComparison:
     """One number of both versions; None where a version lacks it. A share is a fraction of 1."""
 
@@ -34,7 +34,7 @@ class NumberComparison:
     is_share: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScopeComparison:
     """One dataset, or the whole recipe (`scope` None): its numbers, and the rows added and removed by content."""
 

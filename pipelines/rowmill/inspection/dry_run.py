@@ -10,7 +10,7 @@ for its plan. What does not: the plan (`table_plan.py`), its text (`table_plans.
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rowmill.build.plan import forecast_steps
 from rowmill.build.steps import Project
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, StageKey
@@ -38,7 +39,7 @@ from rowmill.tabular import sizing
 from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DatasetTablePlan:
     """A dataset's plan, or the overflow message that explains why there is none."""
 
@@ -47,7 +48,7 @@ class DatasetTablePlan:
     overflow: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DatasetAdvice:
     """Advice on a dataset's columns for grouping, best first, and the estimated examples of the current options."""
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError, SourceError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.facts import read_facts
@@ -38,7 +39,7 @@ STAGES_BACKWARDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowOrigin:
     """A row's position in its source; `problem` explains why line and raw record are unknown."""
 
@@ -50,7 +51,7 @@ class RowOrigin:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SequenceOccurrence:
     """One occurrence of a sequence in training: its rank, step, pass, and row in the rank's file."""
 
@@ -61,7 +62,7 @@ class SequenceOccurrence:
     file_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SegmentLocation:
     """One segment: tokens `[start, start + length)` of an example, at `offset` in a sequence of a shard."""
 
@@ -190,7 +191,7 @@ def locate_segments(
         yield one["row_id"], place
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _TrainingOrder:
     """The order of training for one dataset, and where the ranks have its sequences if they are built."""
 

@@ -9,7 +9,7 @@ does not: tracing a sequence to its sources (`sequence_trace.py`), showing it (`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.build.steps import Project
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.inspection.lineage import Lineage, SegmentLocation, load_lineage, locate_segments
 from rowmill.inspection.trace import find_example_files
 from rowmill.schema import manifest
@@ -33,7 +34,7 @@ CONTEXT_TOKENS = 8
 """Tokens before one that are decoded with it: a character may span several tokens."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SequenceTokens:
     """A sequence by columns, one entry per token: `texts` concatenate to the decoded text of a segment.
 

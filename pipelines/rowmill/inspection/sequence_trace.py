@@ -5,13 +5,13 @@ tracing a row to the shards (`trace.py`), showing a trace (`reports/row_view.py`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, IntegrityError, suggest_name
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.inspection.lineage import (
     Lineage,
@@ -37,7 +37,7 @@ NEIGHBOR_TOKENS = 12
 """Tokens shown on each side of a traced one."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenTrace:
     """One token of a sequence: `at` is its index in the sequence, `in_example` its index in the tokenized example.
 
@@ -56,7 +56,7 @@ class TokenTrace:
     in_example: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SequenceTrace:
     """A sequence: its segments, the origin of each, and one traced token if requested."""
 

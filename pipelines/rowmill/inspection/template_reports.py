@@ -5,13 +5,13 @@ What belongs here: opening the templates of a recipe. What does not: probing one
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rowmill.build.steps import Project
 from rowmill.conversation.masking import MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.template_proof import TemplateProof, prove_template
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 from rowmill.inspection.inspect import open_memory_context
 from rowmill.stages import tokenizer_files
@@ -20,7 +20,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 # ── Templates ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TemplateReport:
     """Behaviour of one dataset's chat template on probes, and warnings for its user."""
 

@@ -12,7 +12,6 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, suggest_name
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.core.storage import File
 from rowmill.inspection.lineage import (
@@ -40,7 +40,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StageOutcome:
     """A row's outcome at a stage: its state in the ledger, with reason and detail."""
 
@@ -50,7 +50,7 @@ class StageOutcome:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowTrace:
     """A row from its source to every place that holds its tokens; examples as `(id, tokens, trained)`."""
 

@@ -7,18 +7,17 @@ tokens (`shards/`).
     position_ids  0 1 2 0 1 │ 0 1 2 3
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import IGNORED_LABEL
 
 # --- the plan ---
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SequencePlan:
     """The tokens of every sequence, and the examples that they come from.
 

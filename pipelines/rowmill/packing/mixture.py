@@ -16,7 +16,7 @@ counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, lcm
 
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import hash_labels, permute_rows
 from rowmill.packing.mixture_options import Mixture, StopStrategy
 from rowmill.packing.sample_streams import SampleStream
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SampleOrder:
     """A stretch of the order: its position p has sequence `items[p]` of the plan of dataset `datasets[p]`.
 
@@ -42,7 +43,7 @@ class SampleOrder:
     passes: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SampleSchedule:
     """What the order follows from: how many sequences of each dataset every block has, and the datasets' streams.
 
@@ -183,7 +184,7 @@ def compute_wanted_shares(schedule: SampleSchedule) -> list[float]:
 # --- how many of each dataset, block by block ---
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _WeightStage:
     """Positions `[start, end)` of the order to which one set of weights applies; `end` None: no end."""
 
@@ -192,7 +193,7 @@ class _WeightStage:
     weights: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _MixtureBlock:
     """Consecutive positions with a fixed number of sequences of each dataset."""
 

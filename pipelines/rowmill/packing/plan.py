@@ -17,7 +17,6 @@ look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, expand_ranges
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Strategy
 from rowmill.packing.slicing import ExampleSlices, require_positive
@@ -200,7 +200,7 @@ def _may_be_improved(made: int, lengths: Integers, limit: int, max_segments: int
 # --- best fit on the histogram ---
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _BinMoves:
     """Moves in order: `bins` bins from number `first` on, each with `filled` segments, take `each` more."""
 

@@ -5,19 +5,19 @@ What belongs here: pieces of examples, and the number of their targets. What doe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, expand_ranges
 from rowmill.core.errors import ContextOverflowError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing.options import SliceStrategy
 
 # --- too-long examples ---
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExampleSlices:
     """Pieces of examples, in example order.
 

@@ -4,7 +4,6 @@ What belongs here: choosing a layout. What does not: the arrays of one (`layouts
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.reader.layouts import Batch, join_flat, stack_padded
 from rowmill.reader.preference_batches import stack_pairs
 from rowmill.reader.sequences import PackedSequence
@@ -19,7 +19,7 @@ from rowmill.reader.sequences import PackedSequence
 LayoutName: TypeAlias = Literal["flat", "padded", "preference"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BatchLayout:
     """How batches are laid out; `pad_to` is the length of a batch's rows, None: that of the longest."""
 

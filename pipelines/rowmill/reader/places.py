@@ -12,7 +12,6 @@ takes (`__init__.py`).
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from math import gcd
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ import numpy as np
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets
 from rowmill.core.arrow_numbers import view_numbers
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.garbage_collection import pause_collection
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
@@ -43,7 +43,7 @@ class PlaceLocator(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SequenceSource:
     """The sequences of an order by place."""
 
@@ -65,7 +65,7 @@ class SequenceSource:
 # ── Layout copied ──────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class CopiedPlaces:
     """Shards in order of ranks: `starts` int64[S + 1] are their first rows, where each rank has `per_rank` rows."""
 

@@ -10,7 +10,6 @@ made with another tokenizer. What does not: the files that it names (`shard_chec
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -20,6 +19,7 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.arrow_numbers import view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.garbage_collection import pause_collection
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
@@ -32,7 +32,7 @@ StoredLayout: TypeAlias = Literal["copied", "index"]
 """How ranks are stored: each with shards of its own, or with an index of rows of the packed shards."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DatasetShards:
     """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
 
@@ -40,7 +40,7 @@ class DatasetShards:
     shards: dict[str, tuple[Shard, ...]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class PublishedBuild:
     """A build that trainers may read.
 

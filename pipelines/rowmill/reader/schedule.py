@@ -9,15 +9,15 @@ What belongs here: steps, batches and their borders, steps that a user skips. Wh
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlannedBatch:
     """The sequences `[begin, end)` of this rank; `following` is the number at which its next batch begins."""
 
@@ -26,7 +26,7 @@ class PlannedBatch:
     following: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class RankSchedule:
     """The batches of one rank.
 

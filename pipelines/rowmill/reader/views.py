@@ -8,7 +8,7 @@ Shuffling here is for inspection. The training order was shuffled when it was bu
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.reader.batch_layout import BatchLayout
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
@@ -24,7 +25,7 @@ SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
 BatchFunction: TypeAlias = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class View:
     """Some of a rank's sequences, by number. Every method returns another view or reads; none changes this one."""
 

@@ -12,10 +12,11 @@ w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes
 """
 
 import sys
-from dataclasses import dataclass
+
+from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WorkerShare:
     """Every `workers`-th batch, starting with batch `worker`."""
 

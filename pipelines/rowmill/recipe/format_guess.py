@@ -13,10 +13,11 @@ A guess is a proposal for a person to review, so nothing here reaches a fingerpr
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.auto import Auto
 from rowmill.formats.columns import MAPPED_ROLES
@@ -37,7 +38,7 @@ TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content")
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FormatGuess:
     """Options of `format` and the evidence for them; `evidence` quotes no value of the data."""
 

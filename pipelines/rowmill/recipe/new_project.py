@@ -12,12 +12,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.storage import check_name
 from rowmill.recipe.format_guess import FormatGuess, guess_format
@@ -43,7 +43,7 @@ IGNORED = (".rowmill/", ".dagster/")
 """What a build and Dagster write next to configs/."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NewProject:
     """The written files, and the existing files that were kept, with the lines that they lack."""
 
@@ -57,7 +57,7 @@ class NewProject:
         return self.recipe.stem
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _FoundDataset:
     """Files with the same columns, and the format guessed from their first records."""
 

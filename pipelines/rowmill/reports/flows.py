@@ -13,10 +13,11 @@ sequences), a level begins anew.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     PACKED_SHARDS,
@@ -46,7 +47,7 @@ REPEATED = "repeated"
 """The state of the table `schedule` that adds to what is kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FlowBranch:
     """What leaves the flow below a level, or joins it."""
 
@@ -56,7 +57,7 @@ class FlowBranch:
     joins: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FlowLevel:
     """What reaches a stage, in one unit, and its branches before the next level."""
 

@@ -4,13 +4,14 @@ What belongs here: the data type. What does not: rendering and masking (`convers
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Conversation:
     """The input of a template: canonical messages, tools, the row's kwargs, and the row's hash."""
 

@@ -11,10 +11,11 @@ its check has nothing to ask of this output; `UNCOUNTED` says that outputs of th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import NOT_APPLICABLE
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def require_counted(value: ValueT | Uncounted) -> ValueT:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RawDatasetFacts:
     """What scanned source files are counted by."""
 
@@ -68,7 +69,7 @@ class RawDatasetFacts:
     parts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass(kw_only=True)
 class CanonicalRowsFacts:
     """What canonical rows are counted by, whatever they hold; `| str` is a share or count that may not apply."""
 
@@ -144,7 +145,7 @@ class CanonicalRowsFacts:
     type_mismatch: int | Uncounted = UNCOUNTED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass(kw_only=True)
 class TokenizedExamplesFacts:
     """What tokenized examples are counted by, whatever they were made of."""
 
@@ -207,7 +208,7 @@ class TokenizedExamplesFacts:
     longest_group: int | Uncounted = UNCOUNTED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PackedShardsFacts:
     """What packed shards are counted by."""
 
@@ -236,7 +237,7 @@ class PackedShardsFacts:
     """Pairs whose sides begin with different prompts."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TrainingSplitsFacts:
     """What an order of sequences is counted by."""
 

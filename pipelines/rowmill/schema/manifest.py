@@ -9,11 +9,12 @@ may lead to one version; that is how an upstream rebuild that changed nothing st
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.concurrent_syncs import sync_files
 from rowmill.core.errors import BusyError, IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 
@@ -37,7 +38,7 @@ No number can express this: 0 would claim a successful measurement.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Part:
     """A piece of a stage's output with its own fingerprint; `facts` are counts that add up over parts."""
 
@@ -46,7 +47,7 @@ class Part:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DisplayTable:
     """A small table for people: column names and at most a few dozen rows."""
 
@@ -54,7 +55,7 @@ class DisplayTable:
     rows: tuple[tuple[Any, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Histogram:
     """Counts over bins; bin i covers `[edges[i], edges[i + 1])`; `limit` is marked in the plot."""
 
@@ -65,7 +66,7 @@ class Histogram:
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Manifest:
     """One stage's output.
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 
 RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
@@ -168,7 +169,7 @@ class PlainChat(NamedTuple):
     messages: list[Message]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Rejected:
     """A record that is not processed further: a reason from the closed list, and a detail for the user."""
 
@@ -176,7 +177,7 @@ class Rejected:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Span:
     """Characters `[start, end)` of a rendered text that belong to message `message`."""
 
@@ -185,7 +186,7 @@ class Span:
     message: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ContentSpan:
     """Characters `[start, end)` of a rendered text that come from the row, with their kind.
 
@@ -214,7 +215,7 @@ class RenderedText:
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MaskedConversation:
     """A rendered conversation with its verified loss spans.
 

@@ -17,7 +17,7 @@ the written shards; counts alone would not detect a packer that replaces tokens 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, Ints, Tokens, Weights
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.runs import Runs
 from rowmill.core.storage import Store
@@ -108,7 +109,7 @@ def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
     return table.add_column(place, SEQUENCE_SCHEMA.field(place), pa.array(numbers))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Segments:
     """The segments of several sequences, flat.
 
@@ -134,7 +135,7 @@ def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Inte
     return Runs.of(row_offsets[rows] + starts, lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Spans:
     """Labels and positions of each token, and the lengths of attention spans, derived from a plan.
 
@@ -148,7 +149,7 @@ class Spans:
     offsets: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class Padding:
     """The pad tokens after each segment, int32[K], and their id."""
 
@@ -198,7 +199,7 @@ def _count_targets(labels: Tokens, token_offsets: Ints) -> Tokens:
     return np.add.reduceat(labels != IGNORED_LABEL, token_offsets[:-1], dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _StoredTokens:
     """The tokens of a shard's rows with their padding; `offsets` int64[S + 1] cut them into sequences."""
 

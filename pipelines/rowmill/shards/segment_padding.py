@@ -10,7 +10,6 @@ The tokens of a segment are its content, which hashes, exports and comparisons s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, sum_by_span
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -28,7 +28,7 @@ from rowmill.schema.rows import PADDING_COLUMN
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class PaddedSegments:
     """Where the tokens of K segments are once padding follows each of them.
 

@@ -11,7 +11,7 @@ What does not: how a format stores them (one file per format), or which segments
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SequenceBatch:
     """S sequences of K segments and T tokens, flat.
 
@@ -86,7 +87,7 @@ class SequenceBatch:
 # ── Out of native shards ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SegmentFiles:
     """Native shards as scratch files: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
 
@@ -138,7 +139,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _FileSegments:
     """Segments of one file; the values of a sequence are repeated for each of its segments."""
 

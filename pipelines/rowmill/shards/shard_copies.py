@@ -5,12 +5,12 @@ folder (`host_scratch.py`), taking rows (`gather.py`, `sequences.py`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import native
@@ -18,7 +18,7 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.segment_padding import drop_padding
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NumberedShard:
     """A shard, and the number of its first sequence in the split of its dataset."""
 
@@ -26,7 +26,7 @@ class NumberedShard:
     first_sequence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShardCopies:
     """Shards of the store at `root`, each copied to a host when a task there first needs it.
 

@@ -14,7 +14,6 @@ all of them phrases such as "how much money does he have left"; three cover half
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, expand_ranges
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.similarity.words import (
     HashedTexts,
     Hashes,
@@ -39,7 +39,7 @@ _MAX_FILTER_BITS = 26
 _FILTER_SPARSENESS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ItemNGrams:
     """The n-grams of all items, sorted by hash: the item of each and the word of the item that it begins with."""
 
@@ -48,7 +48,7 @@ class ItemNGrams:
     starts: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShortTexts:
     """The texts of items without any n-gram, sorted by hash; a row has such an item if it has all its texts."""
 
@@ -56,7 +56,7 @@ class ShortTexts:
     items: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ItemIndex:
     """What a row's n-grams are looked up in; items are numbered as in `words`, the number of words of each."""
 
@@ -125,7 +125,7 @@ def _index_short_texts(texts: HashedTexts, owners: Ints, has_ngrams: Bools) -> S
     return ShortTexts(hashes, items)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CoveredItems:
     """Pairs of a row and an item that share hashes, with the share of the item's words that these cover."""
 

@@ -16,13 +16,13 @@ Each round settles the first rows of all bands together; a band in which k rows 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, expand_ranges
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import mix_array
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams
 
@@ -33,7 +33,7 @@ Compare = Callable[[Integers, Integers], NDArray[np.float64]]
 """Returns the similarity of each pair of rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Shingles:
     """The distinct shingles of some rows, sorted: row r has `[offsets[r], offsets[r + 1])`."""
 
@@ -46,7 +46,7 @@ class Shingles:
         return np.diff(self.offsets)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Removed:
     """Rows that go, each with the row that stays instead and their similarity."""
 

@@ -15,7 +15,6 @@ at once: with P[i] the sum of c[k]·M^k over k < i, the word [a, b) is (P[b] −
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import GAMMA, mix_array
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -42,7 +42,7 @@ _ALONE_NAMES = (
 """How Unicode's names of the characters begin that are words by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HashedTexts:
     """The words of some texts: text t has the hashes `[offsets[t], offsets[t + 1])`."""
 
@@ -55,7 +55,7 @@ class HashedTexts:
         return np.diff(self.offsets)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NGrams:
     """The n-grams of some texts: a hash each, the number of the word that it begins with, and the text."""
 

@@ -17,13 +17,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import BinaryIO
 
 import orjson
 
 from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line, require_columns
@@ -42,7 +43,7 @@ _DELIMITER_LINE = re.compile(r'"?sep=([^\r\n])"?\r?(?:\n|\Z)', re.IGNORECASE)
 """What Excel reads in the first line as the delimiter; it is no record."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Dialect:
     """The delimiter and the quote character of a file."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from rowmill.core.config import describe_type
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.sources.limits import Limits
 from rowmill.sources.parts import FileScan, PartContent, SampleBy
@@ -19,7 +20,7 @@ OpenStream = Callable[[], BinaryIO]
 """Opens a file's content from its beginning, decompressed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FileOptions:
     """The recipe's options for a file, and how it can be read.
 

@@ -10,7 +10,7 @@ parsing either a second time would cost more than the disk space.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
@@ -157,7 +158,7 @@ def _explain_unknown_suffix(url: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SourceFile:
     """A file of a source, not read yet; `url` is the recipe's URL, including its secrets."""
 
@@ -170,7 +171,7 @@ class SourceFile:
     keeps_non_finite: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StoreStager:
     """A `ContentStager` in a folder of a store; an existing copy is not written again."""
 

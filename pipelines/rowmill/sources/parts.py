@@ -14,9 +14,10 @@ Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO, Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.sources.limits import bound_line, make_too_long_line
 
 SCAN_VERSION = 5
@@ -36,7 +37,7 @@ SplitHint = Literal["train", "validation"]
 SampleBy = Literal["line", "paragraph", "document"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartContent:
     """A part as a reader cuts it: its place in the file and its records as JSON lines.
 
@@ -53,7 +54,7 @@ class PartContent:
     is_whole: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SourcePart:
     """A slice of a source file, named by its content.
 
@@ -89,7 +90,7 @@ class SourcePart:
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FileScan:
     """Everything recorded about one file (or one Hugging Face split) after reading it once.
 

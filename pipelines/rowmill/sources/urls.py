@@ -21,13 +21,13 @@ import re
 import stat
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn, cast
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.public_urls import public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
@@ -35,7 +35,7 @@ _EXPANSION_LIMIT = 100_000
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Location:
     """A URL as recorded, and the file system and path that reach it; `fs` is None for a local file."""
 

@@ -36,6 +36,7 @@ import polars as pl
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.dataset import Dataset
@@ -71,7 +72,7 @@ class ProgressCallback(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StageContext:
     """What a stage receives: its place, its inputs, and the executor."""
 
@@ -141,7 +142,7 @@ def _accept_any(_: Manifest) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PreparedStage:
     """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.
 
@@ -163,7 +164,7 @@ Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]
 """Publishes an output for trainers if no check blocks, with its check results and the loosened bounds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ComparedFact:
     """A fact that `rowmill diff` compares, with its display name."""
 
@@ -187,7 +188,7 @@ def _applies_to_all(dataset: Dataset) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass(kw_only=True)
 class StageDeclaration:
     """Everything known about a stage without running it, declared once, in the stage's module.
 
@@ -276,7 +277,7 @@ class StageDeclaration:
 # ── Parts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartTask:
     """A part to make or reuse: its fingerprint, its task, and the size of its input."""
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
@@ -49,7 +50,7 @@ class TrainComparison:
     samples: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _TrainSearchTask:
     """A part of training rows, of which every `stride`-th row is sampled."""
 

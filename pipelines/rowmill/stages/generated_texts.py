@@ -15,7 +15,6 @@ servers report that they removed the EOS.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
@@ -51,7 +51,7 @@ PARSED = pa.schema(
 """A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GeneratedTextSpec:
     """The expected form of a text, from `tokenized_examples`; sent to workers."""
 
@@ -69,7 +69,7 @@ class GeneratedTextSpec:
         return RecordSchema.from_json(orjson.loads(self.schema))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ParseTask:
     """A part of a file to parse."""
 
@@ -81,7 +81,7 @@ class ParseTask:
     meant: GeneratedTextSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GeneratedText:
     """A generated text, or the reject of the record that should hold it."""
 

@@ -5,13 +5,14 @@ What belongs here: loading these from manifests and files. What does not: decidi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
@@ -23,7 +24,7 @@ from rowmill.tabular.table_contract import TableContract, TableEvidence
 from rowmill.tabular.time_order import SortKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ObservedTable:
     """A table after all its parts were observed.
 
@@ -60,7 +61,7 @@ def get_table_options(context: StageContext) -> Records:
 # ── Rows ────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class IndexOptions:
     """How rows are indexed: by groups or as series, and in which order."""
 

@@ -14,7 +14,6 @@ gives its rows other ids, and with these the examples that have them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets
 from rowmill.core.concurrent_reads import map_reads, read_tables
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.packing.groups import cut_groups
 from rowmill.schema.manifest import Part
@@ -38,7 +38,7 @@ BLOCK_ROWS = 1 << 21
 """Rows of a block, whose keys a task holds: some 200 bytes each."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartitionBorders:
     """Where partitions end: groups by the first `bits` of a hash, or runs of parts `[first, end)`."""
 
@@ -64,7 +64,7 @@ def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBord
     return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowPart:
     """A part of rows, the ids of its records, and the fingerprint of these ids."""
 
@@ -73,7 +73,7 @@ class RowPart:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TablePartition:
     """Rows that are planned together: all of `parts`, or those in the files of `keys`.
 
@@ -108,7 +108,7 @@ class TablePartition:
         return sum(file.bytes for _, file in self.keys if file is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class PartitionRows:
     """A partition's rows as integers: `lengths` int64[N] are their tokens, −1 if rejected."""
 
@@ -132,7 +132,7 @@ _KEY_SCHEMA = pa.schema(
 """A row of a partition in a block: `part` numbers the block's parts, `place` the part's rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class KeyBlockTask:
     """Consecutive parts whose keys and lengths are divided among partitions."""
 
@@ -253,7 +253,7 @@ def join_lengths(lengths: Sequence[Integers]) -> Ints:
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class HeldPartition:
     """A partition in memory: its name if a hash decides it, its rows, and the files of their parts."""
 

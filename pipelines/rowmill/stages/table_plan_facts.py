@@ -8,13 +8,14 @@ minimum, mean, deviation and histograms of a table are exact, whatever number of
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES, ExampleLimits
 from rowmill.tabular.schema import Mode
@@ -29,7 +30,7 @@ MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_re
 # ── Sizes ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ValueCounts:
     """How many times each value occurs: `values` ascend."""
 
@@ -82,7 +83,7 @@ class ValueCounts:
         return cls(values, counts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SplitFacts:
     """Counts and sizes of a split's examples; `longest_group` are the records of the largest group."""
 
@@ -134,7 +135,7 @@ class SplitFacts:
 # ── Overflows ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TableOverflow:
     """A record or group that is too large for an example: `name` is its row or its key, `records` how many it has."""
 
@@ -161,7 +162,7 @@ class TableOverflow:
         return f"{self.name} needs {self.tokens} tokens ({parts}), limit {self.limit}{widest}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class OverflowFacts:
     """How many units do not fit, the `first` of them in the order of the table, and the `worst`, largest first."""
 
@@ -200,7 +201,7 @@ def _select_worst(overflows: Iterable[TableOverflow]) -> tuple[TableOverflow, ..
 # ── The plan of a table ────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TablePlan:
     """The plan of a table in numbers: its splits in the order of `SPLITS`, without those that have no rows."""
 

@@ -9,12 +9,13 @@ index of segments or a ledger, and two stages have an output without files.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowCount:
     """The number of rows of an output, and the noun for one of them."""
 
@@ -40,7 +41,7 @@ def _count_no_rows(output: Manifest) -> RowCount | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StatsInputs:
     """What a stage contributes to the statistics besides its ledgers."""
 

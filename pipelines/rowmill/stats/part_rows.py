@@ -5,7 +5,6 @@ What belongs here: a part file's columns in a table's schema, in batches. What d
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rowmill.core.arrow_files import SUFFIX
 from rowmill.core.errors import SchemaError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, damaged_file_error
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.stats.counts import StatsInputs
@@ -22,7 +22,7 @@ GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartFile:
     """A part file that a long table is copied from."""
 
@@ -63,7 +63,7 @@ def read_part_rows(store: Store, manifest: Manifest, table: str, sources: Sequen
     return _join_batches(batches, schema)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _Columns:
     """The columns of a batch, in the types of the file with this path."""
 

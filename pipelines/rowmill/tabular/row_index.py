@@ -10,7 +10,6 @@ keys and positions (`stages/canonical_rows/table_rows.py`), lengths in tokens, p
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
@@ -33,7 +33,7 @@ KEY_COLUMNS = ("split", "group_key", "order_key")
 _LARGEST = 2**62
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class RowIndex:
     """The rows of a dataset, or of a partition of it.
 

@@ -8,12 +8,12 @@ plan, which is exact (`assembly/`), and counting tokens; callers with a tokenize
     sequential   prompt + one group          at most the limit: a series continues in the next example
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
 
@@ -26,7 +26,7 @@ SKEWED_TIMES = 20
 FEW_EXAMPLES = 10
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExampleEstimate:
     """Estimated size of an example.
 
@@ -78,7 +78,7 @@ def estimate_example(
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GroupAdvice:
     """Assessment of a column as the group column.
 

@@ -14,7 +14,6 @@ relations.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.schema import RecordSchema
 
@@ -38,7 +38,7 @@ MAX_TABLE_LINES = 60
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TableComparison:
     """Comparison of two tables: tables for the report, and the largest distances."""
 

@@ -4,15 +4,14 @@ What belongs here: the tokens of a span, and which of them train with which weig
 from (`conversation/masking/`), encoding (`encoder.py`).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rowmill.core.arrays import Bools, Ints, Weights, compute_offsets, expand_ranges
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
@@ -92,7 +91,7 @@ def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
     return np.minimum(found, encoded.offsets[texts + 1])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _TextBases:
     """The start of each text in the concatenation of all texts of a batch, with gaps between them."""
 

@@ -10,18 +10,19 @@ What belongs here: splitting, making and concatenating columns. What does not: w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenColumn:
     """One part of every example of a batch: ids with offsets int64[N + 1], a span kind, and whether it trains."""
 

@@ -8,15 +8,16 @@ tokens train (`alignment.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EncodedTexts:
     """A batch of encoded texts.
 

@@ -12,7 +12,6 @@ import logging
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 
 _LOG = logging.getLogger("rowmill.tokenizer")
 
@@ -96,7 +96,7 @@ def get_engine_version(name: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EngineResult:
     """The ids of a batch, and the places of texts that the engine did not encode, whose ids are missing."""
 

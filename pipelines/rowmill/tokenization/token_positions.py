@@ -17,7 +17,6 @@ its positions are unknown, and it takes the reference path.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, cast
@@ -27,6 +26,7 @@ import orjson
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.token_bytes import SENTENCEPIECE_SPACE, read_byte_lengths, read_sentencepiece_bytes
 
 _NEVER_ADDS_UP = 1 << 40
@@ -47,7 +47,7 @@ class DummyPrefix(StrEnum):
     """Before every stretch of text between added tokens, whatever it begins with."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenLengths:
     """What the ids of a vocabulary stand for, by id.
 
@@ -61,7 +61,7 @@ class TokenLengths:
     prefix: DummyPrefix
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LocatedTokens:
     """The bytes of each token within its own text, and the texts whose positions are unknown: `unlocated` int64[K]."""
 

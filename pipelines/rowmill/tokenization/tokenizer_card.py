@@ -5,15 +5,16 @@ its files (`tokenizer.py`).
 """
 
 import base64
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.engines import REFERENCE_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenizerCard:
     """The identity of a tokenizer: everything that determines its ids, and the properties that other modules read.
 
@@ -63,7 +64,7 @@ class TokenizerCard:
         return next((content for one, content, _ in self.added if one == token_id), None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LoadedTokenizer:
     """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text."""
 

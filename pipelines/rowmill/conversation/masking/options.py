@@ -4,12 +4,12 @@ What belongs here: which text trains, as the recipe says. What does not: finding
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
+from rowmill.core.frozen_classes import frozen_dataclass
 
 
 class Loss(Config):
@@ -68,7 +68,7 @@ class Loss(Config):
         return not self.mask_user_turns or not self.mask_inputs
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MaskRules:
     """Options of other groups that a masker reads, as plain values."""
 

@@ -8,7 +8,7 @@ conversations that have answers (`loss_mask.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rowmill.conversation.masking.content_spans import ContentLocator, LocatedContent, is_tool_missing
 from rowmill.conversation.masking.loss_mask import Masker, needs_plain_check
@@ -17,13 +17,14 @@ from rowmill.conversation.masking.options import MaskRules
 from rowmill.conversation.masking.owned_spans import locate_proven_content
 from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PromptRenderer:
     """Renders the prompts of one dataset; `masker` knows the template's frames."""
 

@@ -5,18 +5,18 @@ What belongs here: rendering a probe once, and the template text around its own 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rowmill.conversation.masking.content_spans import group_by_message, is_tool_missing
 from rowmill.conversation.masking.owned_spans import locate_proven_content
 from rowmill.conversation.masking.probe_shapes import make_probe_shapes
 from rowmill.conversation.masking.template_frames import find_common_end, get_call_ids
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import ContentSpan, Message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ContentRun:
     """Consecutive own text of one message."""
 
@@ -30,7 +30,7 @@ class ContentRun:
     """The message of the next run; −1 for the last one."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RenderedShape:
     """One rendered probe conversation."""
 

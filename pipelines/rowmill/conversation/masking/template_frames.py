@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from rowmill.conversation.template_contract import CONTROL_TAG_PATTERN, find_first_control_token
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Message
 
 _DIGITS = re.compile(r"\d+")
@@ -56,7 +57,7 @@ def get_call_ids(message: Message) -> tuple[str, ...]:
     return tuple(one for one in found if isinstance(one, str) and len(one) >= MIN_ID_CHARS)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TurnPrefix:
     """Template text before a turn's first own text: the `header`, part of the prompt, and the `rest`, which trains."""
 

@@ -17,17 +17,17 @@ An option that is set overrides both columns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rowmill.conversation.masking.content_spans import LocatedContent, group_by_message
 from rowmill.conversation.masking.options import Loss
 from rowmill.conversation.masking.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
 from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TurnBounds:
     """The positions at which the parts of one turn begin and end.
 
@@ -45,7 +45,7 @@ class TurnBounds:
     trailing: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TrainedText:
     """The trained spans of a render, and its text, with an end of turn if one had to be appended."""
 
@@ -53,7 +53,7 @@ class TrainedText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _ContentGroup:
     """Consecutive pieces of one message; with the template text around them they fill `[before, after)`."""
 

@@ -14,7 +14,6 @@ A row has a layout if its messages have only a role and a content, and its conte
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import orjson
@@ -22,6 +21,7 @@ import orjson
 from rowmill.conversation.masking.verification import MIN_FOREIGN_CHARS
 from rowmill.conversation.template_contract import PlaceholderRendering
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
@@ -32,7 +32,7 @@ MAX_CACHED_LAYOUTS = 4096
 """Layouts that a worker keeps; nearly every long conversation has a different sequence of roles."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TurnLayout:
     """The template text around the contents of one sequence of roles.
 
@@ -129,7 +129,7 @@ def _measure_content_place(
     ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ContentPositions:
     """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
 

@@ -6,10 +6,10 @@ form (`schema/rows.py`).
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -23,7 +23,7 @@ class BadArgumentsError(ValueError):
     """A call's arguments are unparsed text, and the template prints only objects."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Adaptation:
     """The form of messages that one template reads."""
 

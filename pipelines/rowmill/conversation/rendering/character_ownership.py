@@ -22,7 +22,6 @@ a code point occurs only where its character was printed.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 
 from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart
 from rowmill.core.arrays import compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -68,7 +68,7 @@ class _OwnTextSource(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CoverAttempt:
     """Which text of a row is covered."""
 

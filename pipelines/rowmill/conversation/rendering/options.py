@@ -5,7 +5,7 @@ What does not: rendering (`renderer.py`), the bundled templates (`template_regis
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from rowmill.conversation.rendering.template_registry import (
 )
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 
 DroppedKind = Literal[
@@ -103,7 +104,7 @@ class Template(Config):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TemplateSource:
     """A chat template: its text, its name, and the special tokens that it may print."""
 
@@ -157,7 +158,7 @@ def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
     return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RendererSpec:
     """Everything that determines a renderer's output, as plain values that can be sent to workers."""
 

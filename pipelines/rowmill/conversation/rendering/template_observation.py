@@ -7,7 +7,6 @@ of messages that the template reads (`probes.py`), masking.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rowmill.conversation.rendering.adaptation import Adaptation
@@ -27,6 +26,7 @@ from rowmill.conversation.rendering.probes import (
     shows_text,
 )
 from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior, find_first_control_token
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
 
@@ -143,7 +143,7 @@ def _choose_end(ends: Mapping[str, Any], eos: str) -> str:
     return str(ends.get("finish") or eos)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GenerationBlocks:
     """Compares the text that `{% generation %}` blocks train on probes with the text that marks would train."""
 

@@ -9,7 +9,6 @@ The index is made once and read by every worker once; a build with other rows an
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.record_values import get_at_path, is_mapping
@@ -59,7 +59,7 @@ ITEM_SCHEMA = pa.schema(
 benchmark, `record` from 1 in its file."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScannedBenchmark:
     """A benchmark and the scans of its files."""
 
@@ -89,7 +89,7 @@ def identify_benchmarks(scanned: Sequence[ScannedBenchmark]) -> list[Any]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _IndexTask:
     root: str
     folder: str
@@ -200,7 +200,7 @@ def _list_texts_of(value: Json) -> Iterator[str]:
         yield from _list_texts_of(value.get("content", value.get("value")))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BenchmarkItems:
     """The items of an index, by number, and the search in it."""
 

@@ -14,7 +14,6 @@ are compared in the calling process, and nothing but the rewritten parts is writ
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import filters
 from rowmill.schema.manifest import Part
@@ -52,7 +52,7 @@ _REPEAT_SCHEMA = pa.schema(
 """A row of a block that equals an earlier one, and the id of the first that it equals."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DistinctRows:
     """The parts without duplicates, and the fingerprints of the parts that the hashes are kept in."""
 
@@ -88,7 +88,7 @@ def _plan_one_block(context: StageContext, block: PartBlock, column: str) -> Ite
 # ── Rows of a block, in buckets ──────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _HashTask:
     root: str
     folder: str
@@ -136,7 +136,7 @@ def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:
 # ── A bucket of all blocks ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _BucketTask:
     """The lines of one bucket, with the number of the block of each file."""
 
@@ -203,7 +203,7 @@ def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
 # ── What to remove from each part ────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Removal:
     """A part without its duplicates: its fingerprint, their places, and the ids of the rows that they repeat."""
 
@@ -217,7 +217,7 @@ class _Removal:
         return {place: Rejected("duplicate", f"repeats {original}") for place, original in pairs}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _RemovalTask:
     root: str
     folder: str

@@ -5,13 +5,13 @@ not: what is compared (`duplicate_rows.py`, `band_buckets.py`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File, Part
 from rowmill.stages.part_files import write_table
@@ -19,7 +19,7 @@ from rowmill.stages.part_files import write_table
 MAX_BUCKETS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartBlock:
     """Consecutive parts: `parts[first:]` of a dataset, with the files that a task reads of them."""
 

@@ -8,13 +8,13 @@ ids decoded without control tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.schema.rows import Message, make_row_schema
 from rowmill.stages.base import StageContext
@@ -32,7 +32,7 @@ MAX_SHOWN_CHARS = 300
 """Characters of a text in such a table."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RowTexts:
     """The texts of some rows: text t is of row `rows[t]`, ascending."""
 
@@ -53,7 +53,7 @@ class RowTexts:
         return np.bincount(self.rows, lengths, self.count).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TextSource:
     """Where the texts of a dataset's rows are: columns, and for rows of token ids the tokenizer in the store."""
 

@@ -5,9 +5,10 @@ What belongs here: the order, the facts, files and tables. What does not: the fi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File
 from rowmill.formats.removal_filters import identify_removal_filters
 from rowmill.recipe.recipe import Recipe
@@ -20,7 +21,7 @@ from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearc
 from rowmill.stages.tokenizer_files import identify_tokenizer, open_recipe_tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FilteredRows:
     """The parts after the filters, and what each filter found; None: the dataset does not ask for it."""
 

@@ -17,7 +17,7 @@ Rows are made column by column, each distinct cell or value read once (`typed_ce
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, digest_bytes
@@ -52,7 +53,7 @@ from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cell
 from rowmill.tabular.time_order import SortKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ObserveTask:
     """A source part to observe; `take` as in `TableRowsTask`."""
 
@@ -64,7 +65,7 @@ class ObserveTask:
     take: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TableRowsTask:
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
@@ -105,7 +106,7 @@ def observe_part(task: ObserveTask) -> Part:
     return Part(task.fingerprint, {"seen": File(f"{at}/seen.json", len(content), digest_bytes(content), 0)})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _DecodedPart:
     """A part's records and rejects; `numbers` are record numbers in the part, from 0.
 

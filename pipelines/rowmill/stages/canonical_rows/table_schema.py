@@ -10,7 +10,6 @@ change.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from rowmill import sources
 from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
@@ -112,7 +112,7 @@ def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.Source
     return [made[one.fingerprint] for one in planned]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ContractProposal:
     """The contract inferred from the data, and its YAML file with the evidence."""
 

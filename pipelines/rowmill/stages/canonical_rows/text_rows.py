@@ -5,7 +5,6 @@ What belongs here: reading a part record by record, and writing the files of its
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats.preference_columns import list_present_columns
@@ -25,7 +25,7 @@ from rowmill.stages.canonical_rows.row_columns import RowColumns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CanonicalTask:
     """Source parts whose rows are made together."""
 

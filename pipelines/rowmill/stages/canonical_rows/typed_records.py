@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.formats import Records
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
@@ -42,7 +43,7 @@ class TypedRecord(NamedTuple):
     domain: str | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class TypedColumns:
     """The records of a part column by column, in the form of `TypedRecord`, and the rejects."""
 
@@ -90,7 +91,7 @@ class MismatchLog:
         return {name: list(self.found[name]) for name in sorted(self.found)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ColumnRoles:
     """The columns that hold a record's group, order, time and domain."""
 

@@ -7,7 +7,7 @@ What belongs here: moving tokens and files, and hashing what was read and what w
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.exports import export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout, WrittenFile
@@ -32,7 +33,7 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExportShards:
     """What all jobs of an export read: shards with the numbers of their first segments."""
 
@@ -69,7 +70,7 @@ def _locate_first_segments(source: ExportSource) -> Ints:
     return source.first_segments[source.first_rows]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _ExportTask:
     """One job of an export: segments by their number over all shards, and the folder in the store."""
 

@@ -4,7 +4,6 @@ What belongs here: integers and cards from manifests. What does not: tokens and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.exports import astrai, export_manifest
@@ -30,7 +30,7 @@ DEFAULT_OBJECTIVE: Objective = "next_token"
 """The objective of a card that names none."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExportSource:
     """The packed shards of one split, of all datasets.
 

@@ -3,9 +3,9 @@
 What belongs here: what identifies a rank. What does not: its files (`copied_ranks.py`, `rank_indexes.py`).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe
@@ -19,7 +19,7 @@ VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GpuPartitionsFacts:
     """Facts of the stage's output."""
 

@@ -5,7 +5,6 @@ What belongs here: gathering a shard's tokens, its lineage, content hashes. What
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, sum_by_span
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.runs import Runs
 from rowmill.core.storage import Store, digest_bytes
@@ -53,7 +53,7 @@ SEGMENTS = pa.schema(
 # ── A group's tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class GroupTokens:
     """The examples of a group end to end: `offsets` int64[N + 1] cut their tokens.
 
@@ -142,7 +142,7 @@ def _hash_segments(
 # ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ShardCut:
     """The sequences of one shard, and the shard's name in its split."""
 
@@ -162,7 +162,7 @@ def cut_shards(split: str, plan: SequencePlan, per_shard: int) -> Iterator[Shard
         yield ShardCut(split, f"part-{number:05d}", own)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WrittenShard:
     """A shard, its lineage, and its counts."""
 
@@ -171,7 +171,7 @@ class WrittenShard:
     facts: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ShardWriter:
     """Writes the shards of one group into `folder`; `sources` maps parts to their file and first record."""
 

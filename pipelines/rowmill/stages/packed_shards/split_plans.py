@@ -7,7 +7,7 @@ What belongs here: which examples a split has, what of each is packed, the plan.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, Ints, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing import layout, slicing
 from rowmill.packing import plan as packing
 from rowmill.packing.groups import StreamStretch
@@ -32,7 +33,7 @@ SURPLUS_CODE = -1
 """The split of an example whose group was held out and whose sequence was not needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PackingRules:
     """Everything of a recipe that decides a plan, and what to say of an example that stops the build."""
 
@@ -62,7 +63,7 @@ class PackingRules:
         return np.add.reduceat(rounded, compute_offsets(sides.value_lengths().to_numpy())[:-1])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExampleLengths:
     """The columns of examples that planning reads, and the number of each part's first example.
 
@@ -100,7 +101,7 @@ def make_lengths(columns: pa.Table, counts: "list[int]", read_column: Callable[[
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SplitPlan:
     """A split's plan; `plan.examples` number examples over all splits. `rejected` are examples by reason.
 
@@ -209,7 +210,7 @@ def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices
 # ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class LeftOutExamples:
     """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
 

@@ -13,7 +13,7 @@ better choice where a number is not needed. This needs the lengths of all exampl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.formats.splits import Splitter
 from rowmill.packing.layout import SequencePlan
@@ -53,7 +54,7 @@ MOVED_SCHEMA = pa.schema(
 _TRAIN, _VALIDATION = SPLITS.index("train"), SPLITS.index("validation")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class HeldOutValidation:
     """The split of every example, the plan of validation, and the rows that left train.
 
@@ -174,7 +175,7 @@ def _make_shortage_error(context: StageContext, wanted: int, room: int, *, alone
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _HashedRows:
     """A part's rows with the numbers that `splits` gives their groups, and the row of each example."""
 

@@ -6,7 +6,7 @@ order for a row (`conversation_examples.py`), shortening (`conversation_shorteni
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json_column, to_json
 from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.dataset import Dataset
@@ -60,7 +61,7 @@ def show_control_strings(
     return replace(masked, text=text), ranges
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ConversationEncoder:
     """Renders, masks and encodes the conversations of one dataset."""
 

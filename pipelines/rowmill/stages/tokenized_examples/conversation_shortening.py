@@ -5,9 +5,10 @@ What does not: which messages are removed (`conversation/truncation.py`), cuttin
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rowmill.conversation.truncation import ConversationTruncator, TruncatedConversation
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, show_control_strings
@@ -17,7 +18,7 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.token_truncation import truncate_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RenderedCandidate:
     """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
 
@@ -29,7 +30,7 @@ class RenderedCandidate:
     ordinary: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ConversationShortener:
     """Fits the examples of one dataset's conversations to the limit."""
 

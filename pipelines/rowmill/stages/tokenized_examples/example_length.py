@@ -5,9 +5,8 @@ not: shortening one: conversations (`conversation_shortening.py`), pairs, docume
 (`token_truncation.py`).
 """
 
-from dataclasses import dataclass
-
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.rows import Rejected, RowKind
 from rowmill.tokenization.encoded_batch import Example
@@ -17,7 +16,7 @@ RowOutcome = list[Example] | Rejected
 """The outcome of one row: its examples in order, or its reject."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LengthLimit:
     """The most tokens of an example, and the options for longer ones; `sliced`: packing slices them."""
 

@@ -34,6 +34,7 @@ from rowmill.conversation.masking.turn_layouts import (
     make_literal_pattern,
 )
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import FlatSpans
@@ -71,7 +72,7 @@ class ChatMasker(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TrainedChats:
     """Masks chats whose answers are trained."""
 
@@ -87,7 +88,7 @@ class TrainedChats:
         return self.masker.mask(conversation, prove_sample=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PromptChats:
     """Renders chats that wait for an answer."""
 

@@ -8,7 +8,6 @@ does not: cutting long ones (`token_truncation.py`), conversations (`conversatio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
@@ -38,7 +38,7 @@ from rowmill.tokenization.example_encoding import (
 from rowmill.tokenization.token_truncation import cut_pair, split_into_windows
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlainTextExampleBuilder:
     """Builds the examples of a dataset's pairs and documents."""
 

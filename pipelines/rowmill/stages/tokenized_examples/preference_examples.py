@@ -9,13 +9,14 @@ not: rendering and masking (`conversation_encoding.py`), which messages are remo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.conversation.truncation import ConversationTruncator
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import from_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
@@ -33,7 +34,7 @@ CHOSEN, REJECTED = 1, 0
 """Values of `sides`: the chosen or good answer, the rejected or bad one."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Preference:
     """A row's prompt and sides, control strings hidden; `answers` are the messages of each side after the prompt."""
 
@@ -48,7 +49,7 @@ class _Preference:
         return replace(self.prompt, messages=[*prompt, *self.answers[side]])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _MaskedSide:
     """A side's text, and the ranges in which control strings are text."""
 

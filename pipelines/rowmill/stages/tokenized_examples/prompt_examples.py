@@ -6,11 +6,10 @@ What belongs here: the examples of a batch of prompts. What does not: rendering 
     messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
 """
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 
 from rowmill.conversation.masking.prompt_rendering import PromptRenderer
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import (
@@ -24,7 +23,7 @@ from rowmill.tokenization.control_tokens import has_changed_placeholder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _RenderedPrompt:
     """A prompt's text, and the ranges in which control strings are text; `place` is its row's in the batch."""
 

@@ -12,7 +12,7 @@ made of it are compared. Of every other conversation, the part up to that answer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from rowmill.conversation.masking import find_plain_checks
 from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.core.arrays import Ints, Tokens
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import (
@@ -36,7 +37,7 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 _READ_COLUMNS = ("row_id", "messages", "tools", "template_kwargs", "content_hash")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FastPathExamples:
     """The only example of each conversation that the fast path built: `rows` int64[N], ascending.
 
@@ -54,7 +55,7 @@ class FastPathExamples:
         return self.ids[self.starts[j] : self.ends[j]] if j < len(self.rows) and self.rows[j] == place else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PromptAndExample:
     """The prompt for a conversation's last answer, as a server renders it, and the example up to that answer.
 

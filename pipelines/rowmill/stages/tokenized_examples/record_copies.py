@@ -5,9 +5,9 @@ What belongs here: what such a file holds. What does not: its folder (`shards/ho
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import gather
@@ -17,7 +17,7 @@ _ROW_COLUMNS = ("row_id", "domain", "group_key")
 """The columns of rows that examples have, too."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RecordSource:
     """A part of rows, and the ids of its records."""
 

@@ -4,13 +4,13 @@ What belongs here: the file of initial prefills. What does not: generation (`gen
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
 from rowmill.schema.manifest import Part
@@ -40,7 +40,7 @@ PREFILL_SCHEMA = pa.schema(
 JSON, and its number of records."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PrefillOptions:
     """How the records of an initial prefill are written."""
 

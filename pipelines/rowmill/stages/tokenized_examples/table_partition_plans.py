@@ -14,9 +14,10 @@ is one partition is planned by the calling process, which then hands each task i
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.shards.host_scratch import HostScratch
@@ -55,7 +56,7 @@ from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_partitions import share_sample
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TablePlanning:
     """What all partitions of a table are planned with; the request has the sample of the whole table."""
 
@@ -79,7 +80,7 @@ class TablePlanning:
         return [*share_sample(request.wanted, counts)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlannedTable:
     """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series.
 
@@ -178,7 +179,7 @@ def _plan_examples(
 # ── By tasks ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SavedSlice:
     """A slice in a file: the fingerprint of its part of examples, and its sizes."""
 
@@ -188,7 +189,7 @@ class SavedSlice:
     file: File
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartitionPlanTask:
     """A partition to plan; its request has the partition's share of the sample."""
 

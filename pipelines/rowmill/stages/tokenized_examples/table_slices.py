@@ -4,18 +4,19 @@ What belongs here: what a slice is, and its file. What does not: cutting a plan 
 tokens out (`table_tokens.py`).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.stages.part_files import write_table
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class ExampleSlice:
     """A run of examples of one split.
 

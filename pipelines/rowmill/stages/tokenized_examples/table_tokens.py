@@ -12,7 +12,6 @@ Each record is encoded separately and once per dataset: passes and examples only
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
@@ -80,7 +80,7 @@ VERSION = 6
 # ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EncodeTask:
     """A part of rows to encode; `kept` are its ids if an earlier build stored them.
 
@@ -99,7 +99,7 @@ class EncodeTask:
     returns_lengths: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EncodedPart:
     """An encoded part: tokens of each record (−1: rejected) if they were asked for, facts, the part of stored ids."""
 
@@ -238,7 +238,7 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 # ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class BuildExamplesTask:
     """A slice of a partition's plan, or its file, and the parts of rows that it has records of.
 
@@ -342,7 +342,7 @@ def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
     return values, np.diff(offsets), offsets[:-1] - offsets[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class _ExampleLayout:
     """Offsets in the concatenated examples."""
 

@@ -7,7 +7,6 @@ from rows (`text_examples.py`), tables (`table_tokens.py`).
 import gc
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.recipe.dataset import Dataset
@@ -35,7 +35,7 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TokenizeTask:
     """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
 

@@ -10,7 +10,6 @@ neither they nor the calling process hold them.
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.packing import rank_assignment
 from rowmill.recipe.recipe import Recipe
@@ -42,7 +42,7 @@ SEQUENCE_DTYPE = np.dtype(
 _FILE = "sequences.bin"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class SequenceTable:
     """The train sequences of all datasets, in recipe order, as an array of `SEQUENCE_DTYPE`, or in a file of a host."""
 
@@ -97,7 +97,7 @@ def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
 # ── One shard ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _ShardTask:
     root: str
     shard: File

@@ -14,12 +14,12 @@ would not explain it: the expected number of train records with its values is le
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.base import StageContext
@@ -35,7 +35,7 @@ _SALT = np.uint64(0x9E3779B97F4A7C15)
 Hashes = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NearRecords:
     """Number of compared held-out records, and the rows of those with a near duplicate in train."""
 
@@ -43,7 +43,7 @@ class NearRecords:
     row_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _NearRecordTask:
     """A part of rows, and the columns to compare."""
 
@@ -52,7 +52,7 @@ class _NearRecordTask:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _HeldCells:
     """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
 

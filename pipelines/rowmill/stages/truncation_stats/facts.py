@@ -3,12 +3,11 @@
 What belongs here: their names and types. What does not: counting them (`stage.py`, `table_lengths.py`).
 """
 
-from dataclasses import dataclass
-
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.facts import UNCOUNTED, Uncounted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass(kw_only=True)
 class TruncationStatsFacts:
     """Facts of the stage's output; examples assembled from records are never truncated."""
 

@@ -5,7 +5,6 @@ computed from lengths (`stats/lengths.py`, `stage.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
@@ -33,7 +33,7 @@ STAGES = (
 SHARE_BINS = 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class MeasuredExamples:
     """The examples of a part, or of all parts.
 

@@ -9,11 +9,12 @@ process; others have the lengths of their examples in files.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
@@ -45,7 +46,7 @@ _LENGTH_SCHEMA = pa.schema(
 """An example at another length; `split` indexes `SPLITS`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ReplanTask:
     """A partition to plan at other lengths: a request for each of them."""
 

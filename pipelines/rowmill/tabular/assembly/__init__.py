@@ -14,13 +14,13 @@ example, never per record, so planning is linear in the records whatever the cap
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
+from rowmill.core.frozen_classes import frozen_dataclass
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
 FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")
@@ -30,7 +30,7 @@ DELIMITERS_PER_UNIT = 2
 """One BOS before and one EOS after every unit."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExampleLimits:
     """Limits of an example: `limit` tokens in all, `prompt` of them for the prompt, at most `cap` units."""
 
@@ -49,7 +49,7 @@ class ExampleLimits:
         return -(-7 * self.records // 10)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class RecordLengths:
     """Token counts of the records of one split; group g owns records `[groups[g], groups[g + 1])`."""
 
@@ -68,7 +68,7 @@ class RecordLengths:
         return np.diff(self.groups)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class RecordPass:
     """A full or partial pass over the records, as runs `[first, last)` of records that stay together in order.
 
@@ -85,7 +85,7 @@ class RecordPass:
         return expand_ranges(self.firsts, self.lasts - self.firsts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class AssembledExamples:
     """The examples of one split, as three levels of offsets.
 

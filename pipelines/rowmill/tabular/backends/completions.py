@@ -4,11 +4,12 @@ What belongs here: the types of requests and completions, and the protocol. What
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from rowmill.core.frozen_classes import frozen_dataclass
 
-@dataclass(frozen=True, slots=True)
+
+@frozen_dataclass
 class PromptText:
     """A prompt as text and, if known, as the token ids of training."""
 
@@ -16,7 +17,7 @@ class PromptText:
     ids: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Completion:
     """One completion; `finish_reason` is `stop` if the model ended it, and then the text does not contain the EOS."""
 

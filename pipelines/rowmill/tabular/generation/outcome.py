@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
 from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns
@@ -20,7 +21,7 @@ _LENGTH_MARGIN = 1.2
 """Maximum tokens of a completion, as a multiple of the longest training example."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TrainedModel:
     """What generation needs to know of a model's training data.
 
@@ -58,7 +59,7 @@ class TrainedModel:
         return max(1, min(available, ceil(_LENGTH_MARGIN * self.longest_example)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Prefill:
     """Beginning and end of a training group: its typed key, the text of its first records, its times, its length.
 
@@ -73,7 +74,7 @@ class Prefill:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RejectedObject:
     """A rejected object of generated text, and its source."""
 
@@ -83,7 +84,7 @@ class RejectedObject:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SeriesOutcome:
     """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
 
@@ -94,7 +95,7 @@ class SeriesOutcome:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GenerationResult:
     """Result of generation.
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Literal
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
@@ -31,7 +32,7 @@ from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialis
 from rowmill.tabular.time_order import DAY, Position
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SeriesContext:
     """What all series of a run share."""
 

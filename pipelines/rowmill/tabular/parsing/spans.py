@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.schema import Record
 from rowmill.tabular.time_order import Position
 
@@ -49,7 +50,7 @@ class TextSpan:
         self.kind, self.reason, self.column = "invalid", reason, column
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SpanCounts:
     """Numbers of spans and characters by class: a kind, or `invalid:` and the reason.
 
@@ -82,7 +83,7 @@ class SpanCounts:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ParsedText:
     """A parsed text: its spans in order, the accepted records, the counts.
 

@@ -12,7 +12,6 @@ Not imported by the package's `__init__`: loading a recipe needs contracts, and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.table_contract.cells import NULL, make_cell_writer
 from rowmill.tabular.table_contract.contract import ColumnContract
 from rowmill.tabular.table_contract.evidence import (
@@ -37,7 +37,7 @@ QUICK_DIGITS = 400
 """Maximum length of the numbers that patterns over whole columns match."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class CellColumn:
     """Distinct texts in order of first occurrence, and `codes` int32[N] of the cells, which index them."""
 

@@ -5,14 +5,14 @@ What belongs here: comparing. What does not: choosing the contract, and locating
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.table_contract.contract import TIMES, ColumnContract, TableContract
 from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ColumnMismatch:
     """Values of a column that do not fit its contract: their number, and the first one."""
 
@@ -21,7 +21,7 @@ class ColumnMismatch:
     place: CellLocation
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ColumnDrift:
     """A change of one column: its description, and the cell that shows it with its location, if one does."""
 

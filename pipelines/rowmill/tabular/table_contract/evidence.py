@@ -9,10 +9,11 @@ before is not read again.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from typing import TypeAlias
 
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.tabular.table_contract.value_shapes import time_shape_of
 
@@ -29,7 +30,7 @@ _KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShapeTally:
     """Number of values of a shape, and the first distinct ones with their locations."""
 
@@ -43,7 +44,7 @@ class ShapeTally:
         return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ColumnEvidence:
     """Evidence about one column.
 
@@ -85,7 +86,7 @@ def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally
     }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TableEvidence:
     """Evidence about all columns, in order of first occurrence."""
 

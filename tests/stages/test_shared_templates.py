@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
-from rowmill.conversation.masking import frame_probes, loss_mask
+from rowmill.conversation.masking import frame_probes
 from rowmill.conversation.masking.template_frames import TemplateFrames
 from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
@@ -29,6 +29,7 @@ TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count openings in a process that has no template open yet."""
     found: Counter[str] = Counter()
+    learn = frame_probes.learn_frames
 
     def open_renderer(spec: RendererSpec) -> Renderer:
         found["renderer"] += 1
@@ -36,18 +37,18 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
         found["frames"] += 1
-        return frame_probes.learn_frames(renderer, roles, kwargs)
+        return learn(renderer, roles, kwargs)
 
     for module, name in (
         (shared_templates, "_RENDERERS"),
         (shared_templates, "_SHARED_TEMPLATES"),
         (text_parts, "_EXAMPLE_BUILDERS"),
-        (loss_mask, "_FRAME_CACHE"),
+        (frame_probes, "_FRAME_CACHE"),
     ):
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(worker_processes, "_OPENED_IN_WORKERS", [])
     monkeypatch.setattr(shared_templates, "Renderer", open_renderer)
-    monkeypatch.setattr(loss_mask, "learn_frames", learn_frames)
+    monkeypatch.setattr(frame_probes, "learn_frames", learn_frames)
     return found
 
 

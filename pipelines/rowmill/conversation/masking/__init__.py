@@ -17,13 +17,8 @@ characters, and the checks that reject a row whose mask would be wrong. What doe
 A row whose mask cannot be verified is rejected with a reason, never guessed.
 """
 
-from rowmill.conversation.masking.loss_mask import (
-    MASKING_VERSION,
-    Masker,
-    find_plain_checks,
-    learn_frames_once,
-    needs_plain_check,
-)
+from rowmill.conversation.masking.frame_probes import learn_frames_once
+from rowmill.conversation.masking.loss_mask import MASKING_VERSION, Masker, find_plain_checks, needs_plain_check
 from rowmill.conversation.masking.options import Loss, MaskRules
 
 __all__ = [

@@ -29,6 +29,13 @@ from rowmill.conversation.masking.template_frames import (
     replace_call_ids,
 )
 from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.core.json import to_json
+
+MAX_CACHED_FRAMES = 512
+"""Pairs of template and template values whose frames a process keeps."""
+
+_FRAME_CACHE: dict[str, TemplateFrames] = {}
+"""Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
 class FrameLearner:
@@ -224,3 +231,14 @@ def _get_prefix_length(prefix: TurnPrefix) -> int:
 def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Learn the frames of a renderer's template for the given template values."""
     return FrameLearner(RenderedProbes(renderer, roles, kwargs)).learn()
+
+
+def learn_frames_once(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+    """Return the frames of a template for some template values, learned once per process."""
+    key = f"{renderer.identity} {sorted(roles)} {to_json(dict(kwargs)) if kwargs else ''}"
+    known = _FRAME_CACHE.get(key)
+    if known is None:
+        if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
+            _FRAME_CACHE.clear()
+        known = _FRAME_CACHE[key] = learn_frames(renderer, roles, kwargs)
+    return known

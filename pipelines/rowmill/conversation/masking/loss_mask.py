@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
-from rowmill.conversation.masking.frame_probes import learn_frames
+from rowmill.conversation.masking.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
 from rowmill.conversation.masking.mask_comparison import describe_text_difference, require_agreement
 from rowmill.conversation.masking.options import Loss, MaskRules
 from rowmill.conversation.masking.owned_spans import locate_proven_content
@@ -39,24 +39,6 @@ from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Reject
 
 MASKING_VERSION = 6
 """Increment it when any mask may change."""
-
-
-MAX_CACHED_FRAMES = 512
-"""Pairs of template and template values whose frames a process keeps."""
-
-_FRAME_CACHE: dict[str, TemplateFrames] = {}
-"""Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
-
-
-def learn_frames_once(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
-    """Return the frames of a template for some template values, learned once per process."""
-    key = f"{renderer.identity} {sorted(roles)} {to_json(dict(kwargs)) if kwargs else ''}"
-    known = _FRAME_CACHE.get(key)
-    if known is None:
-        if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
-            _FRAME_CACHE.clear()
-        known = _FRAME_CACHE[key] = learn_frames(renderer, roles, kwargs)
-    return known
 
 
 def _compute_share_threshold(share: float) -> int:

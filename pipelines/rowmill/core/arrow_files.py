@@ -76,6 +76,8 @@ def _clear_unused_bits(array: pa.Array) -> pa.Array:
         return _clear_list(cast("pa.ListArray[Any]", array))
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), _cut_bits(array)])
+    if _is_text(kind) and array.null_count == len(array):
+        return _make_text_nulls(len(array), kind)
     if _is_text(kind):
         # `fill_null` makes arrays of its own, so what lies under nulls is gone.
         filled = array.fill_null("" if pa.types.is_string(kind) else b"") if array.null_count else array
@@ -86,6 +88,13 @@ def _clear_unused_bits(array: pa.Array) -> pa.Array:
     if not (pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)):
         raise TypeError(f"{kind}: no stage writes a column of this type; add it to rowmill.core.arrow_files")
     return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), _cut_values(array)])
+
+
+def _make_text_nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Return texts that are all null, as most tables have some columns of."""
+    width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+    sizes = (-(-count // 8), (count + 1) * width, 0)
+    return pa.Array.from_buffers(kind, count, [pa.py_buffer(bytes(size)) for size in sizes], null_count=count)
 
 
 def _cut_values(array: pa.Array) -> pa.Buffer:

@@ -254,11 +254,10 @@ class Store:
                 if (index := self._index_of(relative)) is not None:
                     index.note_written(relative, size_bytes)
             return
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         # Not ending in `.parquet`: globs of DuckDB and Polars must not match unfinished files.
         temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         try:
-            with open(temporary, "wb") as handle:
+            with _open_new(temporary) as handle:
                 yield handle
             os.replace(temporary, target)
         except BaseException:
@@ -441,6 +440,15 @@ def explain_disk_full(store: Store, what: str) -> Generator[None]:
             f"{what}: no space left under {store.root} ({os.strerror(error.errno)}); finished files are complete and "
             "kept; free space there, or choose another storage root, and build again"
         ) from error
+
+
+def _open_new(path: str) -> BinaryIO:
+    """Open a file for writing, after making its folder if there is none; most files have one already."""
+    try:
+        return open(path, "wb")
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "wb")
 
 
 def _try_lock(handle: BinaryIO, kind: int) -> bool:

@@ -19,7 +19,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import Share
 from rowmill.schema import manifest
 from tests.support.object_server import ObjectServer, serving_s3fs
-from tests.support.recipes import Workspace, chat
+from tests.support.recipes import CHAT, Workspace, chat
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,10 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServer, tmp_path: Path) -> None:
     rows = [chat(i, words=40) for i in range(800)]
     groups = {"filters": {"deduplicate": "exact"}, "packing": {"group_tokens": 4096}}
-    local = Workspace(tmp_path).one("rows.jsonl", [*rows, *rows[:100:7]], **groups).build()
+    rows += rows[:100:7]
+    workspace = Workspace(tmp_path)
+    urls = [workspace.write(f"{first:03}.jsonl", rows[first : first + 200]) for first in range(0, len(rows), 200)]
+    local = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, **groups}}).build()
     project, built = Workspace(tmp_path, "s3://bucket/store").project, dict[str, str]()
 
     for job in share.list_jobs(project):

@@ -6,9 +6,9 @@ What belongs here: cutting a list of parts into groups. What does not: cutting a
     files    a.json  b.json  c.json | d.json … | large.jsonl part 0 | large.jsonl part 1 | e.json …
     groups   └───────── 0 ────────┘ └── 1 ───┘ └──────── 2 ───────┘ └──────── 3 ───────┘ └── 4 ──
 
-Every part of a later stage costs some 30 ms and a handful of files, however few rows it has. So small files
-are grouped, in the order of the recipe. Rows keep the id, the file and the line of their
-own source part: a group is a unit of work, and no record depends on its group.
+Every part of a later stage costs some 30 ms and a handful of files, however few rows it has. So small files are
+grouped, in the order of the recipe. Rows keep the id, the file and the line of their own source part: a group is a unit
+of work, and no record depends on its group.
 
 A group ends after a part whose digest decides so, not after a number of parts: a file that is added, removed or changed
 affects only the neighbouring group ends. Why, and at what price: `docs/decisions/0022`.

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rowmill.tokenization.encoded_texts import EncodedTexts
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.token_positions import read_token_lengths
+from rowmill.tokenization.token_positions import TokenLengths, read_token_lengths
 from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer, deserialize_tokenizer, serialize_tokenizer
 
 SPACE = "\u2581"
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -195,3 +195,28 @@ def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: P
     assert encoder.matches_reference(texts, encoded, range(len(texts)))
     if not loaded.card.byte_level:
         assert_same(encoder.encode_continuation(texts), encoder.without_fast_path().encode_continuation(texts))
+
+
+def test_lengths_kept_with_a_tokenizer_are_those_of_its_backend(encoder: Encoder) -> None:
+    kept = deserialize_tokenizer(serialize_tokenizer(encoder.loaded)).token_lengths
+
+    computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
+    assert isinstance(computed, TokenLengths)
+    assert kept is not None
+    assert kept.prefix is computed.prefix
+    assert computed.added.any()
+    for one, other in zip(
+        (kept.lengths, kept.added, kept.partial), (computed.lengths, computed.added, computed.partial), strict=True
+    ):
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+
+
+def test_a_tokenizer_that_was_stored_without_lengths_has_those_of_its_backend(encoder: Encoder) -> None:
+    stored = json.loads(serialize_tokenizer(encoder.loaded))
+    del stored["token_lengths"]
+    older = Encoder(deserialize_tokenizer(json.dumps(stored).encode()))
+
+    assert older.loaded.token_lengths is None
+    texts = ["a b", f" {SPACE}é"]
+    assert older.encode(texts).starts.tolist() == encoder.encode(texts).starts.tolist()

@@ -69,6 +69,8 @@ class Encoder:
 
     @cached_property
     def _token_lengths(self) -> TokenLengths:
+        if self.loaded.token_lengths is not None:
+            return self.loaded.token_lengths
         lengths = read_token_lengths(self._backend, byte_level=self.card.byte_level)
         assert not isinstance(lengths, str), lengths
         return lengths

@@ -208,7 +208,7 @@ class Store:
 
     def _parse_table(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
         if arrow_files.is_arrow_file(content):
-            return arrow_files.decode_table(content, columns, use_threads=self.is_local)
+            return arrow_files.decode_table(content, columns, use_threads=self.is_local and columns is None)
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it opens the file as a dataset of one file, which takes longer than reading a small part.
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:

@@ -9,7 +9,8 @@ when it is loaded (`recipe/`).
                          └─ columns that no option reads ─────► remarks
 
 A dataset is tried if its options changed since its rows and examples were made, so that a project in which nothing
-changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next.
+changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next. What the build makes
+meanwhile is in `early_parts.py`.
 """
 
 import math

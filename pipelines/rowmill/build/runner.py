@@ -186,7 +186,7 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
         _warn_of_outside_change(project, step, context)
         draft = prepared.make()
         made = manifest.save_manifest(
-            context.store, _make_manifest(context, step, draft, fingerprint, started, request.run_id)
+            context.store, make_manifest(context, step, draft, fingerprint, started, request.run_id)
         )
         share_versions.forget_versions(context.store, step.key)
         report = StepReport(
@@ -280,9 +280,10 @@ def _keep_held_version(request: _RunRequest, context: StageContext, held: HeldVe
     return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
-def _make_manifest(
+def make_manifest(
     context: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str
 ) -> Manifest:
+    """Return the manifest of a step's output, which is not written."""
     return Manifest(
         key=step.key,
         stage=step.name,

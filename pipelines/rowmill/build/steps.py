@@ -23,7 +23,7 @@ from rowmill.schema.manifest import StageKey
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource
 from rowmill.stages import catalog
-from rowmill.stages.base import StageDeclaration
+from rowmill.stages.base import EarlyWork, StageDeclaration
 from rowmill.stages.gpu_partitions.rank_parts import rank_names
 
 
@@ -97,6 +97,8 @@ class Project:
     recipe: Recipe
     store: Store
     base: Path
+    early: EarlyWork = field(default_factory=EarlyWork, compare=False, repr=False)
+    """What this build made before its stages run."""
     graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
     """The recipe's steps; `replace` keeps them as long as the recipe is the same."""
 

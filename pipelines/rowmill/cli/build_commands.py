@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -18,10 +19,13 @@ from rowmill.cli.projects import open_project, recipe_path
 from rowmill.core.errors import ConfigError, GateError, suggest_name
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from rowmill.build.preflight import Finding
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.arguments import Commands
+    from rowmill.executors import ForkedHelper
     from rowmill.recipe.recipe import Recipe
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
@@ -179,8 +183,10 @@ def _try_and_build(args: argparse.Namespace) -> int:
     project = open_project(args)
     only = _choose_stages(project, args.only, args.until)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, only)]
-    if not args.skip_preflight and (remarks := _try_first_records(project, steps, starts_workers=True)):
-        terminal.make_console(sys.stderr).print(render_remarks(remarks))
+    if not args.skip_preflight:
+        remarks, project = _try_first_records_and_begin(project, steps)
+        if remarks:
+            terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
         return _print_build_as_json(project, steps, only)
     try:
@@ -195,23 +201,41 @@ def _try_and_build(args: argparse.Namespace) -> int:
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
-def _try_first_records(
-    project: "Project", steps: "Sequence[Step] | None" = None, *, starts_workers: bool = False
-) -> "list[Finding]":
-    """Run the pre-flight while a terminal shows that it runs; with `starts_workers`, the build's workers start."""
-    from rowmill.build import preflight, prepare
-    from rowmill.core import console as terminal
+def _try_first_records(project: "Project") -> "list[Finding]":
+    """Run the pre-flight while a terminal shows that it runs."""
+    from rowmill.build import preflight
 
-    status = terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan")
+    with _show_trial():
+        return preflight.require_no_mistakes(project)
 
-    def start_workers(datasets: "Sequence[str]") -> None:
-        # Its thread would keep workers from being forked.
+
+def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "tuple[list[Finding], Project]":
+    """Run the pre-flight while workers start and the first rows are made; return the project with what was made."""
+    from rowmill.build import early_parts, preflight, prepare
+
+    status = _show_trial()
+    helper: ForkedHelper | None = None
+
+    def start(datasets: "Sequence[str]") -> None:
+        nonlocal helper
+        # Its thread would keep processes from being forked.
         status.stop()
+        helper = early_parts.start_early_parts(project, steps, datasets)
         prepare.start_workers(project, datasets)
         status.start()
 
-    with status:
-        return preflight.require_no_mistakes(project, steps, before_trial=start_workers if starts_workers else None)
+    try:
+        with status:
+            remarks = preflight.require_no_mistakes(project, steps, before_trial=start)
+    finally:
+        early = early_parts.finish_early_parts(helper)
+    return remarks, replace(project, early=early)
+
+
+def _show_trial() -> "Status":
+    from rowmill.core import console as terminal
+
+    return terminal.make_console(sys.stderr).status("trying the first records of every dataset", spinner_style="cyan")
 
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
 
     What `open_in_workers` named is opened first, which this process will want as well.
     """
-    if not HAS_FORK_SERVER or not _wait_for_ending_threads():
+    if not can_fork():
         return None
     open_here()
     if _list_busy_threads():
@@ -52,6 +52,11 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
             # The first task forks all processes, and then starts the thread that feeds them.
             pool.submit(do_nothing)
     return pool, leash
+
+
+def can_fork() -> bool:
+    """Return whether processes are forked on this system, and this one has no thread that makes it unsafe."""
+    return HAS_FORK_SERVER and _wait_for_ending_threads()
 
 
 def _wait_for_ending_threads() -> bool:

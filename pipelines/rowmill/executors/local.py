@@ -52,6 +52,12 @@ class LocalPool:
         self.workers = workers
         self._processes = WorkerPool(workers)
 
+    def forks_for(self, size_bytes: int) -> bool:
+        """Return whether `start` forks workers for so much input, if this process has no threads."""
+        return (
+            HAS_FORK_SERVER and self.workers > 1 and INLINE_BELOW_BYTES > 0 and size_bytes >= FORKED_INLINE_BELOW_BYTES
+        )
+
     def start(self, size_bytes: int) -> "Future[None] | None":
         """Start the workers, unless so little input is done before they are ready.
 
@@ -59,7 +65,7 @@ class LocalPool:
         """
         if not HAS_FORK_SERVER or self.workers == 1 or not INLINE_BELOW_BYTES:
             return None
-        if size_bytes >= FORKED_INLINE_BELOW_BYTES:
+        if self.forks_for(size_bytes):
             self._processes.fork()
         return self._processes.start_in_background() if size_bytes >= self._inline_below else None
 

@@ -52,6 +52,7 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.sources import FileScan
 from rowmill.stages.kept_parts import PartLists, save_kept_part
 from rowmill.stats import StatsInputs
 
@@ -73,6 +74,14 @@ class ProgressCallback(Protocol):
 
 
 @frozen_dataclass
+class EarlyWork:
+    """What a build made before its stages run: scans by the stage's key, and fingerprints of finished parts."""
+
+    scans: Mapping[StageKey, Sequence[FileScan]] = field(default_factory=dict[StageKey, "Sequence[FileScan]"])
+    parts: frozenset[str] = frozenset()
+
+
+@frozen_dataclass
 class StageContext:
     """What a stage receives: its place, its inputs, and the executor."""
 
@@ -87,6 +96,8 @@ class StageContext:
     ranks: Sequence[str] = ()
     share: Share | None = None
     """The only parts to make; the stage ends where it needs parts of other shares."""
+    early: EarlyWork = field(default_factory=EarlyWork)
+    """What was made for this build already, which is not counted as reused."""
     part_lists: PartLists = field(default_factory=PartLists)
 
     @property
@@ -350,7 +361,8 @@ def make_parts(
     if context.share is None:
         reusable = [part for part in kept.values() if is_reusable(part)]
         context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
-    return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
+    new = [p for p in planned if p.fingerprint in context.early.parts] + missing
+    return [kept[p.fingerprint] for p in planned], len(planned) - len(new), sum(p.rows for p in new)
 
 
 def _count_task_threads(pool: Executor, tasks: int) -> int:

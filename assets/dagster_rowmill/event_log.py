@@ -20,6 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from dagster._core.storage.event_log import SqliteEventLogStorage
+from sqlalchemy import event
 
 from rowmill.core.errors import ConfigError
 
@@ -36,6 +37,17 @@ _CHECK_EXECUTIONS = sa.table("asset_check_executions", sa.column("run_id"))
 
 def _name_run_file(run_id: str | None) -> str:
     return f"run {run_id}"
+
+
+def commit_without_waiting(connection: Any, _: Any) -> None:
+    """Have commits not wait for the disk where SQLite keeps a log ahead of its file, as it does for Dagster's events.
+
+    After a loss of power such a file is whole, and may lack the last events; outputs and their manifests do not depend
+    on events.
+    """
+    [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
+    if mode == "wal":
+        connection.execute("PRAGMA synchronous = NORMAL")
 
 
 class KeptEventLog(SqliteEventLogStorage):
@@ -122,7 +134,7 @@ class KeptEventLog(SqliteEventLogStorage):
             if name not in self._engines:
                 with first() as connection:
                     url = connection.engine.url
-                self._engines[name] = sa.create_engine(
+                engine = sa.create_engine(
                     url,
                     poolclass=sa.QueuePool,
                     pool_size=1,
@@ -131,6 +143,8 @@ class KeptEventLog(SqliteEventLogStorage):
                     # The pool gives the connection to one thread at a time.
                     connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False},
                 )
+                event.listen(engine, "connect", commit_without_waiting)
+                self._engines[name] = engine
             self._engines.move_to_end(name)
             if len(self._engines) > MAX_OPEN_FILES:
                 # A connection in use is closed when it is returned.

@@ -1,6 +1,7 @@
 """Dagster's event log kept open: the same files and answers as Dagster's own, with few connections."""
 
 import os
+import sqlite3
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from rowmill.core.errors import ConfigError
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
 
 pytestmark = FOREIGN_WARNINGS
+NORMAL, FULL = 1, 2
 ASSET = dg.AssetKey(["tiny", "seen"])
 
 
@@ -147,3 +149,19 @@ def test_without_a_home_the_error_names_dagster_home(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     with pytest.raises(ConfigError, match="DAGSTER_HOME: not set, so Dagster's events have no folder"):
         KeptEventLog.from_config_value(None, {})
+
+
+def test_commits_do_not_wait_for_the_disk_where_the_log_is_written_ahead(home: Path) -> None:
+    log = KeptEventLog(str(home / "history" / "runs"))
+
+    for lent in (log.index_connection(), log.run_connection("one")):
+        with lent as connection:
+            found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+        assert found == ["wal", NORMAL]
+
+
+def test_commits_to_a_file_without_such_a_log_wait_for_the_disk(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "events.db") as connection:
+        event_log.commit_without_waiting(connection, None)
+
+        assert connection.execute("PRAGMA synchronous").fetchone() == (FULL,)

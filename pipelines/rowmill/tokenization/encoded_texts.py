@@ -7,7 +7,7 @@ tokens train (`alignment.py`).
     tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,7 @@ class EncodedTexts:
 
 def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
     """Join encoded pieces to the texts that they were cut from: text i is the next `counts[i]` pieces."""
-    sizes = np.fromiter((len(piece.encode()) for piece in pieces), np.int64, len(pieces))
+    sizes = np.array(count_utf8_bytes(pieces), np.int64)
     before = np.cumsum(sizes) - sizes
     bounds = compute_offsets(counts)
     nonempty = counts > 0
@@ -51,6 +51,11 @@ def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) ->
         reference_texts=min(encoded.reference_texts, len(counts)),
         altered=min(encoded.altered, len(counts)),
     )
+
+
+def count_utf8_bytes(texts: Iterable[str]) -> list[int]:
+    """Return the bytes of each text in UTF-8; a text of ASCII characters, as most are, need not be encoded."""
+    return [len(text) if text.isascii() else len(text.encode()) for text in texts]
 
 
 def compute_byte_positions(text: str) -> Ints:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints
 from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.token_bytes import SENTENCEPIECE_SPACE, read_byte_lengths, read_sentencepiece_bytes
 
 _NEVER_ADDS_UP = 1 << 40
@@ -146,7 +147,7 @@ def _list_steps(node: Any, inner: str) -> list[dict[str, Any]]:
 def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], known: TokenLengths) -> LocatedTokens:
     """Return the bytes that each token of a batch covers: those that the reference reports."""
     lengths = known.lengths[ids]
-    sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+    sizes = np.array(count_utf8_bytes(texts), np.int64)
     prefixed = _find_prefixed_tokens(ids, offsets, known)
     lengths[prefixed] -= 1
     ends = np.cumsum(lengths)

@@ -11,6 +11,7 @@ Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the ref
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import FlatSpans
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import NO_TEXT_BEHIND, EncodedBatch, FlatContentSpans, make_batch
+from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, make_batch_columns
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
@@ -200,7 +202,7 @@ class BatchedChatPath:
 
     def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
         encoded = encode_and_compare(self._encoder, chosen.texts, counts)
-        flat = compute_content_positions(chosen.shapes, _count_content_bytes(chosen))
+        flat = compute_content_positions(chosen.shapes, count_utf8_bytes(chain.from_iterable(chosen.contents)))
         trains = flat.places[:, TRAINS] > 0
         before, behind = _find_neighbours(flat)
         starts, ends, places = flat.starts[trains], flat.ends[trains], flat.places[trains]
@@ -249,11 +251,3 @@ def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:
 def _take_rows(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
     """Return the rows of a column at distinct ascending places, without a copy if these are all."""
     return column if len(places) == len(column) else column.take(pa.array(places))
-
-
-def _count_content_bytes(chosen: _PlainChatRows) -> Sequence[int]:
-    """Return the bytes of every content of every row."""
-    sizes: list[int] = []
-    for text, contents in zip(chosen.texts, chosen.contents, strict=True):
-        sizes += map(len, contents) if text.isascii() else [len(content.encode()) for content in contents]
-    return sizes

@@ -41,6 +41,19 @@ def compute_offsets(lengths: ArrayLike) -> Ints:
     return offsets
 
 
+def count_true(flags: Bools, offsets: Ints) -> Ints:
+    """Count the true flags of each run `[offsets[i], offsets[i + 1])`; the last run ends with the flags.
+
+    flags 1 0 1 1, offsets 0 2 2 4 ─► 1 0 2
+    """
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    # Of an empty run, `reduceat` would return the flag behind it.
+    nonempty = offsets[1:] > offsets[:-1]
+    if nonempty.any():
+        counts[nonempty] = np.add.reduceat(flags, offsets[:-1][nonempty], dtype=np.int64)
+    return counts
+
+
 def narrow_integers(numbers: Integers) -> Integers:
     """Return numbers from 0 on in 32 bits if all of them fit, else as they are."""
     return numbers.astype(np.int32) if numbers.max(initial=0) <= LARGEST_INT32 else numbers

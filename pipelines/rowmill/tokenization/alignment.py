@@ -6,7 +6,7 @@ from (`conversation/masking/`), encoding (`encoder.py`).
 
 import numpy as np
 
-from rowmill.core.arrays import Bools, Ints, Weights, compute_offsets, expand_ranges
+from rowmill.core.arrays import Bools, Ints, Weights, compute_offsets, count_true, expand_ranges
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
@@ -119,5 +119,4 @@ def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
     same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
     # Byte fallback gives several tokens the same character, so equal starts are valid.
     bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
-    counts = compute_offsets(bad)
-    return np.diff(counts[encoded.offsets]) > 0
+    return count_true(bad, encoded.offsets) > 0

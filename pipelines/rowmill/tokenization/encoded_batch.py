@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
@@ -165,7 +165,6 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     """Find the tokens of byte ranges for all texts of a batch."""
     mask, boundary_tokens = find_trained_tokens(encoded, trained)
     starts, messages, kinds, offsets = _find_token_spans(pieces, encoded)
-    sums = compute_offsets(mask)[encoded.offsets]
     return EncodedBatch(
         ids=encoded.ids,
         mask=mask,
@@ -175,7 +174,7 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
         span_messages=messages,
         span_kinds=kinds,
         span_offsets=offsets,
-        trained=np.diff(sums),
+        trained=count_true(mask, encoded.offsets),
         bad=find_degenerate_texts(encoded),
         boundary_tokens=boundary_tokens,
     )

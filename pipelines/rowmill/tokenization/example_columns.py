@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true
 from rowmill.core.list_columns import make_list_array
 from rowmill.schema.examples import make_example_schema
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, EncodedBatch, Example
@@ -63,8 +63,8 @@ class ExampleColumns:
         rows = pa.array(self.rows)
         names = row_ids.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
-        trained, template = _sum_by_example(self.mask, self.lengths), self._count_template_tokens()
         token_offsets, span_offsets = compute_offsets(self.lengths), compute_offsets(self.span_counts)
+        trained, template = count_true(self.mask, token_offsets), self._count_template_tokens(token_offsets)
         zeros = pa.array(np.zeros(len(self.rows), np.int32))
         removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
                    for name in _REMOVED_COLUMNS]  # fmt: skip
@@ -108,20 +108,19 @@ class ExampleColumns:
         """
         begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
         starts = self.span_starts + begins
-        sizes = np.diff(np.append(starts, len(self.mask)))
-        counted = compute_offsets(self.mask)
-        trained = counted[starts + sizes] - counted[starts]
+        span_offsets = np.append(starts, len(self.mask))
+        sizes, trained = np.diff(span_offsets), count_true(self.mask, span_offsets)
         sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
         partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
         examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
         return len(self.rows) - len(np.unique(examples[partly]))
 
-    def _count_template_tokens(self) -> Ints:
+    def _count_template_tokens(self, token_offsets: Ints) -> Ints:
         """Count the untrained template tokens of each example."""
         # The first span of an example begins at its first token, so every span ends where the next one begins.
-        begins = self.span_starts + np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
+        begins = self.span_starts + np.repeat(token_offsets[:-1], self.span_counts)
         sizes = np.diff(np.append(begins, len(self.mask)))
-        return _sum_by_example(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, self.lengths)
+        return count_true(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, token_offsets)
 
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
@@ -217,13 +216,7 @@ def _concat_arrays(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
 
 
-def _sum_by_example(flags: Bools, lengths: Ints) -> Ints:
-    ends = np.cumsum(lengths)
-    before = compute_offsets(flags)
-    return before[ends] - before[ends - lengths]
-
-
 def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
     """Count the token ids of a part's examples outside the vocabulary."""
     ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return int(((ids < 0) | (ids >= vocab_size)).sum())
+    return int(np.count_nonzero((ids < 0) | (ids >= vocab_size)))

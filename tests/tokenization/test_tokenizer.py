@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.tokenization import alignment, tokenizer, tokenizer_card
-from rowmill.tokenization.alignment import FlatSpans, find_trained_tokens
+from rowmill.tokenization.alignment import FlatSpans, find_trained_tokens, locate_in_batch
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
@@ -86,7 +86,7 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
-    mask, boundary_tokens = find_trained_tokens(encoded, spans)
+    mask, boundary_tokens = find_trained_tokens(encoded, locate_in_batch(encoded), spans)
 
     inside = (encoded.starts >= start) & (encoded.ends <= end)
     touches = (encoded.starts < end) & (encoded.ends > start)

@@ -28,7 +28,31 @@ class FlatSpans:
     weights: Weights | None = None
 
 
-def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools, int]:
+@frozen_dataclass
+class BatchPositions:
+    """The bytes of each token in the concatenation of all texts of a batch, with gaps between the texts.
+
+    Text i begins at `bases[i]`, int64[N]; `starts` and `ends` int64[T] are the tokens' bytes.
+    """
+
+    bases: Ints
+    starts: Ints
+    ends: Ints
+
+
+def locate_in_batch(encoded: EncodedTexts) -> BatchPositions:
+    """Return where the tokens of a batch are in the concatenation of its texts."""
+    counts = np.diff(encoded.offsets)
+    last = np.zeros(len(counts), np.int64)
+    nonempty = counts > 0
+    last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
+    # The gap separates a token at the end of one text from a token at the start of the next.
+    bases = compute_offsets(last + 2)[:-1]
+    per_token = np.repeat(bases, counts)
+    return BatchPositions(bases, encoded.starts + per_token, encoded.ends + per_token)
+
+
+def find_trained_tokens(encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans) -> tuple[Bools, int]:
     """Return which tokens train, bool[T], and how many of them cross an edge of a span.
 
     A token trains if one of its bytes is in a trained span and none belongs to foreign text, as in `transformers` and
@@ -36,7 +60,7 @@ def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools,
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
-    first, last, boundary_tokens = _find_token_ranges(encoded, spans)
+    first, last, boundary_tokens = _find_token_ranges(positions, spans)
     edges = np.zeros(len(encoded.ids) + 1, np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last, -1)
@@ -46,7 +70,7 @@ def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools,
     return mask, boundary_tokens
 
 
-def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) -> Weights:
+def compute_token_weights(positions: BatchPositions, spans: FlatSpans, mask: Bools) -> Weights:
     """Return the loss weight of every token, float32[T]: the weight of its span if it trains, else 0.
 
     `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans gets the later span's weight.
@@ -54,7 +78,7 @@ def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) 
     weights = np.zeros(len(mask), np.float32)
     if spans.weights is None or not len(mask):
         return mask.astype(np.float32)
-    first, last, _ = _find_token_ranges(encoded, spans)
+    first, last, _ = _find_token_ranges(positions, spans)
     sizes = last - first
     index = expand_ranges(first, sizes)
     weights[index] = np.repeat(spans.weights, sizes)
@@ -62,11 +86,10 @@ def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) 
     return weights
 
 
-def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, Ints, int]:
+def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Ints, Ints, int]:
     """Return the first token of every span, the token after its last one, and how many tokens cross an edge."""
-    base = _compute_text_bases(encoded)
-    starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
-    offset = base.at(spans.texts)
+    starts, ends = positions.starts, positions.ends
+    offset = positions.bases[spans.texts]
     left, right = spans.starts + offset, spans.ends + offset
     # The first token that ends after the span's start, and the first that begins at or after its end.
     first = np.searchsorted(ends, left, "right")
@@ -84,32 +107,10 @@ def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, I
     return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
 
 
-def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
+def find_token_at(encoded: EncodedTexts, positions: BatchPositions, texts: Ints, places: Ints) -> Ints:
     """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
-    base = _compute_text_bases(encoded)
-    found = np.searchsorted(encoded.starts + base.per_token, places + base.at(texts), "left")
+    found = np.searchsorted(positions.starts, places + positions.bases[texts], "left")
     return np.minimum(found, encoded.offsets[texts + 1])
-
-
-@frozen_dataclass
-class _TextBases:
-    """The start of each text in the concatenation of all texts of a batch, with gaps between them."""
-
-    per_text: Ints
-    per_token: Ints
-
-    def at(self, texts: Ints) -> Ints:
-        return self.per_text[texts]
-
-
-def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
-    counts = np.diff(encoded.offsets)
-    last = np.zeros(len(counts), np.int64)
-    nonempty = counts > 0
-    last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
-    # The gap separates a token at the end of one text from a token at the start of the next.
-    per_text = compute_offsets(last + 2)[:-1]
-    return _TextBases(per_text, np.repeat(per_text, counts))
 
 
 def find_degenerate_texts(encoded: EncodedTexts) -> Bools:

@@ -21,11 +21,13 @@ from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.alignment import (
+    BatchPositions,
     FlatSpans,
     compute_token_weights,
     find_degenerate_texts,
     find_token_at,
     find_trained_tokens,
+    locate_in_batch,
 )
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions
 
@@ -163,12 +165,13 @@ class EncodedBatch:
 
 def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpans) -> EncodedBatch:
     """Find the tokens of byte ranges for all texts of a batch."""
-    mask, boundary_tokens = find_trained_tokens(encoded, trained)
-    starts, messages, kinds, offsets = _find_token_spans(pieces, encoded)
+    positions = locate_in_batch(encoded)
+    mask, boundary_tokens = find_trained_tokens(encoded, positions, trained)
+    starts, messages, kinds, offsets = _find_token_spans(pieces, encoded, positions)
     return EncodedBatch(
         ids=encoded.ids,
         mask=mask,
-        weights=None if trained.weights is None else compute_token_weights(encoded, trained, mask),
+        weights=None if trained.weights is None else compute_token_weights(positions, trained, mask),
         offsets=encoded.offsets,
         span_starts=starts,
         span_messages=messages,
@@ -192,12 +195,14 @@ def list_examples(batch: EncodedBatch) -> "list[Example | Rejected]":
     return [bad if batch.bad[i] else batch.example(i) for i in range(len(batch.bad))]
 
 
-def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple[Ints, Ints, NDArray[np.int8], Ints]":
+def _find_token_spans(
+    pieces: FlatContentSpans, encoded: EncodedTexts, positions: BatchPositions
+) -> "tuple[Ints, Ints, NDArray[np.int8], Ints]":
     """Return the starts, messages, kinds and text offsets of all non-empty token spans of a batch."""
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
-    tokens = find_token_at(encoded, np.repeat(texts, 2), places)
+    tokens = find_token_at(encoded, positions, np.repeat(texts, 2), places)
     # A token that reaches from one message's text into another's belongs to neither, so the first piece ends before it.
     follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
     last = np.maximum(tokens[1:-1:2] - 1, 0)

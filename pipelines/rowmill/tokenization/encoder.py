@@ -209,7 +209,7 @@ def _encode_fast(
     """Encode texts with an engine, and on the reference path those that it refuses or that cannot be located."""
     found = engine.encode(texts)
     located = locate_tokens(found.ids, found.offsets, texts, lengths)
-    encoded = EncodedTexts(found.ids.astype(np.int32), found.offsets, located.starts, located.ends, 0)
+    encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
     again = np.union1d(located.unlocated, np.array(found.failed, np.int64))
     if not len(again):
         return encoded

@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints
+from rowmill.core.arrays import Bools, Ints, compute_offsets
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.token_bytes import SENTENCEPIECE_SPACE, read_byte_lengths, read_sentencepiece_bytes
@@ -150,9 +150,9 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
     sizes = np.array(count_utf8_bytes(texts), np.int64)
     prefixed = _find_prefixed_tokens(ids, offsets, known)
     lengths[prefixed] -= 1
-    ends = np.cumsum(lengths)
-    before = np.concatenate((np.zeros(1, np.int64), ends))[offsets]
-    starts = ends - lengths - np.repeat(before[:-1], np.diff(offsets))
+    begins = compute_offsets(lengths)
+    before = begins[offsets]
+    starts = begins[:-1] - np.repeat(before[:-1], np.diff(offsets))
     unknown = np.diff(before) != sizes
     if known.prefix is DummyPrefix.BEFORE_TEXT:
         unknown |= np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))

@@ -14,6 +14,7 @@ from rowmill.cli import main
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.recipe import recipe
+from rowmill.stages import base
 from rowmill.tabular.table_contract import TableContract
 from tests.end_to_end.test_table_drift import (
     GROUPED,
@@ -232,3 +233,31 @@ def test_contract_files_are_not_recipes(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     assert [path.name for path in recipe.find_recipes(tmp_path)] == ["a.yaml", "b.yaml"]
+
+
+@pytest.mark.parametrize("on_mismatch", ["na", "reject"])
+def test_rows_are_the_same_whether_parts_are_made_together_or_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_mismatch: str
+) -> None:
+    unfit = {"price": "cheap", "customer": "", "day": "soon"}
+    rows = sales(10_000)
+    for place in range(500, len(rows), 1_700):
+        for number, (name, cell) in enumerate(unfit.items()):
+            rows[place + number][name] = cell
+    table = {"columns": {
+        "customer": {"type": "integer"},
+        "day": {"type": "date", "format": "iso8601", "on_mismatch": on_mismatch},
+        "price": {"type": "number", "on_mismatch": on_mismatch},
+        "note": {"type": "text"},
+    }}  # fmt: skip
+    made: list[dict[str, bytes]] = []
+    for name, size in (("together", 1 << 30), ("alone", 0)):
+        monkeypatch.setattr(base, "BATCH_BYTES", size)
+        workspace = project(tmp_path / name, as_csv(rows), {**GROUPED, "table": table})
+        workspace.build(only=TO_ROWS)
+        folder = workspace.store / "mini" / "rows" / "canonical_rows"
+        files = [*folder.glob("parts/*/*.arrow"), *folder.glob("parts/*/*.json")]
+        made.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+
+    assert len(made[0]) > 30
+    assert made[0] == made[1]

@@ -7,6 +7,7 @@ contents, and the exact reading of lines. What does not: types of columns (`test
 
 import json
 from collections import Counter
+from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -168,13 +169,26 @@ def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
     column = CellColumn.from_cells(cells)
     shapes = Counter(shape_of(cell) for cell in cells if cell)
 
-    found = observe_cells({"a": column}, range(5, 5 + len(cells))).columns["a"]
+    found = observe_cells({"a": column}, range(5, 5 + len(cells)), (0, len(cells)))[0].columns["a"]
 
     assert {name: one.count for name, one in found.cells.items()} == shapes
     assert (found.present, found.nulls) == (len(cells), cells.count(""))
     for name, one in found.cells.items():
         distinct = list(dict.fromkeys(cell for cell in cells if cell and shape_of(cell) == name))[:3]
         assert one.examples == tuple((cell[:100], (0, 5 + cells.index(cell))) for cell in distinct)
+
+
+@given(st.lists(st.lists(CELLS, max_size=12), min_size=1, max_size=5))
+def test_evidence_of_parts_is_the_same_together_and_alone(parts: list[list[str]]) -> None:
+    together = CellColumn.from_cells([cell for part in parts for cell in part])
+    numbers = [number for part in parts for number in range(len(part))]
+    borders = [0, *accumulate(map(len, parts))]
+
+    found = observe_cells({"a": together}, numbers, borders)
+
+    for part, one in zip(parts, found, strict=True):
+        [alone] = observe_cells({"a": CellColumn.from_cells(part)}, range(len(part)), (0, len(part)))
+        assert json.dumps(one.to_json()) == json.dumps(alone.to_json())
 
 
 @settings(max_examples=300)

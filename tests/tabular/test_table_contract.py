@@ -34,7 +34,7 @@ from rowmill.tabular.time_order import SortKey
 
 def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:
     if are_cells:
-        return observe_cells({"a": CellColumn.from_cells(values)}, range(len(values)))
+        return observe_cells({"a": CellColumn.from_cells(values)}, range(len(values)), (0, len(values)))[0]
     return observe_records([{"a": value} for value in values])
 
 
@@ -145,7 +145,7 @@ def test_json_values_keep_their_types(values: list[Any], kind: str) -> None:
 
 
 def test_columns_of_two_files_form_one_schema_and_missing_ones_are_optional() -> None:
-    one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1))
+    one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1), (0, 1))[0]
     other = seen(["x"])
 
     evidence = merge_evidence([one, other])

@@ -13,8 +13,9 @@ ResultT = TypeVar("ResultT")
 class Executor(Protocol):
     """Maps a module-level function over tasks.
 
-    A task is one part and holds only what belongs to it. Tasks, shared values and results can be pickled, and results
-    are small: content goes through the store. A task may run more than once, so running it again must write the same.
+    A task is one part, or a few small ones, and holds only what belongs to it. Tasks, shared values and results can be
+    pickled, and results are small: content goes through the store. A task may run more than once, so running it again
+    must write the same.
     """
 
     @property

@@ -29,6 +29,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
@@ -288,6 +289,10 @@ class StageDeclaration:
 # ── Parts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+BATCH_BYTES = 4 << 20
+"""Maximum size of the parts that are made together: their fixed cost is then small, and so is the memory."""
+
+
 @frozen_dataclass
 class PartTask:
     """A part to make or reuse: its fingerprint, its task, and the size of its input."""
@@ -329,13 +334,15 @@ def make_parts(
     is_reusable: Callable[[Part], bool] = _is_always_reusable,
     shared: object = None,
     set_threads: Callable[[Any, int], Any] | None = None,
+    make_many: Callable[[Sequence[Any]], list[Part]] | None = None,
 ) -> tuple[list[Part], int, int]:
     """Return all parts in order: kept ones are reused, the others are made by the executor.
 
     Later builds make a part again that is not `is_reusable`, a module-level function. `function` is given a task, and
     what is `shared` if there is such. Returns the parts, how many were reused, and how many rows were read to make the
     others. `set_threads`, for a stage with few tasks of uneven size, returns a task that may use so many threads: the
-    largest tasks then begin first, and use the cores for which there is no task.
+    largest tasks then begin first, and use the cores for which there is no task. `make_many`, for a stage of small
+    parts with a fixed cost, makes the same parts as `function`, of several tasks at once.
 
     Raises
     ------
@@ -351,9 +358,14 @@ def make_parts(
         threads = _count_task_threads(context.pool, len(own))
         largest_first = sorted(own, key=lambda one: one.size_bytes, reverse=True)
         own = [replace(one, task=set_threads(one.task, threads)) for one in largest_first]
-    make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
     size = sum(p.size_bytes for p in own)
-    made = context.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
+    if make_many is None:
+        make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
+        made = context.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
+    else:
+        make_batch = partial(_make_and_keep_many, make_many, is_reusable, context.store, context.folder)
+        batches = _batch_tasks(own, context.pool.workers)
+        made = chain.from_iterable(context.pool.map(make_batch, batches, size_bytes=size, shared=shared))
     for part, plan in zip(_report_progress(context, made, own), own, strict=True):
         kept[plan.fingerprint] = part
     require_all_shares(own, missing)
@@ -384,6 +396,33 @@ def _make_and_keep(
     if is_reusable(part):
         save_kept_part(store, stage_folder, part)
     return part
+
+
+def _make_and_keep_many(
+    make_many: Callable[..., list[Part]],
+    is_reusable: Callable[[Part], bool],
+    store: Store,
+    stage_folder: str,
+    *given: object,
+) -> list[Part]:
+    parts = make_many(*given)
+    for part in filter(is_reusable, parts):
+        save_kept_part(store, stage_folder, part)
+    return parts
+
+
+def _batch_tasks(planned: Sequence[PartTask], workers: int) -> list[list[Any]]:
+    """Return the tasks in batches of at most `BATCH_BYTES`, and smaller ones if each worker would get fewer than 4."""
+    limit = min(BATCH_BYTES, sum(one.size_bytes for one in planned) // (4 * workers))
+    batches: list[list[Any]] = []
+    size = 0
+    for one in planned:
+        if not batches or size + one.size_bytes > limit:
+            batches.append([])
+            size = 0
+        batches[-1].append(one.task)
+        size += one.size_bytes
+    return batches
 
 
 def _report_progress(context: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:

@@ -1,6 +1,6 @@
-"""A worker's two tasks on a source part of records: observing its columns, then making its rows.
+"""A worker's two tasks on source parts of records: observing their columns, then making their rows.
 
-What belongs here: the two passes over a part, before and after the dataset's table contract is known, and the rejects
+What belongs here: the two passes over parts, before and after the dataset's table contract is known, and the rejects
 of rows. What does not: the contract and reading a cell (`table_contract/`), texts (`serialization/`), the list of parts
 and decisions over all of them (`table_schema.py`).
 
@@ -12,18 +12,20 @@ A row's `record` is its lossless text without the line end. Its content hash and
 not on the contract: no column type moves a row to another split.
 
 Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_value_columns.py`).
+Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
+Their files are the same as if each were taken alone.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -47,7 +49,7 @@ from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValu
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
-from rowmill.tabular.table_contract import TableContract
+from rowmill.tabular.table_contract import TableContract, TableEvidence
 from rowmill.tabular.table_contract import evidence as table_evidence
 from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_strings
 from rowmill.tabular.time_order import SortKey
@@ -94,12 +96,23 @@ def _has_cells(part: sources.SourcePart) -> bool:
 
 def observe_part(task: ObserveTask) -> Part:
     """Collect the evidence of a part's values."""
+    return observe_part_batch([task])[0]
+
+
+def observe_part_batch(tasks: Sequence[ObserveTask]) -> list[Part]:
+    """Collect the evidence of the values of each part."""
+    made: list[Part] = []
     # Observing types does not need exact digits.
-    decoded = _decode_part(task.part, Path(task.base), task.take, is_exact=False)
-    if decoded.cells is None:
-        seen = table_evidence.observe_records(decoded.values, decoded.numbers)
-    else:
-        seen = observe_cells(decoded.cells, decoded.numbers)
+    for own, decoded in _decode_parts(tasks, is_exact=False):
+        if decoded.cells is None:
+            seen = [table_evidence.observe_records(decoded.values, decoded.numbers)]
+        else:
+            seen = observe_cells(decoded.cells, decoded.numbers, decoded.borders)
+        made += map(_save_evidence, own, seen)
+    return made
+
+
+def _save_evidence(task: ObserveTask, seen: TableEvidence) -> Part:
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
@@ -107,10 +120,11 @@ def observe_part(task: ObserveTask) -> Part:
 
 
 @frozen_dataclass
-class _DecodedPart:
-    """A part's records and rejects; `numbers` are record numbers in the part, from 0.
+class _DecodedParts:
+    """The records and rejects of one or more parts.
 
-    Records of CSV are columns of `cells`, those of other files `values`: decoded JSON objects.
+    `numbers` are record numbers in a part, from 0, and `borders` the first record of each part, and the end. Records of
+    CSV are columns of `cells`, those of other files `values`: decoded JSON objects of a single part.
     """
 
     values: list[dict[str, Json]]
@@ -118,17 +132,34 @@ class _DecodedPart:
     numbers: Sequence[int]
     raws: list[bytes]
     rejected: list[tuple[int, Rejected, bytes]]
+    borders: Sequence[int]
 
 
-def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_exact: bool = True) -> _DecodedPart:
-    """Decode a part's records, at most `take`; numbers keep their digits if `is_exact`."""
-    if _has_cells(part):
-        decoded = _decode_cells(sources.read_part_bytes(part, base), take)
+_TaskT = TypeVar("_TaskT", ObserveTask, TableRowsTask)
+
+
+def _decode_parts(
+    tasks: Sequence[_TaskT], *, is_exact: bool = True
+) -> Iterator[tuple[Sequence[_TaskT], _DecodedParts]]:
+    """Decode the records of parts, those of a CSV file together; numbers keep their digits if `is_exact`."""
+    for _, group in groupby(tasks, key=lambda task: (task.part.url, task.part.split_hint)):
+        own = list(group)
+        decoded = _decode_cells(own) if _has_cells(own[0].part) else None
         if decoded is not None:
-            return decoded
-    found, read_exactly = _DecodedPart([], None, numbers := [], [], []), make_exact_line_reader()
-    for raw in sources.read_records(part, base):
-        if take is not None and raw.number >= take:
+            yield own, decoded
+        elif len(own) > 1:
+            for task in own:
+                yield from _decode_parts([task], is_exact=is_exact)
+        else:
+            yield own, _decode_records(own[0], is_exact=is_exact)
+
+
+def _decode_records(task: ObserveTask | TableRowsTask, *, is_exact: bool) -> _DecodedParts:
+    """Decode a part's records one by one."""
+    part, numbers, read_exactly = task.part, list[int](), make_exact_line_reader()
+    found = _DecodedParts([], None, numbers, [], [], ())
+    for raw in sources.read_records(part, Path(task.base)):
+        if task.take is not None and raw.number >= task.take:
             break
         if raw.value is None:
             value = raw.rejected or Rejected("not_an_object")
@@ -140,6 +171,7 @@ def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_e
             found.values.append(value)
             numbers.append(raw.number)
             found.raws.append(raw.raw)
+    found = replace(found, borders=(0, len(numbers)))
     if not _has_cells(part):
         return found
     header = found.values[0] if found.values else ()
@@ -147,12 +179,18 @@ def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_e
     return replace(found, values=[], cells=cells)
 
 
-def _decode_cells(content: bytes, take: int | None) -> _DecodedPart | None:
-    """Decode a part of CSV rows; None if a row is not as wide as the header or is not text."""
-    lines = content.split(b"\n")[:-1]
-    if take is not None:
-        lines = lines[:take]
-        content = b"\n".join(lines)
+def _decode_cells(tasks: Sequence[ObserveTask | TableRowsTask]) -> _DecodedParts | None:
+    """Decode parts of a CSV file; None if a row is not as wide as the header or is not text."""
+    lines: list[bytes] = []
+    borders = [0]
+    for task in tasks:
+        own = sources.read_part_bytes(task.part, Path(task.base)).split(b"\n")
+        if own.pop():
+            # The last line has no end.
+            return None
+        lines += own if task.take is None else own[: task.take]
+        borders.append(len(lines))
+    content = b"\n".join(lines)
     # Rows of a wrong width are lists, and placeholders of rows that are too long begin with a zero byte.
     if not content.startswith(b"{") or content.count(b"\n{") != len(lines) - 1:
         return None
@@ -165,7 +203,8 @@ def _decode_cells(content: bytes, take: int | None) -> _DecodedPart | None:
     if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
         return None
     cells = {name: CellColumn.from_cells(table.column(name).chunk(0)) for name in names}
-    return _DecodedPart([], cells, range(len(lines)), lines, [])
+    numbers = list(chain.from_iterable(range(end - begin) for begin, end in pairwise(borders)))
+    return _DecodedParts([], cells, numbers, lines, [], borders)
 
 
 _FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
@@ -241,38 +280,56 @@ def make_table_splitter(form: Records, splits: Splits) -> Splitter:
 
 def make_table_part(task: TableRowsTask) -> Part:
     """Make the rows of a source part."""
+    return make_table_part_batch([task])[0]
+
+
+def make_table_part_batch(tasks: Sequence[TableRowsTask]) -> list[Part]:
+    """Make the rows of source parts of one dataset."""
+    return [part for own, decoded in _decode_parts(tasks) for part in _make_decoded_parts(own, decoded)]
+
+
+def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
+    """Make the rows of parts of one file, all columns at once, and save them part by part."""
+    task = tasks[0]
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
-    log, mismatches = RejectLog(CANONICAL_ROWS), MismatchLog()
-    decoded = _decode_part(task.part, Path(task.base), task.take)
-    for number, rejected, raw in decoded.rejected:
-        log.add(f"{task.part.part_id}:{number}", rejected, raw)
+    mismatches = [MismatchLog() for _ in tasks]
     if decoded.cells is None:
         columns = split_columns(decoded.values)
-        typed = value_rows(decoded.values, columns, decoded.numbers, mismatches)
+        typed = value_rows(decoded.values, columns, decoded.numbers, mismatches[0])
         contents = hash_records(decoded.values, columns)
     else:
-        typed = cell_rows(decoded.cells, decoded.numbers, mismatches)
+        typed = cell_rows(decoded.cells, decoded.numbers, decoded.borders, mismatches)
         contents = hash_cell_records(decoded.cells, len(decoded.numbers))
     if is_by_file:
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
-    for place in sorted(refused):
-        log.add(f"{task.part.part_id}:{decoded.numbers[place]}", refused[place], decoded.raws[place])
+    prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
+    row_ids = _make_row_ids(tasks, decoded)
+    table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
     kept = np.ones(len(contents), bool)
     kept[list(refused)] = False
-    prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
-    table = _build_row_table(task, decoded.numbers, typed, contents, splits, prefixes)
-    table = table if kept.all() else table.filter(pa.array(kept))
-    taken = task.part.records if task.take is None else min(task.take, task.part.records)
-    left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
-    return _save_table_rows(task, table, log, left_out, mismatches)
+    for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
+        rejects = RejectLog(CANONICAL_ROWS)
+        for number, rejected, raw in decoded.rejected:
+            rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+        for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
+            rejects.add(row_ids[place], refused[place], decoded.raws[place])
+        own = table.slice(begin, end - begin)
+        yield _save_table_rows(task, own if kept[begin:end].all() else own.filter(kept[begin:end]), rejects, log)
+
+
+def _make_row_ids(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> pl.Series:
+    """Return the IDs of the rows of all parts."""
+    parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
+    names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
+    return pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
 
 
 def _assign_splits(
     task: TableRowsTask, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
 ) -> tuple[pl.Series, dict[int, Rejected]]:
-    """Return the splits of a part's rows, and the rejects."""
+    """Return the splits of the rows of parts of one file, and the rejects; `task` is that of one of the parts."""
     hint, refused = task.part.split_hint, dict(typed.refused)
     by_time = task.dataset.splits.time_key is not None
     # Rows of the same time, or of the same group, share a split, which is computed once.
@@ -292,7 +349,7 @@ def _assign_splits(
     return pl.Series(decided, dtype=pl.String).gather(codes), refused
 
 
-def _hash_prefixes(decoded: _DecodedPart) -> list[bytes]:
+def _hash_prefixes(decoded: _DecodedParts) -> list[bytes]:
     """Return the prefix of each record that `deduplicate: prefix200` compares."""
     records: Sequence[Mapping[str, Json]] = decoded.values
     if decoded.cells is not None:
@@ -359,17 +416,16 @@ def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
 
 def _build_row_table(
     task: TableRowsTask,
-    numbers: Sequence[int],
+    row_ids: pl.Series,
     typed: TypedColumns,
     contents: Sequence[bytes],
     splits: pl.Series,
     prefixes: Sequence[bytes] | None,
 ) -> pa.Table:
-    """Return the rows of a part as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
+    """Return rows as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
     count = len(contents)
-    ids = pl.select(pl.format(f"{task.part.part_id}:{{}}", pl.Series(numbers, dtype=pl.Int64))).to_series()
     texts = {
-        "row_id": ids, "split": splits, "group_key": typed.groups, "order_key": typed.orders,
+        "row_id": row_ids, "split": splits, "group_key": typed.groups, "order_key": typed.orders,
         "domain": typed.domains, "record": typed.texts,
     }  # fmt: skip
     digest = pa.binary(filters.HASH_BYTES)
@@ -393,10 +449,11 @@ def _empty_column(field: pa.Field, count: int) -> Any:
     return pa.repeat(pa.scalar(0).cast(field.type), count)
 
 
-def _save_table_rows(
-    task: TableRowsTask, table: pa.Table, log: RejectLog, left_out: list[str], mismatches: MismatchLog
-) -> Part:
+def _save_table_rows(task: TableRowsTask, table: pa.Table, log: RejectLog, mismatches: MismatchLog) -> Part:
+    """Save a part's rows, its rejects and its ledger."""
     store = Store(task.root)
+    taken = task.part.records if task.take is None else min(task.take, task.part.records)
+    left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
     splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
     characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
     facts: dict[str, Any] = {

@@ -96,7 +96,9 @@ def make_table_rows(
             context.dataset, part, take, contract, schema, known.order,
         )  # fmt: skip
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    made, reused, rows_made = make_parts(context, table_rows.make_table_part, planned)
+    made, reused, rows_made = make_parts(
+        context, table_rows.make_table_part, planned, make_many=table_rows.make_table_part_batch
+    )
     return made, reused, rows_made, known
 
 
@@ -108,7 +110,8 @@ def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.Source
         planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
     # Equal parts are observed once: two workers must not write the same folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
-    made = {one.fingerprint: one for one in make_parts(context, table_rows.observe_part, distinct)[0]}
+    parts, _, _ = make_parts(context, table_rows.observe_part, distinct, make_many=table_rows.observe_part_batch)
+    made = {one.fingerprint: one for one in parts}
     return [made[one.fingerprint] for one in planned]
 
 

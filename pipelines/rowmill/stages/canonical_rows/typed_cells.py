@@ -5,6 +5,7 @@ What belongs here: the columns of `TypedColumns` from columns of cells, and the 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -44,12 +45,22 @@ class CellRowBuilder:
         self._order = order
         self._roles = roles
 
-    def __call__(self, cells: Mapping[str, CellColumn], rows: Sequence[int], mismatches: MismatchLog) -> TypedColumns:
-        """Return the typed columns of a part's records, which all have the same columns; `rows` are record numbers."""
+    def __call__(
+        self,
+        cells: Mapping[str, CellColumn],
+        rows: Sequence[int],
+        borders: Sequence[int],
+        mismatches: Sequence[MismatchLog],
+    ) -> TypedColumns:
+        """Return the typed columns of the records of some parts, which all have the same columns.
+
+        `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end.
+        `mismatches` has a log for each part.
+        """
         count, refused = len(rows), RefusedRecords()
         # In schema order, so that a row's first mismatch is that of its first column.
         texts = {
-            name: self._write_column(name, cells[name], rows, refused, mismatches)
+            name: self._write_column(name, cells[name], rows, refused, borders, mismatches)
             for name in self._names
             if name in cells
         }
@@ -67,7 +78,8 @@ class CellRowBuilder:
         cells: CellColumn,
         rows: Sequence[int],
         refused: RefusedRecords,
-        mismatches: MismatchLog,
+        borders: Sequence[int],
+        mismatches: Sequence[MismatchLog],
     ) -> pa.LargeStringArray:
         """Return the JSON text of each distinct cell of a column."""
         column = self._columns[name]
@@ -76,7 +88,10 @@ class CellRowBuilder:
             return written
         places = np.flatnonzero(cells.mark(written.is_null().to_numpy(zero_copy_only=False)))
         texts: list[str] = cells.texts.take(pa.array(cells.codes[places])).to_pylist()
-        mismatches.add(name, texts[0][:80], rows[int(places[0])], len(texts))
+        cuts = np.searchsorted(places, borders).tolist()
+        for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
+            if begin < end:
+                log.add(name, texts[begin][:80], rows[int(places[begin])], end - begin)
         if column.on_mismatch == "na":
             return written.fill_null(NULL)
         for place, text in zip(places.tolist(), texts, strict=True):

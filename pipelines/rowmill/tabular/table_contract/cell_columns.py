@@ -12,6 +12,7 @@ Not imported by the package's `__init__`: loading a recipe needs contracts, and 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from json.encoder import encode_basestring
 
 import numpy as np
@@ -50,15 +51,6 @@ class CellColumn:
         encoded = pa.array(cells, pa.large_string()).dictionary_encode()
         return cls(encoded.dictionary, encoded.indices.to_numpy())
 
-    def count_cells(self) -> Ints:
-        """Return the number of cells of each text."""
-        return np.bincount(self.codes, minlength=len(self.texts))
-
-    def find_first_cells(self) -> Ints:
-        """Return the index of the first cell of each text."""
-        # Codes are numbered by first occurrence, so each new maximum is a first cell.
-        return np.flatnonzero(np.diff(np.maximum.accumulate(self.codes), prepend=-1))
-
     def spread(self, values: pa.LargeStringArray) -> pl.Expr:
         """Return the value of each cell, given one per text.
 
@@ -91,27 +83,66 @@ def are_equal(texts: pa.LargeStringArray, text: str) -> NDArray[np.bool_]:
 # ── Evidence of cells ────────────────────────────────────────────────────────────────────────────────
 
 
-def observe_cells(columns: Mapping[str, CellColumn], rows: Sequence[int]) -> TableEvidence:
-    """Return the evidence of a part's cells; `rows` are the records' numbers, and each record has all columns."""
-    return TableEvidence(len(rows), {name: _observe_column(one, rows) for name, one in columns.items() if len(rows)})
+def observe_cells(
+    columns: Mapping[str, CellColumn], rows: Sequence[int], borders: Sequence[int]
+) -> list[TableEvidence]:
+    """Return the evidence of each of some parts, whose cells are in the same columns.
+
+    `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end. Each
+    record has all columns.
+    """
+    shaped = {name: _ShapedColumn.from_cells(one) for name, one in columns.items()}
+    return [
+        TableEvidence(
+            end - begin, {name: one.observe(begin, rows[begin:end]) for name, one in shaped.items() if begin < end}
+        )
+        for begin, end in pairwise(borders)
+    ]
 
 
-def _observe_column(cells: CellColumn, rows: Sequence[int]) -> ColumnEvidence:
-    is_given = ~are_equal(cells.texts, "")
-    counts, texts = cells.count_cells(), cells.texts.filter(pa.array(is_given))
-    given, firsts = counts[is_given], cells.find_first_cells()[is_given]
-    names = name_shapes(texts)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    shapes = np.array([numbers[name] for name in names], np.int64)
-    tallies: dict[str, ShapeTally] = {}
-    for name, number in numbers.items():
-        own = np.flatnonzero(shapes == number)
-        shown = [
-            (texts[place].as_py()[:MAX_EXAMPLE_CHARS], (0, rows[int(firsts[place])]))
-            for place in own[:MAX_EXAMPLES].tolist()
-        ]
-        tallies[name] = ShapeTally(int(given[own].sum()), tuple(shown))
-    return ColumnEvidence((0, rows[0]), len(cells.codes), len(cells.codes) - int(given.sum()), tallies)
+@frozen_dataclass(eq=False)
+class _ShapedColumn:
+    """A column of cells with the shape of each text: an index of `names`, 0 if the text is empty."""
+
+    cells: CellColumn
+    names: list[str]
+    shapes: NDArray[np.int32]
+
+    @classmethod
+    def from_cells(cls, cells: CellColumn) -> "_ShapedColumn":
+        """Find the shapes of the texts."""
+        is_given = ~are_equal(cells.texts, "")
+        found = name_shapes(cells.texts.filter(pa.array(is_given)))
+        names = ["", *dict.fromkeys(found)]
+        numbers = {name: number for number, name in enumerate(names)}
+        shapes = np.zeros(len(cells.texts), np.int32)
+        shapes[is_given] = [numbers[name] for name in found]
+        return cls(cells, names, shapes)
+
+    def observe(self, begin: int, rows: Sequence[int]) -> ColumnEvidence:
+        """Return the evidence of a part, whose cells are those from `begin` on, one for each of `rows`."""
+        codes = self.cells.codes[begin : begin + len(rows)]
+        counts = np.bincount(self.shapes[codes], minlength=len(self.names)).tolist()
+        firsts = _find_first_places(codes)
+        shapes = self.shapes[codes[firsts]]
+        tallies: dict[str, ShapeTally] = {}
+        for number in shapes[_find_first_places(shapes)].tolist():
+            shown = [
+                (self.cells.texts[int(codes[place])].as_py()[:MAX_EXAMPLE_CHARS], (0, rows[place]))
+                for place in firsts[shapes == number][:MAX_EXAMPLES].tolist()
+            ]
+            tallies[self.names[number]] = ShapeTally(counts[number], tuple(shown))
+        tallies.pop("", None)
+        return ColumnEvidence((0, rows[0]), len(rows), counts[0], tallies)
+
+
+def _find_first_places(codes: NDArray[np.int32]) -> Ints:
+    """Return where each distinct code occurs first, in order."""
+    places = np.arange(len(codes))
+    # The last assignment to an index counts.
+    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes[::-1]] = places[::-1]
+    return np.flatnonzero(first[codes] == places)
 
 
 def name_shapes(texts: pa.LargeStringArray) -> list[str]:

@@ -4,6 +4,7 @@ What belongs here: tables by id. What does not: where tokens lie in a text (`enc
 """
 
 import re
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,23 @@ SENTENCEPIECE_SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def _make_byte_alphabet() -> dict[str, int]:
-    """Map the 256 printable characters that byte-level vocabularies use for bytes to the bytes.
+def _make_byte_alphabet() -> defaultdict[int, int]:
+    """Map the 256 printable characters that byte-level vocabularies use for bytes to the bytes, others to `?`.
 
     Source: the GPT-2 encoder: printable Latin-1 characters represent themselves, the other bytes start at U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+    known = {b: b for b in printable} | {0x100 + i: b for i, b in enumerate(others)}
+    return defaultdict(lambda: ord("?"), known)
 
 
 def read_byte_lengths(backend: str) -> Ints:
     """Return the number of bytes of each id, int64[largest id + 1]; −1 for an id without a token."""
-    parsed: dict[str, Any] = orjson.loads(backend)
+    return _measure_tokens(orjson.loads(backend))
+
+
+def _measure_tokens(parsed: dict[str, Any]) -> Ints:
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed["added_tokens"]
     size = max([*vocabulary.values(), *(int(t["id"]) for t in added)]) + 1
@@ -44,11 +49,14 @@ def read_byte_lengths(backend: str) -> Ints:
 def read_token_bytes(backend: str) -> list[bytes]:
     """Return the bytes of every id of a byte-level vocabulary, for printing single tokens."""
     parsed: dict[str, Any] = orjson.loads(backend)
-    alphabet = _make_byte_alphabet()
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
-    table = [b""] * (len(read_byte_lengths(backend)))
+    table = [b""] * len(_measure_tokens(parsed))
+    # All tokens at once, since a vocabulary has a million characters.
+    content = "".join(vocabulary).translate(_make_byte_alphabet()).encode("latin-1")
+    begin = 0
     for text, token_id in vocabulary.items():
-        table[token_id] = bytes(alphabet.get(c, 0x3F) for c in text)
+        table[token_id] = content[begin : begin + len(text)]
+        begin += len(text)
     for token in parsed["added_tokens"]:
         table[int(token["id"])] = str(token["content"]).encode()
     return table

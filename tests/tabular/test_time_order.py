@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.schema import Column
-from rowmill.tabular.time_order import TIME_OF_DAY, SortKey, resolve_sort_key
+from rowmill.tabular.time_order import CANDIDATES, TIME_OF_DAY, SortKey, resolve_sort_key, zero_time_of_day
 
 TEXT = Column("t", "string")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,3 +65,26 @@ def test_times_of_day_never_decrease_and_keep_the_time_of_day(times: list[Any]) 
 
     assert positions == sorted(positions)
     assert [position % 86400 for position in positions] == [order.read(text) for text in texts]
+
+
+DAYS = st.sampled_from(
+    ["2024-01-15", "2024-02-30", "1/2/2011", "2/13/2011", "02/02/2011", "0/0/2011", "2011/3/4", "1.2.2011",
+     "1-Jan-2011", "Jan 1 2011", "Jan 2011", "x", ""]
+)  # fmt: skip
+CLOCKS = st.builds(
+    "{}:{:02d}{}".format,
+    st.sampled_from(["0", "9", "09", "10", "19", "23", "24", "30"]),
+    st.sampled_from([0, 7, 59, 60]),
+    st.sampled_from(["", ":00", ":59", ":60", ":07.5", "Z", "+01:00", " "]),
+)
+
+
+@given(DAYS, st.sampled_from([" ", "T", "", "  "]), CLOCKS)
+def test_same_formats_read_a_text_with_zeros_for_its_time_of_day(day: str, between: str, clock: str) -> None:
+    text = f"{day}{between}{clock}"
+    zeroed = zero_time_of_day(text)
+
+    for one in CANDIDATES:
+        assert (one.read(text) is None) == (one.read(zeroed) is None)
+        for other in CANDIDATES:
+            assert (one.read(text) == other.read(text)) == (one.read(zeroed) == other.read(zeroed))

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 
 from rowmill.tabular.schema import MAX_DIGITS
-from rowmill.tabular.time_order import list_fitting_candidates
+from rowmill.tabular.time_order import list_fitting_candidates, zero_time_of_day
 
 NA_WORDS = frozenset(
     "na n/a #n/a #na <na> nan -nan null none nil missing #value! #div/0! #null! #ref! #name? #num!".split()
@@ -89,7 +89,8 @@ def shape_of(text: str) -> str:
 
 def time_shape_of(text: str) -> str:
     """Return the shape of a JSON string: a time or text, because JSON writes numbers without quotes."""
-    return _name_time_formats(text) if _MAY_BE_TIME.match(text) else "text"
+    # The times of day of a column are many more than its days.
+    return _name_time_formats(zero_time_of_day(text)) if _MAY_BE_TIME.match(text) else "text"
 
 
 @lru_cache(maxsize=1 << 14)

@@ -98,8 +98,8 @@ class _EarlyPool:
             if self.is_asked_to_stop():
                 raise _EnoughError
             result = function(task) if shared is None else function(task, shared)
-            if isinstance(result, Part):
-                self.made.append(result.fingerprint)
+            results = result if isinstance(result, list) else [result]
+            self.made.extend(one.fingerprint for one in results if isinstance(one, Part))
             yield result
         raise _EnoughError
 

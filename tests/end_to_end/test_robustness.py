@@ -281,10 +281,13 @@ def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None
         report.write_text(str(error), encoding="utf-8")
 
 
-def test_build_that_may_write_only_small_files_is_one_error(workspace: Workspace, undisturbed: Built) -> None:
+@pytest.mark.parametrize("limit_bytes", [20_000, 40_000], ids=["the tokenizer is too large", "the sources are"])
+def test_build_that_may_write_only_small_files_is_one_error(
+    workspace: Workspace, undisturbed: Built, limit_bytes: int
+) -> None:
     """The same without a disk of one's own: the system refuses to let any file grow beyond a limit."""
     report = workspace.folder / "report"
-    process = PROCESSES.Process(target=build_with_small_files, args=(workspace.config, 20_000, report))
+    process = PROCESSES.Process(target=build_with_small_files, args=(workspace.config, limit_bytes, report))
     process.start()
 
     assert finished(process) == 0

@@ -24,7 +24,7 @@ from rowmill.core.errors import (
     join_errors,
     place_error,
 )
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, explain_disk_full
 from rowmill.executors import AnyExecutor, Executor, LocalPool
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -150,7 +150,9 @@ def find_unmet_requirements(project: Project, steps: Iterable[Step]) -> dict[Sta
         if require is None or has_current_options(project, step):
             continue
         try:
-            require(make_stage_context(project, step, {}))
+            # A tokenizer that is opened for the first time is kept in the store.
+            with explain_disk_full(project.store, "/".join(step.key)):
+                require(make_stage_context(project, step, {}))
         # Not damage to the store, which is repaired where the step runs.
         except (ConfigError, SourceError, MissingPackageError) as error:
             problems[step.key] = place_error(step.recipe, error)

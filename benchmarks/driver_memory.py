@@ -38,10 +38,11 @@ from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
-from rowmill.stages.base import StageContext, open_host_scratch
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_table
+from rowmill.stages.scratch_folders import open_host_scratch
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts

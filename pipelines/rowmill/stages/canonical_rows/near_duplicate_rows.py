@@ -35,12 +35,13 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
-from rowmill.stages.base import PartTask, StageContext, make_parts, scratch_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts
 from rowmill.stages.canonical_rows import band_buckets
 from rowmill.stages.canonical_rows.rewrite_part import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
 from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.part_files import write_table
+from rowmill.stages.scratch_folders import scratch_folder
 
 VERSION = 1
 """Increase it when another row may go."""

@@ -33,7 +33,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.stages import inputs
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, open_host_scratch
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
 from rowmill.stages.exports.export_files import (
     measure_all_segments,
     open_export_shards,
@@ -47,6 +47,7 @@ from rowmill.stages.exports.export_source import (
     describe_export_shape,
 )
 from rowmill.stages.kept_parts import load_kept_part, part_folder, save_kept_part
+from rowmill.stages.scratch_folders import open_host_scratch
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 6

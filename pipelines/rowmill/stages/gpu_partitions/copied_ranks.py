@@ -30,7 +30,7 @@ from rowmill.shards import gather, native
 from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs
-from rowmill.stages.base import StageContext, open_host_scratch
+from rowmill.stages.base import StageContext
 from rowmill.stages.gpu_partitions.rank_parts import fingerprint_rank
 from rowmill.stages.gpu_partitions.rank_sources import (
     RankSources,
@@ -41,6 +41,7 @@ from rowmill.stages.gpu_partitions.rank_sources import (
     write_step_facts,
 )
 from rowmill.stages.kept_parts import part_folder
+from rowmill.stages.scratch_folders import open_host_scratch
 
 SHARD_TOKENS = 2 << 20
 """Maximum tokens of a shard: some 60 MB while a worker gathers and writes it."""

@@ -30,14 +30,8 @@ from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File
 from rowmill.stages import table_partitions
-from rowmill.stages.base import (
-    StageContext,
-    StageOutput,
-    make_parts,
-    open_host_scratch,
-    require_all_shares,
-    select_own_parts,
-)
+from rowmill.stages.base import StageContext, StageOutput, make_parts, require_all_shares, select_own_parts
+from rowmill.stages.scratch_folders import open_host_scratch
 from rowmill.stages.table_inputs import IndexOptions, ObservedTable, get_table_options, index_parts, load_observed_table
 from rowmill.stages.table_partitions import RowPart, choose_borders, hold_partitions, join_lengths
 from rowmill.stages.table_plan import TablePlanRequest, require_record_room

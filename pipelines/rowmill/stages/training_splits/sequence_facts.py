@@ -23,7 +23,8 @@ from rowmill.packing import rank_assignment
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Manifest
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.base import StageContext, open_host_scratch
+from rowmill.stages.base import StageContext
+from rowmill.stages.scratch_folders import open_host_scratch
 
 SENT_SEQUENCES: Final = 1 << 20
 """As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, UnreachableError
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.executors import RayExecutor
 from rowmill.executors.ray_cluster import RayTasks
 from rowmill.executors.ray_connection import RayConnection
-from rowmill.executors.ray_worker import is_transient_error
 from tests.executors import test_ray_cluster
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
 from tests.support.recipes import Built
@@ -212,20 +211,6 @@ def test_a_task_that_no_node_can_take_is_refused(cluster: Any) -> None:
     executor.close()
 
 
-def test_an_address_where_no_cluster_is_is_refused_within_ten_seconds() -> None:
-    pytest.importorskip("ray", reason="ray is absent: pip install 'rowmill[ray]' in an environment of its own")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        executor = RayExecutor(kind="ray", address=address).open(workers=1)
-
-        began = time.monotonic()
-        with pytest.raises(ConfigError, match=r"address: no Ray cluster answers at .* start the cluster"):
-            list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
-
-    assert time.monotonic() - began < 10
-
-
 def test_a_second_address_is_refused_while_the_process_is_connected(cluster: Any, tasks: RayTasks) -> None:
     assert tasks.workers == 2
     with socket.socket() as other:
@@ -301,29 +286,3 @@ def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: A
         cluster.remove_node(other)
 
     assert not any(path.is_file() for path in workspace.store.rglob("*"))
-
-
-# ── Without a cluster ──────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("error", "passes"),
-    [
-        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
-        (OSError(errno.ESTALE, "stale file handle"), True),
-        (OSError(errno.ENOSPC, "full"), False),
-        (PermissionError(errno.EACCES, "denied"), False),
-        (FileNotFoundError(errno.ENOENT, "absent"), False),
-        (ValueError("a bug"), False),
-    ],
-)
-def test_only_errors_that_may_pass_are_tried_again(error: Exception, passes: bool) -> None:
-    assert is_transient_error(error) == passes
-
-
-@pytest.mark.parametrize(("cause", "passes"), [(ConnectionError("503"), True), (PermissionError("403"), False)])
-def test_a_storage_that_refuses_is_not_asked_again(cause: Exception, passes: bool) -> None:
-    error = UnreachableError("s3://bucket: cannot be read")
-    error.__cause__ = cause
-
-    assert is_transient_error(error) == passes

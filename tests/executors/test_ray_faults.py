@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import gc, prepare
+from rowmill.build import gc
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.executors.ray_cluster import RayTasks
-from tests.support.ray_nodes import ROOT, start_node, starting_cluster, write_two_datasets
+from tests.support.ray_nodes import ROOT, start_node, starting_cluster, stop_cluster, write_two_datasets
 from tests.support.recipes import Built, Workspace
 
 pytestmark = [
@@ -164,8 +164,7 @@ def test_build_whose_cluster_stopped_is_finished_on_this_machine(
         with nullcontext(cluster) if number == parts[0] else starting_cluster() as stopped:
             workspace = write_two_datasets(tmp_path / str(number), {"kind": "ray", "address": stopped.address})
             driver = start_driver(workspace, parts=number)
-            prepare.close_workers()
-            stopped.shutdown()
+            stop_cluster(stopped)
         _, printed = driver.communicate(timeout=PATIENCE_S)
 
         assert driver.returncode == ExitStatus.OUTSIDE_FAILURE, printed

@@ -14,6 +14,7 @@ import pytest
 
 from rowmill.build import prepare
 from rowmill.executors import RayExecutor
+from rowmill.executors.ray_connection import RayConnection, import_ray
 from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +54,19 @@ def starting_cluster() -> Generator[Any]:
         found = start_cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
         )
+        # Connected until the cluster is stopped: a connection is a job, and each job starts workers of its own.
+        RayConnection(found.address).open()
         for _ in range(2):
             start_node(found)
         yield found
-        prepare.close_workers()
-        found.shutdown()
+        stop_cluster(found)
+
+
+def stop_cluster(cluster: Any) -> None:
+    """Leave a cluster and stop it."""
+    prepare.close_workers()
+    import_ray().shutdown()
+    cluster.shutdown()
 
 
 def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Workspace:

@@ -105,7 +105,8 @@ def _replace_database(store: Store, statements: list[str]) -> None:
 
     temporary = store.path(f"{DATABASE_FILE}.{uuid.uuid4().hex}.tmp")
     try:
-        with duckdb.connect(temporary) as connection:
+        # Each of some hundred short statements would wake all threads.
+        with duckdb.connect(temporary, config={"threads": 1}) as connection:
             _run_statements(connection, statements)
             _run_statements(connection, list(_make_comment_statements(connection)))
         os.replace(temporary, store.path(DATABASE_FILE))

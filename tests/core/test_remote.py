@@ -376,9 +376,10 @@ def test_builds_that_a_store_left_end_as_a_clean_one(
         workspace = Workspace(tmp_path, root=f"s3://bucket/{number}")
         server.fail(outage, after=moment)
         # Only here: a busy machine may answer late, and a store that works has time for that.
-        with monkeypatch.context() as patch, pytest.raises(PipelineError) as caught:
+        with monkeypatch.context() as patch:
             patch.setenv(remote.TIMEOUT_VARIABLE, "4")
-            workspace.build()
+            with pytest.raises(PipelineError) as caught:
+                workspace.build()
         server.heal()
 
         where = f"outage {number}: {outage} after {moment} of {requests} requests"

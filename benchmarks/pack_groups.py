@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import find_distinct
 from rowmill.packing.groups import choose_group_tokens
 from rowmill.packing.plan import plan_best_fit
 
@@ -41,7 +42,7 @@ def draw_lengths(name: str, tokens: int) -> NDArray[np.int64]:
 
 def count_grouped(lengths: NDArray[np.int64], limit: int, target: int) -> int:
     """Return the number of sequences if every `target` tokens are planned on their own."""
-    borders = np.unique(np.searchsorted(np.cumsum(lengths), np.arange(0, int(lengths.sum()) + target, target)))
+    borders = find_distinct(np.searchsorted(np.cumsum(lengths), np.arange(0, int(lengths.sum()) + target, target)))
     return sum(plan_best_fit(one, limit, None).sequences for one in np.split(lengths, borders[1:]) if len(one))
 
 

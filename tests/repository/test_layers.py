@@ -137,3 +137,17 @@ def test_pattern_has_no_group_that_gives_nothing_back(path: Path) -> None:
     ]
 
     assert [text for text in patterns if POSSESSIVE_GROUP.search(text)] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.py")), ids=lambda path: path.stem)
+def test_distinct_integers_are_not_found_by_numpy(path: Path) -> None:
+    """`find_distinct` says why; with `return_index` and its like NumPy sorts, too."""
+    slow = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {f"np.{name}" for name in ("unique", "setdiff1d", "union1d", "intersect1d")}
+        and not any((keyword.arg or "").startswith("return_") for keyword in node.keywords)
+    ]
+
+    assert slow == []

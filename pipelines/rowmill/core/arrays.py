@@ -4,7 +4,7 @@ What belongs here: aliases of array types, and functions on index arrays that se
 schemas of files (`rowmill.schema`).
 """
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,8 +24,32 @@ Weights: TypeAlias = NDArray[np.float32]
 Integers: TypeAlias = NDArray[np.integer[Any]]
 """Integers of any width."""
 
+NumT = TypeVar("NumT", bound=np.number[Any])
 
 LARGEST_INT32 = (1 << 31) - 1
+
+
+def find_distinct(numbers: NDArray[NumT]) -> NDArray[NumT]:
+    """Return the distinct numbers of an array of any shape, ascending; none of them may be NaN.
+
+    `np.unique` has hashed integers since NumPy 2.3: of a million distinct ones it takes 1.2 s, sorting 0.02 s.
+    """
+    ordered = np.sort(numbers, axis=None)
+    is_new = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    return ordered[is_new]
+
+
+def are_among(numbers: NDArray[NumT], distinct: NDArray[NumT]) -> Bools:
+    """Return which numbers occur among others, which are distinct and ascending.
+
+    `np.isin` looks for the distinct ones itself, the slow way, unless their range is small enough for a table.
+    """
+    if not len(distinct):
+        return np.zeros(numbers.shape, np.bool_)
+    places = np.searchsorted(distinct, numbers)
+    places[places == len(distinct)] = 0
+    return distinct[places] == numbers
 
 
 def compute_offsets(lengths: ArrayLike) -> Ints:

@@ -112,7 +112,7 @@ class _CutRule:
         # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.
         wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
         if not len(wrong):
-            wrong = np.setxor1d(self._find_cuts(chunk.ids), ends)
+            wrong = np.setxor1d(self._find_cuts(chunk.ids), ends, assume_unique=True)
         if len(wrong):
             segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
             self._refuse_segment(

@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from rowmill.core.arrays import find_distinct
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.removal_filters import Decontaminate, NearDuplicates
@@ -161,7 +162,7 @@ def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDA
     keep[earliest] = True
     lengths = np.diff(np.append(starts, len(order)))
     differs = halves[order, 1] != np.repeat(halves[earliest, 1], lengths)
-    for run in np.unique(np.repeat(np.arange(len(starts)), lengths)[differs]):
+    for run in find_distinct(np.repeat(np.arange(len(starts)), lengths)[differs]):
         _mark_firsts_of_run(halves[:, 1], np.sort(order[starts[run] : starts[run] + lengths[run]]), keep)
     return keep
 

@@ -26,6 +26,7 @@ from rowmill.build import prepare, runner
 from rowmill.build.gate import open_generated_source
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.core import console
+from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
@@ -311,7 +312,7 @@ def _find_row_examples(built: _TableBuild, names: Sequence[str]) -> dict[str, li
     for file in built.examples.files("examples"):
         row_ids = built.store.table(file, ["row_ids"]).column(0).combine_chunks()
         is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
-        places = np.unique(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
+        places = find_distinct(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
         if not len(places):
             continue
         table = built.store.table(file).take(pa.array(places))

@@ -14,12 +14,12 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build.steps import Project
+from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
@@ -205,7 +205,7 @@ def _iterate_row_examples(lineage: Lineage, index: int, row_id: str) -> Iterator
         table = lineage.project.store.table(file, columns)
         rows = table.column("row_ids").combine_chunks()
         found = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
-        matching = table.take(pa.array(np.unique(pc.list_parent_indices(rows).to_numpy()[found])))
+        matching = table.take(pa.array(find_distinct(pc.list_parent_indices(rows).to_numpy()[found])))
         yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist())
 
 

@@ -23,7 +23,7 @@ from math import ceil, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrays import compute_offsets, find_distinct
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import hash_labels, permute_rows
@@ -360,7 +360,7 @@ def _assign_datasets(
         return grouped
     starts = np.cumsum(lengths) - lengths
     labels = np.empty_like(grouped)
-    for length in np.unique(lengths).tolist():
+    for length in find_distinct(lengths).tolist():
         alike = np.flatnonzero(lengths == length)
         moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", first + b) for b in alike.tolist()])
         begin = starts[alike][:, None]

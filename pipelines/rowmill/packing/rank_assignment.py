@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from rowmill.core.arrays import Integers, Ints, compute_offsets
+from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.frozen_classes import frozen_dataclass
@@ -306,7 +306,7 @@ def _balance_steps(order: Ints, step_offsets: Ints, first_step: int, loads: Ints
     """Balance the loads within every step from `first_step` on; steps of the same length are rows of a matrix."""
     dealt = np.empty_like(order)
     lengths = np.diff(step_offsets)
-    for length in np.unique(lengths).tolist():
+    for length in find_distinct(lengths).tolist():
         factors = _prime_factors(gcd(length, balance_ranks))
         alike = np.flatnonzero(lengths == length)
         together = max(1, _MEMBERS_AT_ONCE // length)

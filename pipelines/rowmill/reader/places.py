@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rowmill.core.arrays import Ints, Tokens, compute_offsets
+from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct
 from rowmill.core.arrow_numbers import view_numbers
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.garbage_collection import pause_collection
@@ -104,11 +104,11 @@ class IndexedPlaces:
         """Return the shard and the row of each place."""
         ranks, lines = places % self._build.world_size, places // self._build.world_size
         shards, rows = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
-        for rank in np.unique(ranks).tolist():
+        for rank in find_distinct(ranks).tolist():
             own = np.flatnonzero(ranks == rank)
             offsets = self._load_footer(rank).offsets
             groups = np.searchsorted(offsets, lines[own], "right") - 1
-            for group in np.unique(groups).tolist():
+            for group in find_distinct(groups).tolist():
                 some = own[groups == group]
                 named = self._load_group(rank, group)
                 inside = lines[some] - offsets[group]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rowmill.core import permutation
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.reader.batch_layout import BatchLayout
@@ -97,7 +97,7 @@ class View:
         def shuffle_eras(numbers: Ints) -> Ints:
             eras = numbers // era_length
             out = np.empty_like(numbers)
-            for era in np.unique(eras).tolist():
+            for era in find_distinct(eras).tolist():
                 begin = era * era_length
                 key = permutation.hash_labels(seed, "view", "era", era)
                 inside = permutation.make_feistel(min(era_length, self.length - begin), key)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints
+from rowmill.core.arrays import Bools, Ints, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import GAMMA, mix_array
 
@@ -181,7 +181,7 @@ def _classify(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
     table = _open_kind_table()
     kinds = table[codes]
     if (unknown := kinds == _UNKNOWN).any():
-        for code in np.unique(codes[unknown]).tolist():
+        for code in find_distinct(codes[unknown]).tolist():
             table[code] = _find_kind(chr(code))
         kinds = table[codes]
     return kinds

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import are_among, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
@@ -80,8 +81,8 @@ def compare_with_train(context: StageContext, parts: Sequence[Part]) -> TrainCom
     files, stride = rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
     tasks = [_TrainSearchTask(context.store.root, file, schema.names, compared, stride) for file in files]
     size = sum(file.bytes for file in files)
-    made = list(context.pool.map(search_train_part, tasks, size_bytes=size, shared=np.unique(hashes)))
-    copied = np.isin(hashes, np.concatenate([one for one, _, _ in made]))
+    made = list(context.pool.map(search_train_part, tasks, size_bytes=size, shared=find_distinct(hashes)))
+    copied = are_among(hashes, find_distinct(np.concatenate([one for one, _, _ in made])))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
     return _build_comparison(schema, cells, hashes, copied, every, taken, generated.column("text_id").to_pylist())
@@ -98,8 +99,8 @@ def _build_comparison(
 ) -> TrainComparison:
     found = table_comparison.compare_tables(schema, taken, cells.gather_every(-(-len(cells) // MAX_SAMPLED_ROWS)))
     repeated = {
-        "repeated_records": compute_share(len(hashes) - len(np.unique(hashes)), len(hashes)),
-        "repeated_train_records": compute_share(len(train) - len(np.unique(train)), len(train)),
+        "repeated_records": compute_share(len(hashes) - len(find_distinct(hashes)), len(hashes)),
+        "repeated_train_records": compute_share(len(train) - len(find_distinct(train)), len(train)),
     }
     facts = {
         "exact_copies": compute_share(int(copied.sum()), len(copied)),
@@ -127,7 +128,7 @@ def search_train_part(
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     cells = read_cells(train.column("record"), task.columns)
     hashes = _sum_cell_hashes(cells, task.compared)
-    equal = np.intersect1d(generated, hashes)
+    equal = generated[are_among(generated, find_distinct(hashes))]
     return equal, hashes, cells.gather_every(task.stride)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.formats import Records
@@ -92,7 +92,7 @@ def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: 
     """Return a column of the given rows, in their order, reading each file once; `files` are those of the index."""
     which, places = index.locate_rows(rows)
     found = np.empty(len(rows), object)
-    for i in np.unique(which).tolist():
+    for i in find_distinct(which).tolist():
         own = np.flatnonzero(which == i)
         cells = store.table(files[i], [column]).column(0)
         found[own] = cells.take(pa.array(places[own])).to_pylist()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
@@ -173,7 +173,7 @@ def describe_sizes(values: Ints) -> dict[str, float]:
 def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
     """Histogram of records per group, in geometric bins; `limit` is the most records that fit into an example."""
     top = max(int(sizes.max(initial=1)) + 1, 2)
-    edges = np.unique(np.geomspace(1, top, 24).round().astype(np.int64))
+    edges = find_distinct(np.geomspace(1, top, 24).round().astype(np.int64))
     counts, _ = np.histogram(sizes, bins=edges)
     return Histogram(
         "records per group", "records", tuple(float(edge) for edge in edges), tuple(int(count) for count in counts),

@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.schema import RecordSchema
@@ -138,7 +139,7 @@ def _compare_associations(schema: RecordSchema, train: pl.DataFrame, generated: 
 def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the class of each value: for numbers its quantile of train, else one class per common value."""
     if kind in NUMBER_TYPES and len(_parse_finite_numbers(train)):
-        edges = np.unique(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
+        edges = find_distinct(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
         values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
         there, here = (np.where(np.isnan(one), len(edges) + 1, np.searchsorted(edges, one)) for one in values)
         return there.astype(np.int64), here.astype(np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
 from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
@@ -210,7 +210,7 @@ def _encode_fast(
     found = engine.encode(texts)
     located = locate_tokens(found.ids, found.offsets, texts, lengths)
     encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
-    again = np.union1d(located.unlocated, np.array(found.failed, np.int64))
+    again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
     if not len(again):
         return encoded
     places: list[int] = again.tolist()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true, find_distinct
 from rowmill.core.list_columns import make_list_array
 from rowmill.schema.examples import make_example_schema
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, EncodedBatch, Example
@@ -113,7 +113,7 @@ class ExampleColumns:
         sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
         partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
         examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
-        return len(self.rows) - len(np.unique(examples[partly]))
+        return len(self.rows) - len(find_distinct(examples[partly]))
 
     def _count_template_tokens(self, token_offsets: Ints) -> Ints:
         """Count the untrained template tokens of each example."""

@@ -143,7 +143,9 @@ def _encode_masked(
     pieces = [one.text[a:b] for one, at in zip(masked, bounds, strict=True) for a, b in pairwise(at)]
     sizes = np.array([len(at) - 1 for at in bounds], np.int64)
     encoded = encode_and_compare(encoder, pieces, counts)
-    later = np.setdiff1d(np.arange(len(pieces)), np.cumsum(sizes) - sizes)
+    continues = np.ones(len(pieces), np.bool_)
+    continues[np.cumsum(sizes) - sizes] = False
+    later = np.flatnonzero(continues)
     if encoder.prefixes_texts and len(later):
         again = encode_continuations_and_compare(encoder, [pieces[i] for i in later.tolist()], counts)
         encoded = replace_texts(encoded, later, again, counted=False)

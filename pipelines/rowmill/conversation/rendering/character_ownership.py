@@ -172,7 +172,7 @@ class CoveredConversation:
             self._keep_numbers(texts, kept)
         plain = _encode_code_points(text)
         self._private = (
-            np.setdiff1d(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])
+            _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])]
             if bool((plain >= _FIRST_PRIVATE_CODE).any())
             else _PRIVATE_CODES
         )

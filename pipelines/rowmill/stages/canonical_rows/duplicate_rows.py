@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import filters
@@ -192,7 +192,7 @@ def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
         return places, places
     # Only hashes that repeat are sorted in full, each first occurrence before its repeats.
     halves = np.ascontiguousarray(halves)
-    alike = np.flatnonzero(np.isin(halves[:, 0], halves[places, 0]))
+    alike = np.flatnonzero(are_among(halves[:, 0], find_distinct(halves[places, 0])))
     order = alike[np.lexsort((alike, halves[alike, 1], halves[alike, 0]))]
     is_new = np.append(True, (halves[order[1:]] != halves[order[:-1]]).any(axis=1))
     firsts = np.empty(len(halves), np.int64)

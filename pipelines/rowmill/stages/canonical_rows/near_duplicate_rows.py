@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers, Ints, expand_ranges, narrow_integers
+from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
@@ -158,7 +158,7 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     """Return the rows that go, numbered through all parts."""
     groups, rows = band_buckets.collect_groups(context, signed, starts)
     with scratch_folder(context) as folder:
-        candidates = np.unique(rows)
+        candidates = find_distinct(rows)
         order, shingles = _read_candidates(context, signed, starts, candidates, folder)
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
@@ -221,7 +221,7 @@ class _RowNames:
 
 def _name_rows(context: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> _RowNames:
     """Return the ids of the rows that go, and of those that stay instead."""
-    asked = np.unique(np.concatenate((removed.rows, removed.kept)))
+    asked = find_distinct(np.concatenate((removed.rows, removed.kept)))
     names: list[pa.Array] = []
     for number, part in enumerate(parts):
         first, last = np.searchsorted(asked, starts[number : number + 2])
@@ -282,7 +282,7 @@ def _tabulate_pairs(
     if not len(shown):
         return {}
     rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
-    texts = _shorten_row_texts(context, parts, starts, np.unique([*rows, *kept]))
+    texts = _shorten_row_texts(context, parts, starts, find_distinct(np.array([*rows, *kept], np.int64)))
     of_rows, of_kept = names.take(removed.rows[shown]), names.take(removed.kept[shown])
     lines = zip(of_rows, rows, of_kept, kept, removed.similarity[shown].tolist(), strict=True)
     columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")

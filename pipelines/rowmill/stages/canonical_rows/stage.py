@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from rowmill import sources
+from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
@@ -387,7 +388,7 @@ def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, 
     if not len(groups):
         return {}
     sizes = groups["rows"].to_numpy().astype(np.int64)
-    edges = np.unique(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
+    edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
     counts, _ = np.histogram(sizes, bins=edges)
     bound = getattr(context.recipe.gates, "group_size", None)
     limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.exports import export_manifest
@@ -102,7 +102,7 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
 
 def _require_segments(opened: ExportShards, segments: Ints) -> SegmentFiles:
     """Return this host's copies of the shards, of which those that hold some segments are there."""
-    opened.copies.require(np.unique(np.searchsorted(opened.first_segments, segments, "right") - 1).tolist())
+    opened.copies.require(find_distinct(np.searchsorted(opened.first_segments, segments, "right") - 1).tolist())
     return SegmentFiles(opened.copies.files, opened.first_segments)
 
 

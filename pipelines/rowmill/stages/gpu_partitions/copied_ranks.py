@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -182,7 +182,7 @@ def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
 def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:
     """Return this host's copies of all shards, of which those that the task needs are there, and of the filler."""
     scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
-    needed = np.unique(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
+    needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
     source.copies.require(needed[needed < fillers].tolist())
     scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
     return [*source.copies.files, scratch.locate("filler.arrow")]

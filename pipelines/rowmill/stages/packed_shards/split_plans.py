@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Integers, Ints, compute_offsets
+from rowmill.core.arrays import Bools, Integers, Ints, are_among, compute_offsets, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing import layout, slicing
 from rowmill.packing import plan as packing
@@ -178,11 +178,12 @@ def slice_examples(
     targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
     kept = slicing.keep_pieces(pieces, trains)
+    untrained = find_distinct(pieces.examples[~trains])
     # With nothing to look for, the search would still sort all pieces.
-    untrained = pieces.examples[:0] if trains.all() else np.setdiff1d(pieces.examples[~trains], kept.examples)
+    untrained = untrained[~are_among(untrained, find_distinct(kept.examples))] if len(untrained) else untrained
     trained = lengths.trained[numbers]
     left = np.bincount(pieces.examples[was_cut], weights=targets, minlength=len(own)).astype(np.int64)
-    cut = np.unique(pieces.examples[was_cut])
+    cut = find_distinct(pieces.examples[was_cut])
     lost = int(np.maximum(trained[cut] - left[cut], 0).sum()) + int(trained[pieces.dropped].sum())
     return kept, {"overlong": numbers[pieces.dropped], "no_loss_tokens": numbers[untrained]}, lost
 
@@ -192,7 +193,7 @@ def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices
     examples = numbers[pieces.examples[wanted]]
     which = lengths.find_part(examples)
     counts = np.zeros(len(wanted), np.int64)
-    for part in np.unique(which).tolist():
+    for part in find_distinct(which).tolist():
         here = which == part
         masks: Any = lengths.read_column(part, "loss_mask")
         mine = ExampleSlices(

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from rowmill.core.arrays import find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
@@ -67,7 +68,7 @@ def write_prefill(
             for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
         ]
     )
-    shown = np.unique(train.rows[wanted])
+    shown = find_distinct(train.rows[wanted])
     texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
     read = RecordDecoder(options.schema)
     write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)

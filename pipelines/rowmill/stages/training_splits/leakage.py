@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrays import compute_offsets, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
@@ -277,7 +277,7 @@ def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
     hashes, _ = ngrams.sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
-    return np.unique(places[held[places] == hashes])
+    return find_distinct(places[held[places] == hashes])
 
 
 def _flatten_values(table: pa.Table, name: str) -> NDArray[np.int32]:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import are_among, find_distinct
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
@@ -73,7 +74,7 @@ def find_near_records(context: StageContext, canonical: Manifest, group_columns:
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
         return NearRecords(0, ())
-    looked_for = _HeldCells(np.unique(_compute_signatures(held)), np.unique(held))
+    looked_for = _HeldCells(find_distinct(_compute_signatures(held)), find_distinct(held))
     seen = np.zeros(len(looked_for.signatures), bool)
     counts = np.zeros(len(looked_for.cells), np.int64)
     total = 0
@@ -93,7 +94,7 @@ def _mark_near_records(
         return np.zeros(len(held), bool)
     of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
     expected = np.log2(total) + of_cell.sum(axis=1, keepdims=True) - of_cell
-    is_shared = np.isin(_compute_signatures(held), shared)
+    is_shared = are_among(_compute_signatures(held), shared)
     return (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
 
 
@@ -117,7 +118,7 @@ def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArra
     hashes = hash_cells(read_cells(train.column("record"), task.columns))
     places = _locate_hashes(held.signatures, _compute_signatures(hashes))
     own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
-    return np.unique(places), own, train.num_rows
+    return find_distinct(places), own, train.num_rows
 
 
 def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:

@@ -37,13 +37,6 @@ def tiny(tmp_path: Path) -> Iterator[Tiny]:
         yield Tiny(tmp_path, instance)
 
 
-@pytest.fixture
-def broken(tiny: Tiny) -> Tiny:
-    """Return a project whose chats have an unknown role in 12 of 60 rows, after one run."""
-    tiny.write(unknown_roles=12).run()
-    return tiny
-
-
 def test_failed_blocking_check_keeps_everything_below_unbuilt(tiny: Tiny) -> None:
     result = tiny.write(unknown_roles=12).run()
 
@@ -79,11 +72,9 @@ def test_refusal_is_never_retried(broken: Tiny) -> None:
 
 
 @pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def besieged(run_once: Callable[[int], Tiny], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     """Yield a project with a good build, and then a run that found broken rows."""
-    with dg.DagsterInstance.ephemeral() as instance:
-        tiny = Tiny(tmp_path_factory.mktemp("besieged"), instance).write()
-        assert tiny.run().success
+    with run_once(0).lend_copy(tmp_path_factory.mktemp("besieged") / "copy") as tiny:
         tiny.write(unknown_roles=12).run()
         yield tiny
 
@@ -195,14 +186,13 @@ def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) 
     assert "never judged" in refusals(result)["tiny__chats_canonical_rows"]
 
 
-def test_rebuild_without_checks_closes_the_gate_for_the_new_version(tiny: Tiny) -> None:
-    tiny.write().run()
-    tiny.write(unknown_roles=12)
-    raw, rows = tiny.key("chats", "raw_dataset"), tiny.key(*ROWS)
+def test_rebuild_without_checks_closes_the_gate_for_the_new_version(materialized: Tiny) -> None:
+    materialized.write(unknown_roles=12)
+    raw, rows = materialized.key("chats", "raw_dataset"), materialized.key(*ROWS)
 
-    tiny.run_only(dg.AssetSelection.assets(raw))
-    tiny.run_only(dg.AssetSelection.assets(rows).without_checks())
-    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
+    materialized.run_only(dg.AssetSelection.assets(raw))
+    materialized.run_only(dg.AssetSelection.assets(rows).without_checks())
+    result = materialized.run_only(dg.AssetSelection.assets(materialized.key("chats", "tokenized_examples")))
 
     assert "unknown_roles was never judged" in refusals(result)["tiny__chats_tokenized_examples"]
 
@@ -259,12 +249,11 @@ def test_waiver_beyond_its_bound_opens_nothing(broken: Tiny) -> None:
     )
 
 
-def test_manifest_that_is_gone_closes_the_gate(tiny: Tiny) -> None:
-    tiny.write().run()
-    version = tiny.version(*ROWS)
-    (Path(tiny.store) / "tiny" / "chats" / "canonical_rows" / "versions" / f"{version}.json").unlink()
+def test_manifest_that_is_gone_closes_the_gate(materialized: Tiny) -> None:
+    version = materialized.version(*ROWS)
+    (Path(materialized.store) / "tiny" / "chats" / "canonical_rows" / "versions" / f"{version}.json").unlink()
 
-    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("gpu_partitions")))
+    result = materialized.run_only(dg.AssetSelection.assets(materialized.key("gpu_partitions")))
 
     assert f"version {version} is not kept" in refusals(result)[RANKS_STEP]
 
@@ -298,11 +287,10 @@ def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
     assert "is not kept" in refusals(result)["tiny__chats_tokenized_examples"]
 
 
-def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
-    tiny.write().run()
+def test_wiped_event_log_closes_the_gate_and_loses_no_data(materialized: Tiny) -> None:
     with dg.DagsterInstance.ephemeral() as fresh:
-        wiped = Tiny(tiny.folder, fresh)
-        examples = dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))
+        wiped = Tiny(materialized.folder, fresh)
+        examples = dg.AssetSelection.assets(materialized.key("chats", "tokenized_examples"))
 
         refused = wiped.run_only(examples)
         again = wiped.run()
@@ -312,40 +300,37 @@ def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
     assert set(reused(again).values()) == {True}
 
 
-def test_planned_or_crashed_check_does_not_hide_an_earlier_result(tiny: Tiny) -> None:
-    tiny.write().run()
-    store = Store(tiny.store)
-    version = tiny.version(*ROWS)
+def test_planned_or_crashed_check_does_not_hide_an_earlier_result(materialized: Tiny) -> None:
+    store = Store(materialized.store)
+    version = materialized.version(*ROWS)
     kept = Path(store.path(f"tiny/chats/canonical_rows/versions/{version}.json"))
     content = kept.read_bytes()
     kept.unlink()
 
     # The check cannot read its manifest, so it is planned, starts and dies without a result.
-    crashed = tiny.run_only(dg.AssetSelection.checks_for_assets(tiny.key(*ROWS)))
+    crashed = materialized.run_only(dg.AssetSelection.checks_for_assets(materialized.key(*ROWS)))
     kept.write_bytes(content)
-    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
+    result = materialized.run_only(dg.AssetSelection.assets(materialized.key("chats", "tokenized_examples")))
 
     assert not crashed.success
     assert refusals(result) == {}
 
 
-def test_result_of_another_version_does_not_count(tiny: Tiny) -> None:
-    tiny.write().run()
-    threshold = _thresholds(tiny)[0]
+def test_result_of_another_version_does_not_count(materialized: Tiny) -> None:
+    threshold = _thresholds(materialized)[0]
 
-    assert _result(tiny, threshold, tiny.version(*ROWS)) is not None
-    assert _result(tiny, threshold, "0" * 32) is None
+    assert _result(materialized, threshold, materialized.version(*ROWS)) is not None
+    assert _result(materialized, threshold, "0" * 32) is None
 
 
-def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tiny) -> None:
-    tiny.write().run()
-    reading = steps.find_step(tiny.project, ("tiny", "chats", "tokenized_examples"))
-    store = Store(tiny.store)
+def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(materialized: Tiny) -> None:
+    reading = steps.find_step(materialized.project, ("tiny", "chats", "tokenized_examples"))
+    store = Store(materialized.store)
 
-    opened = factory.open_asset_inputs(tiny.instance, tiny.project, reading)
+    opened = factory.open_asset_inputs(materialized.instance, materialized.project, reading)
 
-    assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
-    assert opened["tiny", *ROWS] == manifest.load_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
+    assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): materialized.version(*ROWS)}
+    assert opened["tiny", *ROWS] == manifest.load_version(store, ("tiny", *ROWS), materialized.version(*ROWS))
 
 
 # ── Versions other than the current ones ───────────────────────────────────────────────────────
@@ -387,32 +372,30 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
     assert current.version == now != old
 
 
-def test_kept_version_of_the_ranks_is_published_whole_and_read(tiny: Tiny) -> None:
+def test_kept_version_of_the_ranks_is_published_whole_and_read(materialized: Tiny) -> None:
     """Its order, its shards and its ranks, and nothing built since."""
-    tiny.write().run()
-    old, rows = _kept(tiny), _sequences(tiny)
-    tiny.write(rows=80).run()
-    assert len(_sequences(tiny)) > len(rows)
+    old, rows = _kept(materialized), _sequences(materialized)
+    materialized.write(rows=80).run()
+    assert len(_sequences(materialized)) > len(rows)
 
-    ranks = dg.AssetSelection.assets(tiny.key("gpu_partitions"))
-    result = tiny.run_only(ranks, config=_version(RANKS_STEP, old))
-
-    assert refusals(result) == {}
-    assert _kept(tiny) == old
-    assert _sequences(tiny) == rows
-
-
-def test_kept_version_passes_although_the_current_one_fails(tiny: Tiny) -> None:
-    tiny.write().run()
-    old, rows = _kept(tiny), _sequences(tiny)
-    assert tiny.write(rows=80).run().success
-    assert not tiny.write(rows=90, unknown_roles=20).run().success
-
-    ranks = dg.AssetSelection.assets(tiny.key("gpu_partitions"))
-    result = tiny.run_only(ranks, config=_version(RANKS_STEP, old))
+    ranks = dg.AssetSelection.assets(materialized.key("gpu_partitions"))
+    result = materialized.run_only(ranks, config=_version(RANKS_STEP, old))
 
     assert refusals(result) == {}
-    assert _sequences(tiny) == rows
+    assert _kept(materialized) == old
+    assert _sequences(materialized) == rows
+
+
+def test_kept_version_passes_although_the_current_one_fails(materialized: Tiny) -> None:
+    old, rows = _kept(materialized), _sequences(materialized)
+    assert materialized.write(rows=80).run().success
+    assert not materialized.write(rows=90, unknown_roles=20).run().success
+
+    ranks = dg.AssetSelection.assets(materialized.key("gpu_partitions"))
+    result = materialized.run_only(ranks, config=_version(RANKS_STEP, old))
+
+    assert refusals(result) == {}
+    assert _sequences(materialized) == rows
 
 
 def test_waiver_on_what_is_only_waited_for_is_named_by_all_that_is_built_on_it(tiny: Tiny) -> None:

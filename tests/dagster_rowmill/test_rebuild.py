@@ -49,29 +49,26 @@ def test_run_materializes_every_rank_and_passes_every_blocking_check(tiny: Tiny)
     assert {one.asset_key for one in evaluations} == set(tiny.step_keys())
 
 
-def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
-    tiny.run()
+def test_statistics_file_answers_after_a_run(materialized: Tiny) -> None:
 
-    with duckdb.connect(f"{tiny.store}/stats.duckdb", read_only=True) as reader:
+    with duckdb.connect(f"{materialized.store}/stats.duckdb", read_only=True) as reader:
         counted = reader.execute("select dataset, count(*) from rows group by all order by all").fetchall()
     assert counted == [("chats", 60), ("tasks", 60)]
 
 
 @pytest.mark.slow
-def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
-    tiny.run()
+def test_data_version_is_the_version_that_the_engine_keeps(materialized: Tiny) -> None:
 
-    packed = manifest.load_current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
+    packed = manifest.load_current(Store(materialized.store), ("tiny", "chats", "packed_shards"))
     assert packed is not None
-    assert tiny.version("chats", "packed_shards") == packed.version
+    assert materialized.version("chats", "packed_shards") == packed.version
 
 
 @pytest.mark.slow
-def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(tiny: Tiny) -> None:
-    tiny.run()
-    tiny.append("chats", chat(1000))
+def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(materialized: Tiny) -> None:
+    materialized.append("chats", chat(1000))
 
-    result = tiny.run()
+    result = materialized.run()
 
     assert result.success
     made = {name for name, was_there in reused(result).items() if not was_there}
@@ -81,44 +78,41 @@ def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(tiny: Tiny) -
 
 
 @pytest.mark.slow
-def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) -> None:
-    tiny.run()
-    tiny.write_recipe(mixture={"batch_size": 4, "shuffle": False})
+def test_one_changed_option_rebuilds_only_the_stages_that_read_it(materialized: Tiny) -> None:
+    materialized.write_recipe(mixture={"batch_size": 4, "shuffle": False})
 
-    result = tiny.run()
+    result = materialized.run()
 
     made = {name for name, was_there in reused(result).items() if not was_there}
     assert made == {"training_splits", "gpu_partitions"}
 
 
 @pytest.mark.slow
-def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Tiny) -> None:
-    tiny.run()
-    tiny.write_recipe(partitions={"world_size": 4})
+def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(materialized: Tiny) -> None:
+    materialized.write_recipe(partitions={"world_size": 4})
 
-    result = tiny.run()
+    result = materialized.run()
 
     made = {name for name, was_there in reused(result).items() if not was_there}
-    ranks = tiny.instance.get_materialized_partitions(tiny.key("ranks"))
+    ranks = materialized.instance.get_materialized_partitions(materialized.key("ranks"))
     assert result.success
     assert made <= {"training_splits", "gpu_partitions"}
     assert {f"rank-{rank:05d}-of-00004" for rank in range(4)} <= ranks
 
 
 @pytest.mark.slow
-def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny) -> None:
-    tiny.run()
-    old = tiny.version("chats", "canonical_rows")
-    tiny.append("chats", chat(1000))
-    tiny.run()
-    rows, examples = tiny.key("chats", "canonical_rows"), tiny.key("chats", "tokenized_examples")
+def test_restored_version_becomes_current_and_opens_the_gate_at_once(materialized: Tiny) -> None:
+    old = materialized.version("chats", "canonical_rows")
+    materialized.append("chats", chat(1000))
+    materialized.run()
+    rows, examples = materialized.key("chats", "canonical_rows"), materialized.key("chats", "tokenized_examples")
     config = {"ops": {rows.to_python_identifier(): {"config": {"version": old}}}}
 
-    restored = tiny.run_only(dg.AssetSelection.assets(rows).without_checks(), config=config)
-    following = tiny.run_only(dg.AssetSelection.assets(examples).without_checks())
+    restored = materialized.run_only(dg.AssetSelection.assets(rows).without_checks(), config=config)
+    following = materialized.run_only(dg.AssetSelection.assets(examples).without_checks())
 
     assert restored.success
-    assert tiny.version("chats", "canonical_rows") == old
+    assert materialized.version("chats", "canonical_rows") == old
     assert refusals(following) == {}
     assert reused(following) == {"chats/tokenized_examples": True}
 
@@ -130,42 +124,40 @@ def current(tiny: Tiny, stage: str) -> manifest.Manifest:
 
 
 @pytest.mark.slow
-def test_version_that_rowmill_use_holds_survives_the_next_nights(tiny: Tiny) -> None:
+def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: Tiny) -> None:
     """A rollback of the ranks and of an order: what follows a held stage is made of what it was made of."""
-    assert tiny.run().success
-    store = tiny.project.store
-    order, ranks = current(tiny, "training_splits"), current(tiny, "gpu_partitions")
+    store = materialized.project.store
+    order, ranks = current(materialized, "training_splits"), current(materialized, "gpu_partitions")
     for i in range(100, 130):
-        tiny.append("chats", chat(i))
-    assert tiny.run().success
-    newer = tiny.version("training_splits")
+        materialized.append("chats", chat(i))
+    assert materialized.run().success
+    newer = materialized.version("training_splits")
     assert newer != order.version
 
     for held in (ranks, order):
         held_versions.hold_version(store, held)
-    tiny.append("chats", chat(200))
-    night = tiny.run()
+    materialized.append("chats", chat(200))
+    night = materialized.run()
 
     assert night.success, refusals(night)
-    assert tiny.version("training_splits") == order.version
-    assert current(tiny, "gpu_partitions").version == ranks.version
+    assert materialized.version("training_splits") == order.version
+    assert current(materialized, "gpu_partitions").version == ranks.version
     assert json.loads(store.read("tiny/gpu_partitions/current.json"))["version"] == ranks.version
     # The order alone: new ranks of it take the shards that it orders, not the current ones.
     held_versions.release_version(store, ranks.key)
-    night = tiny.run()
+    night = materialized.run()
     assert night.success, refusals(night)
-    assert current(tiny, "gpu_partitions").inputs == ranks.inputs
+    assert current(materialized, "gpu_partitions").inputs == ranks.inputs
     held_versions.release_version(store, order.key)
-    assert tiny.run().success
-    assert tiny.version("training_splits") not in (order.version, newer)
+    assert materialized.run().success
+    assert materialized.version("training_splits") not in (order.version, newer)
 
 
-def test_unknown_version_is_refused_by_name(tiny: Tiny) -> None:
-    tiny.run()
-    rows = tiny.key("chats", "canonical_rows")
+def test_unknown_version_is_refused_by_name(materialized: Tiny) -> None:
+    rows = materialized.key("chats", "canonical_rows")
     config = {"ops": {rows.to_python_identifier(): {"config": {"version": "no-such-version"}}}}
 
-    result = tiny.run_only(dg.AssetSelection.assets(rows), config=config)
+    result = materialized.run_only(dg.AssetSelection.assets(rows), config=config)
 
     assert "version no-such-version is not kept" in refusals(result)[rows.to_python_identifier()]
 

@@ -60,31 +60,29 @@ def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tin
 
 
 @pytest.mark.slow
-def test_report_shows_the_new_version_of_a_stage_that_is_built_again_alone(tiny: Tiny) -> None:
-    tiny.run()
-    before = current(tiny, "chats", "canonical_rows").version
-    tiny.append("chats", chat(1000))
-    keys = [tiny.key("chats", name) for name in ("raw_dataset", "canonical_rows")]
+def test_report_shows_the_new_version_of_a_stage_that_is_built_again_alone(materialized: Tiny) -> None:
+    before = current(materialized, "chats", "canonical_rows").version
+    materialized.append("chats", chat(1000))
+    keys = [materialized.key("chats", name) for name in ("raw_dataset", "canonical_rows")]
 
-    tiny.run_only(dg.AssetSelection.assets(keys[0]))
-    tiny.run_only(dg.AssetSelection.assets(keys[1]).without_checks())
+    materialized.run_only(dg.AssetSelection.assets(keys[0]))
+    materialized.run_only(dg.AssetSelection.assets(keys[1]).without_checks())
 
-    after = linked(tiny, "chats", "canonical_rows")
-    assert current(tiny, "chats", "canonical_rows").version != before
-    assert current(tiny, "chats", "canonical_rows").version in after
+    after = linked(materialized, "chats", "canonical_rows")
+    assert current(materialized, "chats", "canonical_rows").version != before
+    assert current(materialized, "chats", "canonical_rows").version in after
     assert before not in after
 
 
 @pytest.mark.slow
-def test_report_of_a_night_in_which_a_dataset_failed_shows_what_was_built_after_it(tiny: Tiny) -> None:
-    tiny.run()
-    (tiny.folder / "data" / "chats.jsonl").unlink()
-    tiny.write_rows("tasks", [{"prompt": f"Say {i}.", "answer": f"{i}"} for i in range(50)])
+def test_report_of_a_night_in_which_a_dataset_failed_shows_what_was_built_after_it(materialized: Tiny) -> None:
+    (materialized.folder / "data" / "chats.jsonl").unlink()
+    materialized.write_rows("tasks", [{"prompt": f"Say {i}.", "answer": f"{i}"} for i in range(50)])
 
-    night = tiny.run()
+    night = materialized.run()
 
     assert not night.success
-    assert current(tiny, "tasks", "packed_shards").version in linked(tiny, "tasks", "packed_shards")
+    assert current(materialized, "tasks", "packed_shards").version in linked(materialized, "tasks", "packed_shards")
 
 
 @pytest.mark.slow

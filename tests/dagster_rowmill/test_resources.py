@@ -1,7 +1,7 @@
 """A failure accepted in the launchpad: for one run, with a reason, and visible in all that the run published."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,10 @@ REASON = "narrators are wanted in this batch"
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def broken(run_once: Callable[[int], Tiny], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     """Yield a project whose chats have an unknown role in 12 of 60 rows, after one run."""
-    with dg.DagsterInstance.ephemeral() as instance:
-        tiny = Tiny(tmp_path_factory.mktemp("broken"), instance).write(unknown_roles=12)
-        assert not tiny.run().success
-        yield tiny
+    with run_once(12).lend_copy(tmp_path_factory.mktemp("broken") / "copy") as copy_of_it:
+        yield copy_of_it
 
 
 def test_a_run_takes_every_option_of_a_waiver() -> None:

@@ -5,8 +5,10 @@ assertions.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,15 @@ class Tiny:
         self.path.write_text(yaml.safe_dump(RECIPE | changes, sort_keys=False), encoding="utf-8")
         return self
 
+    @contextmanager
+    def lend_copy(self, folder: Path) -> Iterator["Tiny"]:
+        """Lend a copy in a new folder, with what it built and with an instance that remembers the same runs."""
+        shutil.copytree(self.folder, folder)
+        with dg.DagsterInstance.ephemeral() as instance:
+            _copy_database(self.instance.event_log_storage, instance.event_log_storage)
+            _copy_database(self.instance.run_storage, instance.run_storage)
+            yield replace(self, folder=folder, instance=instance)
+
     def definitions(self) -> dg.Definitions:
         return build_definitions([self.path], self.store)
 
@@ -128,6 +139,13 @@ class Tiny:
 
     def key(self, *steps: str) -> dg.AssetKey:
         return make_asset_key((self.name, *steps))
+
+
+def _copy_database(source: Any, target: Any) -> None:
+    """Copy one of Dagster's stores in memory, which are SQLite databases, as SQLite copies a database."""
+    # Dagster's interface lends connections that cannot be reached below SQLAlchemy.
+    opened = [one._held_conn.connection.driver_connection for one in (source, target)]  # noqa: SLF001
+    opened[0].backup(opened[1])
 
 
 def chat(i: int, *, role: str = "user") -> dict[str, Any]:

@@ -6,7 +6,7 @@ assertions.
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +101,7 @@ class Tiny:
         return self
 
     @contextmanager
-    def lend_copy(self, folder: Path) -> Iterator["Tiny"]:
+    def lend_copy(self, folder: Path) -> Generator["Tiny"]:
         """Lend a copy in a new folder, with what it built and with an instance that remembers the same runs."""
         shutil.copytree(self.folder, folder)
         with dg.DagsterInstance.ephemeral() as instance:

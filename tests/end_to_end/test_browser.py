@@ -111,6 +111,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def visit(browser: Any, server: Server) -> Visit:
     pictures = os.environ.get("ROWMILL_SCREENSHOTS")
+    # Dagster's moving signs would be drawn without a graphics card, many times a second.
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     return Visit(page, server, Path(pictures).absolute() if pictures else None)
 

@@ -1,9 +1,16 @@
-"""Fixtures that every test may use.
+"""The three tiers of tests, what a run prints, and the fixtures that every test may use.
 
-What belongs here: finding real data. What does not: builders of one subject's inputs.
+    make test       what a person runs before a commit                 unmarked tests
+    .ci/run         what a change must pass                            and those marked `slow` (CI=1)
+    make campaign   everything: whole matrices, faults by the dozen    and those marked `campaign` (--campaign)
+
+A campaign of faults runs one trial in eight in CI. Property tests draw the same examples in every run, except in the
+campaign, which draws others each time and prints its seed.
 """
 
 import os
+import random
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,16 +21,43 @@ from hypothesis import settings
 if TYPE_CHECKING:
     import dagster as dg
 
-# A busy machine is slow; a check that fails for that would fail for no reason.
-settings.register_profile("rowmill", deadline=None)
-settings.load_profile("rowmill")
-
 ROOT = Path(__file__).resolve().parent.parent
+
+# A busy machine is slow; a check that fails for that would fail for no reason.
+settings.register_profile("rowmill", deadline=None, derandomize=True, database=None)
+settings.register_profile("campaign", deadline=None, print_blob=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run what takes more than some seconds, as under CI")
-    parser.addoption("--campaign", action="store_true", help="run all trials of the campaigns of faults")
+    parser.addoption("--slow", action="store_true", help="also run what takes more than a second or two, as under CI")
+    parser.addoption("--campaign", action="store_true", help="run everything, and every trial of the campaigns")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_campaign = config.getoption("--campaign")
+    settings.load_profile("campaign" if is_campaign else "rowmill")
+    if is_campaign and config.option.hypothesis_seed is None:
+        # Chosen before the workers start, so that all of them draw by it.
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
+    if not hasattr(config, "workerinput") and config.option.verbose < 0:
+        config.pluginmanager.register(Progress(config), "rowmill-progress")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the tiers that were not asked for; begin with the files that take longest."""
+    is_campaign = config.getoption("--campaign")
+    with_slow = is_campaign or config.getoption("--slow") or bool(os.environ.get("CI"))
+    left_out = [
+        item
+        for item in items
+        if (item.get_closest_marker("campaign") is not None and not is_campaign)
+        or (item.get_closest_marker("slow") is not None and not with_slow)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
 FIRST = (
@@ -38,33 +72,63 @@ FIRST = (
     "test_fault_campaigns.py",
     "test_real_builds.py",
 )
-"""The files that take a minute or more: begun last, they would leave the other cores idle."""
+"""The files that take longest: begun last, they would leave the other core idle."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to CI, unless they are asked for; begin with those that take longest."""
-    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
-    if not config.getoption("--campaign"):
-        whole = pytest.mark.skip(reason="every case of a matrix: `make campaign` runs it")
-        for item in items:
-            if item.get_closest_marker("exhaustive") is not None:
-                item.add_marker(whole)
-    if config.getoption("--slow") or os.environ.get("CI"):
-        return
-    left_out = pytest.mark.skip(reason="slow: `make test CI=1` runs it")
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            item.add_marker(left_out)
+class Progress:
+    """Prints one line per tenth of the tests in place of a dot per test, and how to run again what failed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._start = time.monotonic()
+        self._ended: set[str] = set()
+        self._tenths = 0
+        self._session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Remember the session, which will know how many tests there are."""
+        self._session = session
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Print no letter for what passed or was skipped."""
+        if report.failed:
+            return None
+        if report.skipped:
+            return "skipped", "", "SKIPPED"
+        return ("passed" if report.when == "call" else ""), "", ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the share of tests that have ended, at each tenth."""
+        if report.when != "teardown" or self._session is None:
+            return
+        self._ended.add(report.nodeid)
+        tenths = 10 * len(self._ended) // max(self._session.testscollected, 1)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            print(
+                f"{10 * tenths:4} %  {len(self._ended):6,} tests  {time.monotonic() - self._start:5.0f} s", flush=True
+            )
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the command that runs each failed test alone."""
+        failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
+        if not failed:
+            return
+        campaign, seed = self._config.getoption("--campaign"), self._config.option.hypothesis_seed
+        options = f" --campaign --hypothesis-seed={seed}" if campaign else " --slow"
+        terminalreporter.section("run one alone")
+        for name in dict.fromkeys(failed):
+            terminalreporter.write_line(f".venv/bin/python -m pytest{options} '{name}'")
 
 
-IN_CI = 8
+TRIALS_IN_CI = 8
 """One trial of so many of a campaign runs in CI."""
 
 
 @pytest.fixture(scope="session")
 def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """Return how many of a campaign's trials are run."""
-    return lambda count: count if request.config.getoption("--campaign") else max(1, count // IN_CI)
+    return lambda count: count if request.config.getoption("--campaign") else max(1, count // TRIALS_IN_CI)
 
 
 @pytest.fixture(scope="module")

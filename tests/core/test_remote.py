@@ -27,7 +27,7 @@ from tests.support.tiny_project import FOREIGN_WARNINGS
 pytestmark = FOREIGN_WARNINGS
 
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
-EVERY_CASE = (pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.campaign)
+EVERY_CASE = pytest.mark.campaign
 SOME_OUTAGES = [one if one in ("500", "cut") else pytest.param(one, marks=EVERY_CASE) for one in OUTAGES]
 """All, of which the usual run takes an error that is told and one that is not."""
 
@@ -354,7 +354,6 @@ def test_web_server_that_fails_for_good_is_one_error(
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
 def test_builds_that_a_store_left_end_as_a_clean_one(
     server: ObjectServer,
     tmp_path: Path,

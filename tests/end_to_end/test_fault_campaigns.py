@@ -29,7 +29,7 @@ from tests.end_to_end.test_damage import write
 from tests.end_to_end.test_robustness import PROCESSES, finished
 from tests.support.recipes import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+pytestmark = pytest.mark.slow
 
 FLIPS, KILLS = 130, 40
 TODAY: tuple[dict[str, object], ...] = ({}, {"seq_len": 200}, {"partitions": {"world_size": 3}})

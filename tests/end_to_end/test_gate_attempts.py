@@ -24,7 +24,7 @@ from rowmill.reader import Reader
 from rowmill.schema import manifest
 from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+pytestmark = pytest.mark.slow
 
 STRICT: dict[str, Any] = {check: bound for check, bound in LENIENT.items() if check != "unknown_roles"}
 STAGES = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")

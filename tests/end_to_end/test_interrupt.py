@@ -68,9 +68,9 @@ def group_of(pid: int) -> list[int]:
     "moment",
     [
         "mini/chats/raw_dataset/pointer.json",
-        pytest.param("mini/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.exhaustive),
+        pytest.param("mini/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.campaign),
         "mini/chats/tokenized_examples/.lock",
-        pytest.param("mini/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
+        pytest.param("mini/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.campaign),
     ],
 )
 @pytest.mark.parametrize("inline_below_bytes", [0, pytest.param(local.INLINE_BELOW_BYTES, id="forked")])

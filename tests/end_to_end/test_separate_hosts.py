@@ -131,7 +131,6 @@ def cluster_of_separate_hosts(temporary: Path) -> Generator[str]:
 
 
 @pytest.mark.campaign
-@pytest.mark.exhaustive
 def test_a_cluster_of_separate_hosts_makes_the_same_versions(
     server: ObjectServer, temporary: Path, tmp_path: Path
 ) -> None:

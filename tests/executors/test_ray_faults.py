@@ -28,7 +28,6 @@ from tests.support.recipes import Built, Workspace
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.campaign,
     # Ray leaves sockets and processes to the interpreter's end.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -75,7 +74,7 @@ def watching_tasks(act: Callable[[str], None]) -> Generator[None]:
         yield
 
 
-@pytest.mark.exhaustive
+@pytest.mark.campaign
 def test_nodes_that_die_in_any_stage_change_no_byte(
     cluster: Any, tmp_path: Path, undisturbed: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@
 PYTHON ?=
 # Further arguments for pytest: make test PYTEST_ARGS="tests/repository/test_layers.py -x"
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
-# `make test CI=1` also runs the slow tests: servers, nightly runs, kills, whole real datasets, the browser.
+# `make test CI=1` also runs the slow tests, as .ci/run does: servers, nights, kills, real datasets, the browser.
 CI ?=
 export CI
 
@@ -56,8 +56,8 @@ fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-campaign: $(TESTS)  ## run the fault campaigns: flipped bits, kills at renames, storage failures
-	@$(BIN)/python -m pytest -q --slow --campaign -m campaign
+campaign: $(TESTS)  ## run every test there is, whole matrices and hundreds of faults: an hour or more
+	@$(BIN)/python -m pytest -q --campaign --timeout 3600 $(PYTEST_ARGS)
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks

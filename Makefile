@@ -9,10 +9,14 @@ PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 CI ?=
 export CI
 
-READY := .venv/ready
-TESTS := .venv/tests
-CHECKS := .venv/checks
-BIN := .venv/bin
+# The environment; the campaign makes others beside it, for other versions of Python.
+VENV ?= .venv
+READY := $(VENV)/ready
+TESTS := $(VENV)/tests
+CHECKS := $(VENV)/checks
+BIN := $(VENV)/bin
+CAMPAIGN_PYTHONS ?= python3.12 python3.13
+EVERYTHING := .[browser,ray,test,train]
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 
 # No program that runs here sends telemetry.
@@ -39,7 +43,7 @@ help:  ## list the targets
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
 	@$(BIN)/python -m dagster_rowmill.materialize demo
 
-test: $(TESTS)  ## install what is missing, then run the tests; with CI=1 also the slow ones
+test: $(TESTS)  ## install what is missing, then run the tests: three minutes on two cores; with CI=1 also the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 ui: $(READY)  ## start Dagster's webserver and daemon on 127.0.0.1
@@ -56,8 +60,14 @@ fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-campaign: $(TESTS)  ## run every test there is, whole matrices and hundreds of faults: an hour or more
+campaign: $(CHECKS)  ## run every test there is with torch, Ray and a browser, then those of CI on other Pythons: hours
+	@$(call install,$(EVERYTHING))
 	@$(BIN)/python -m pytest -q --campaign --timeout 3600 $(PYTEST_ARGS)
+	@for one in $(CAMPAIGN_PYTHONS); do \
+	  if "$$one" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    $(MAKE) test CI=1 PYTHON="$$one" VENV=".venv-$$(basename "$$one")" || exit 1; \
+	  else echo "campaign: $$one does not run here, so its tests are left out; name one: CAMPAIGN_PYTHONS=/path/to/python"; fi; \
+	done
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
@@ -97,8 +107,8 @@ if [ -z "$$chosen" ]; then \
   exit 1; \
 fi; \
 if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-  echo "Creating .venv with $$("$$chosen" --version): once, 1.4 GB, a minute or more depending on the network"; \
-  "$$chosen" -m venv --clear .venv; \
+  echo "Creating $(VENV) with $$("$$chosen" --version): once, 1.4 GB, a minute or more depending on the network"; \
+  "$$chosen" -m venv --clear $(VENV); \
 fi
 endef
 

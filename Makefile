@@ -52,7 +52,7 @@ ui: $(READY)  ## start Dagster's webserver and daemon on 127.0.0.1
 check: $(CHECKS)  ## format, lint, types, import layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright --project pyproject.toml --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 

@@ -26,7 +26,7 @@ class _SlowFile(io.FileIO):
         return super().read(size) or b""
 
 
-class SlowFileSystem(AbstractFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+class SlowFileSystem(AbstractFileSystem):
     """The folder behind `slow:///path`; opening a file costs a request for its size, as in s3fs."""
 
     protocol = "slow"

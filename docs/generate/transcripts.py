@@ -124,7 +124,7 @@ def make_hub_cache(cache: Path, tokenizer: Path) -> None:
 
 def make_tiny_model(folder: Path) -> None:
     """Write a Qwen3 of two layers whose vocabulary fits the tokenizer."""
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)

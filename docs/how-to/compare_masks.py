@@ -62,7 +62,7 @@ def tokenize_as_rowmill_does(tokenizer: Any, row: Mapping[str, Any], name: str) 
 def main() -> None:
     """Print the conversations as both train them."""
     from transformers import AutoTokenizer
-    from trl.chat_template_utils import get_training_chat_template  # pyright: ignore[reportMissingImports]
+    from trl.chat_template_utils import get_training_chat_template
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="a folder, or a name on the Hugging Face hub, with a template that TRL knows")

@@ -17,7 +17,7 @@ from rowmill import Reader
 
 def small_llama(vocab_size: int, *, seed: int = 0) -> Any:
     """Return a Llama of two layers, on a CPU, without a cache: with one, position ids would part no segments."""
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -44,7 +44,7 @@ def train(model: Any, optimizer: Any, reader: Reader) -> Iterator[float]:
 
 def save(path: Path, model: Any, optimizer: Any, reader: Reader, losses: list[float]) -> None:
     """Keep all that a run needs to go on."""
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
 
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state | {"reader": reader.state_dict(), "losses": losses}, path)
@@ -52,7 +52,7 @@ def save(path: Path, model: Any, optimizer: Any, reader: Reader, losses: list[fl
 
 def load(path: Path, model: Any, optimizer: Any, reader: Reader) -> list[float]:
     """Go on where a run stood; return the losses so far."""
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
 
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state["model"])
@@ -63,7 +63,7 @@ def load(path: Path, model: Any, optimizer: Any, reader: Reader) -> list[float]:
 
 def run(reader: Reader, vocab_size: int, *, steps: int, checkpoint: Path | None = None, every: int = 20) -> list[float]:
     """Train up to so many steps in all and return the losses of every step."""
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
 
     model = small_llama(vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -124,14 +124,14 @@ def test_a_class_without_comparison_compares_by_identity() -> None:
 def test_fields_given_by_name_alone() -> None:
     assert Options(first=1) == Options(first=1, second=2)
     with pytest.raises(TypeError, match="positional argument"):
-        Options(1)  # pyright: ignore[reportCallIssue]
+        Options(1)  # pyrefly: ignore[unexpected-positional-argument]
 
 
 def test_copies_and_pickles_are_equal_and_frozen() -> None:
     for made in (pickle.loads(pickle.dumps(Point(1, 2))), copy.copy(Point(1, 2)), copy.deepcopy(Point(1, 2))):
         assert made == Point(1, 2)
         with pytest.raises(FrozenInstanceError):
-            made.x = 3  # pyright: ignore[reportAttributeAccessIssue]
+            made.x = 3  # pyrefly: ignore[read-only]
 
 
 def test_a_method_that_the_class_writes_itself_stays() -> None:

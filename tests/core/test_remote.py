@@ -165,7 +165,7 @@ def test_file_that_failed_while_it_was_written_does_not_appear(server: ObjectSer
     assert store.list("x") == ["a.json"]
 
 
-class SizelessFiles(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+class SizelessFiles(MemoryFileSystem):
     """Files whose size is not known, as of a web server that sends them in chunks."""
 
     protocol = "sizeless"

@@ -30,7 +30,7 @@ def test_public_name_loads_and_is_explained(name: str) -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'dagster_rowmill' has no attribute 'defs_of'"):
-        _ = dagster_rowmill.defs_of  # pyright: ignore[reportAttributeAccessIssue]
+        _ = dagster_rowmill.defs_of  # pyrefly: ignore[missing-attribute]
 
 
 def test_example_of_the_page_gives_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

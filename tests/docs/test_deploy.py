@@ -70,7 +70,7 @@ def load_yaml(name: str) -> dict[str, Any]:
 
 def read_unit(path: Path) -> configparser.ConfigParser:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]  (keys of a unit have capitals)
+    unit.optionxform = str  # pyrefly: ignore[bad-assignment, method-assign]  (keys of a unit have capitals)
     unit.read_string(path.read_text(encoding="utf-8"))
     return unit
 

@@ -36,7 +36,7 @@ def refusal(*exports: dict[str, Any], **datasets: dict[str, Any]) -> str:
 
 
 def members() -> tuple[type[Export], ...]:
-    return reference.list_kinds(AnyExport)  # pyright: ignore[reportReturnType]
+    return reference.list_kinds(AnyExport)  # pyrefly: ignore[bad-return]
 
 
 def kind_of(model: type[Export]) -> str:

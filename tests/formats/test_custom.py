@@ -453,7 +453,7 @@ def test_registered_name_is_a_kind(project: Workspace) -> None:
 
 def test_register_format_refuses_other_classes() -> None:
     with pytest.raises(TypeError, match="it is not a RowFormat"):
-        register_format("stranger")(object)  # pyright: ignore[reportArgumentType]
+        register_format("stranger")(object)  # pyrefly: ignore[bad-specialization]
 
 
 def test_register_format_refuses_a_name_that_is_taken() -> None:

@@ -354,7 +354,7 @@ def test_reader_on_an_object_store_that_fails_now_and_then_gives_all_batches(
         assert server.failed > 0
 
 
-class CountedFiles(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+class CountedFiles(MemoryFileSystem):
     """Counts the requests that S3 would get for each file."""
 
     protocol = "counted"

@@ -78,7 +78,7 @@ def test_public_name_is_what_type_checkers_see(name: str) -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'rowmill' has no attribute 'Raeder'"):
-        _ = rowmill.Raeder  # pyright: ignore[reportAttributeAccessIssue]
+        _ = rowmill.Raeder  # pyrefly: ignore[missing-attribute]
 
 
 # ── What loading costs ──

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Par
 KEY = ("demo", "chats", "canonical_rows")
 
 
-def _manifest(store: Store, content: bytes = b"rows", **changes: object) -> Manifest:
+def _manifest(store: Store, content: bytes = b"rows", **changes: Any) -> Manifest:
     path = f"demo/chats/canonical_rows/parts/{digest_bytes(content)}/rows.arrow"
     store.write(path, content)
     file = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=3)

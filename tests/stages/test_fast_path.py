@@ -226,7 +226,7 @@ def _rows(count: int) -> list[dict[str, object]]:
 def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
     """A key that no template reads sends a row to the reference path; nothing else may change."""
     plain = _rows(120)
-    marked = [{"messages": [{**m, "note": "x"} for m in row["messages"]]} for row in plain]  # type: ignore[attr-defined]
+    marked = [{"messages": [{**m, "note": "x"} for m in row["messages"]]} for row in plain]  # pyrefly: ignore[not-iterable]
 
     by_fast_path = Workspace(tmp_path / "fast").one("a.jsonl", plain, CHAT).build()
     one_by_one = Workspace(tmp_path / "long").one("a.jsonl", marked, CHAT).build()

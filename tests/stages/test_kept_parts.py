@@ -65,7 +65,7 @@ def test_part_that_is_no_longer_made_leaves_the_list(server: ObjectServer) -> No
     run(server, ["a1", "c1"])
 
     assert run(server, FIRST)[0] == [3]
-    assert sorted(STORE.read_sealed(f"{FOLDER}/kept_parts/{FUNCTION}.json")["parts"]) == ["a1", "a2", "a3"]  # type: ignore[index]
+    assert sorted(STORE.read_sealed(f"{FOLDER}/kept_parts/{FUNCTION}.json")["parts"]) == ["a1", "a2", "a3"]  # pyrefly: ignore[unsupported-operation]
 
 
 def test_long_list_is_compressed_and_a_plain_one_of_earlier_builds_is_read(

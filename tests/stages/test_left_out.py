@@ -168,7 +168,7 @@ def test_counted_sequences_are_those_of_the_plan() -> None:
 # ── Files that are not what was written ────────────────────────────────────────────────────────────
 
 
-class Rotting(MemoryFileSystem):  # pyright: ignore[reportUntypedBaseClass]
+class Rotting(MemoryFileSystem):
     """A storage that changes one byte in the middle of every packed shard it is given."""
 
     protocol = "rotting"

@@ -72,7 +72,7 @@ BY_HAND: dict[OptionPath, Any] = {
 
 _WEIGHTS = {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1}
 _TIME, _WHO = ("datasets", "chats", "splits", "time_key"), ("datasets", "chats", "splits", "group_key")
-TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
+TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {  # pyrefly: ignore[bad-assignment]
     ("tokenizer", "revision"): {("tokenizer", "name"): "owner/name"},
     ("datasets", "chats", "splits", "boundaries"): {_TIME: "time"},
     ("datasets", "chats", "splits", "gap"): {_TIME: "time"},

@@ -12,6 +12,7 @@ from rowmill.build import share
 from rowmill.build.share import ShareOutcome
 from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import generated_series
 from rowmill.stages import table_partitions as row_partitions
 from rowmill.stages.base import StageContext
@@ -216,7 +217,7 @@ def test_series_have_the_examples_that_they_have_in_one_partition(
 
 def load_series(built: Built) -> list[Prefill]:
     project, key = built.project, ("mini", "rows", "tokenized_examples")
-    inputs = {key: built.manifest(*key[1:])}
+    inputs: dict[StageKey, Manifest] = {key: built.manifest(*key[1:])}
     at = ("mini", "rows", "generated_series")
     context = StageContext(project.recipe, project.store, project.base, at, "rows", inputs, LocalPool(1))
     return generated_series.load_prefills(context, generated_series.load_trained_model(context))

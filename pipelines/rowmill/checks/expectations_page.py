@@ -68,7 +68,7 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
     what = threshold.what[0].upper() + threshold.what[1:]
     yield f"<p>{escape_text(what)}; wanted {escape_text(threshold.wanted)}.</p>"
     yield f"<p><code>{escape_text(kind)}({escape_text(shown)})</code></p>"
-    lines = [("severity", threshold.severity)]
+    lines: list[tuple[str, str]] = [("severity", threshold.severity)]
     if threshold.applies_to:
         lines.append(("applies to", threshold.applies_to))
     if result is not None and result.outcome == "not_applicable":

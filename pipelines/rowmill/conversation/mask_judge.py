@@ -324,7 +324,7 @@ class _MaskJudgement:
         while start < end and self.text[start].isspace():
             start += 1
         token = TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
-        return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
+        return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyrefly: ignore[missing-attribute]
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
         """Return the template text after the same own character if the conversation ended there, or continued."""

@@ -121,7 +121,7 @@ def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             yield from _find_non_finite(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(cast("Sequence[object]", value)):
             yield from _find_non_finite(inner, f"{path}.{number}" if path else str(number))
 
@@ -200,7 +200,7 @@ def _suggest_value(wanted: str, group: str, got: object, models: set[type[BaseMo
     """Return what was probably meant by a value of another type."""
     if wanted == "a list" and isinstance(got, str) and got in _list_tags(models):
         return f"a list: [{{kind: {got}}}]"
-    if wanted == "a list" and isinstance(got, str | Mapping):
+    if wanted == "a list" and isinstance(got, (str, Mapping)):
         return f"a list of it: [{_format_flow(cast('str | Mapping[str, object]', got))}]"
     return _suggest_mapping(group, got, models) if wanted == "a mapping" else None
 

@@ -66,8 +66,8 @@ def _make_dataclass(original: ClassT, *, eq: bool, kw_only: bool) -> ClassT:
         if name not in written:
             stubs[name] = _make_stub(made, name, compile_methods)
             setattr(made, name, stubs[name])
-    made.__setattr__, made.__delattr__ = _refuse_assignment, _refuse_deletion
-    made.__getstate__, made.__setstate__ = _get_values, _set_values
+    made.__setattr__, made.__delattr__ = _refuse_assignment, _refuse_deletion  # pyrefly: ignore[bad-assignment]
+    made.__getstate__, made.__setstate__ = _get_values, _set_values  # pyrefly: ignore[bad-assignment]
     return cast("ClassT", made)
 
 

@@ -86,7 +86,7 @@ def find_lone_surrogate(value: Json) -> str | None:
             if any(isinstance(key, str) and _SURROGATE.search(key) for key in mapping):
                 return f"a key of {path or 'the record'}"
             pending += [(f"{path}.{key}" if path else f"{key}", one) for key, one in [*mapping.items()][::-1]]
-        elif isinstance(here, list | tuple):
+        elif isinstance(here, (list, tuple)):
             items: Sequence[Json] = here
             pending += [(f"{path}[{i}]", items[i]) for i in range(len(items) - 1, -1, -1)]
     return None

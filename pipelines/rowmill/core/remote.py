@@ -338,7 +338,7 @@ class _RemoteFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
         block = self._retry_request(lambda opened: self._read_block(opened, len(buffer)), len(buffer))
         buffer[: len(block)] = block
         self._position += len(block)

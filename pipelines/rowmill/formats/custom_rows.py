@@ -90,7 +90,7 @@ class CustomRowReader:
             made: Any = self._format.rows(record)
         except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
             return [reject_format_error(error)]
-        rows: list[Any] = [] if made is None else list(made) if isinstance(made, list | tuple) else [made]
+        rows: list[Any] = [] if made is None else list(made) if isinstance(made, (list, tuple)) else [made]
         return [self._canonicalize_row(row, record) for row in rows] or [Rejected("skipped_by_format")]
 
     def _canonicalize_row(self, row: Any, record: Mapping[str, Json]) -> Row | Rejected:

@@ -150,4 +150,4 @@ class Packing(Config):
     def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
         """Resolve the slice strategy for rows of one kind."""
         # The validator has replaced every alias by its canonical name.
-        return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyright: ignore[reportReturnType]
+        return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyrefly: ignore[bad-return]

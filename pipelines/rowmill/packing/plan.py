@@ -125,7 +125,7 @@ def _find_greedy_ends(lengths: Integers, limit: int, max_segments: int | None) -
     if max_segments is not None:
         following = np.minimum(following, np.arange(len(lengths)) + max_segments)
     # A memoryview gives Python integers four times as fast as indexing the array does.
-    return memoryview(following.astype(np.int64))  # pyright: ignore[reportArgumentType]
+    return memoryview(following.astype(np.int64))  # pyrefly: ignore[bad-argument-type]
 
 
 def _count_greedy(lengths: Integers, limit: int, max_segments: int | None, window: int = 1 << 20) -> int:

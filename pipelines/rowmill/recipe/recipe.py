@@ -121,7 +121,7 @@ class Recipe(Config):
     def _weights_name_datasets(self) -> "Recipe":
         for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
             value = getattr(self.mixture, field)
-            stages = value if isinstance(value, tuple | list) else [(0, value)]
+            stages = value if isinstance(value, (tuple, list)) else [(0, value)]
             for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
                 for name in weights or {}:
                     if name not in self.datasets:

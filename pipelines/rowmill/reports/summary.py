@@ -85,9 +85,9 @@ def list_summary_cells(project: Project, name: str) -> tuple[object, ...]:
         (rows.rejected if rows else 0) + (examples.rejected if examples else 0),
         examples and examples.examples,
         examples and examples.tokens,
-        _format_share(examples and examples.trained_share),
+        _format_share(examples.trained_share if examples else None),
         packed and packed.sequences,
-        _format_share(packed and packed.fill),
+        _format_share(packed.fill if packed else None),
     )
 
 

@@ -61,7 +61,7 @@ def _name_non_finite(value: Any) -> Any:
     """Replace non-finite floats in a value by text, since JSON has no numbers for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_name_non_finite(one) for one in cast("Iterable[Any]", value)]
     if isinstance(value, dict):
         return {name: _name_non_finite(one) for name, one in cast("dict[str, Any]", value).items()}

@@ -41,7 +41,7 @@ class ZstdFrames(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
         """Fill `buffer` from the next decompressed bytes; return how many."""
         while not self._ready:
             if not self._decompress_next():
@@ -96,7 +96,7 @@ class DecompressedStream(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
         """Fill `buffer`; return how many bytes.
 
         Raises

@@ -133,7 +133,7 @@ def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
                 value = _reject_too_deep()
         if type(value) is dict:
             # As `RawRecord(…)` does, in half the time.
-            yield new(RawRecord, (number, first_line + index, raw, value, None))
+            yield new(RawRecord, (number, first_line + index, raw, value, None))  # pyrefly: ignore[bad-specialization]
         elif type(value) is Rejected:
             yield RawRecord(number, first_line + index, raw, None, value)
         else:

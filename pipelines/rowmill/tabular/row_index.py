@@ -196,7 +196,7 @@ def _count_decimals(number: Decimal) -> int:
 def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:
     """Replace each value by its rank among the distinct values."""
     held = [list(part) for part in parts]
-    distinct: list[object] = sorted({one for part in held for one in part})  # pyright: ignore[reportArgumentType]
+    distinct: list[object] = sorted({one for part in held for one in part})  # pyrefly: ignore[bad-specialization]
     place = {one: at for at, one in enumerate(distinct)}
     return np.array([place[one] for part in held for one in part], np.int64)
 

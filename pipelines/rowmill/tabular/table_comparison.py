@@ -79,7 +79,7 @@ def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated
     facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
     known = train.drop_nulls().unique()
     present = generated.drop_nulls()
-    fresh = 0.0 if not len(present) else float((~present.is_in(known.implode())).mean() or 0.0)  # pyright: ignore[reportArgumentType]
+    fresh = 0.0 if not len(present) else float((~present.is_in(known.implode())).mean() or 0.0)  # pyrefly: ignore[bad-argument-type]
     return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
 
 

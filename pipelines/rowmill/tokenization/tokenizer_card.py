@@ -82,7 +82,7 @@ class LoadedTokenizer:
 
 def serialize_tokenizer(tokenizer: LoadedTokenizer) -> bytes:
     """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
-    content = {"card": asdict(tokenizer.card), "backend": _encode_base64(tokenizer.backend.encode())}
+    content: dict[str, Any] = {"card": asdict(tokenizer.card), "backend": _encode_base64(tokenizer.backend.encode())}
     lengths = read_token_lengths(tokenizer.backend, byte_level=tokenizer.card.byte_level) if tokenizer.card.fast else ""
     if isinstance(lengths, TokenLengths):
         content["token_lengths"] = {

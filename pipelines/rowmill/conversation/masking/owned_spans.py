@@ -78,7 +78,7 @@ def _find_whole_arguments(
     arguments: Json, names: Sequence[OwnedText], values: Sequence[OwnedText], text: str
 ) -> tuple[int, int] | None:
     """Return the range of a call's arguments as JSON, if it contains all of their proven texts."""
-    if not isinstance(arguments, dict | list) or not arguments:
+    if not isinstance(arguments, (dict, list)) or not arguments:
         return None
     name_end = max((name.end for name in names), default=0)
     for form in _list_json_forms(arguments):
@@ -127,7 +127,7 @@ def _add_scalar_content(
 
 def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
     """Find a value as JSON or as Python's `repr`, or all of its parts in order."""
-    if not isinstance(value, dict | list):
+    if not isinstance(value, (dict, list)):
         places = [(at, at + len(form)) for form in list_leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
         return min(places, default=None)
     forms = (*_list_json_forms(value), str(value))
@@ -146,7 +146,7 @@ def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple
 
 
 def _iterate_leaves(value: Json) -> Iterator[Json]:
-    if isinstance(value, dict | list):
+    if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _iterate_leaves(item)
     elif value != "":

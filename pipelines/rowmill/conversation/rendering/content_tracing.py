@@ -114,12 +114,12 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
         self.notes.note_absence(literal)
         return False
 
-    def split(self, literal: object = None, *_: object) -> "list[str]":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def split(self, literal: object = None, *_: object) -> "list[str]":  # pyrefly: ignore[bad-override]
         """Record the separator as absent, and return the unsplit content."""
         self.notes.note_absence(literal)
         return [self]
 
-    rsplit = split  # pyright: ignore[reportAssignmentType]
+    rsplit = split  # pyrefly: ignore[bad-override]
 
     def replace(self, literal: object, *_: object) -> "TracedContent":
         """Record the replaced text as absent, and return the unchanged content."""
@@ -133,8 +133,8 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
         self.notes.edges.setdefault(self.message, set()).add(characters)
         return self
 
-    lstrip = strip  # pyright: ignore[reportAssignmentType]
-    rstrip = strip  # pyright: ignore[reportAssignmentType]
+    lstrip = strip
+    rstrip = strip
 
 
 def _get_raw_text(value: object) -> str:
@@ -306,7 +306,7 @@ def _require_untraced(value: Json) -> Json:
         raise ContentReadError("a content is written as JSON")
     if isinstance(value, Mapping):
         return {key: _require_untraced(one) for key, one in value.items()}
-    return [_require_untraced(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_require_untraced(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _convert_to_string(value: Json) -> str:

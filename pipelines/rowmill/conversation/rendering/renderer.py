@@ -74,7 +74,7 @@ class Renderer:
     def __init__(self, spec: RendererSpec) -> None:
         self.spec = spec
         self._sandbox = Sandbox(spec.now, [MarkRecorder])
-        self._recorder: MarkRecorder = self._sandbox.extensions[MarkRecorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
+        self._recorder: MarkRecorder = self._sandbox.extensions[MarkRecorder.identifier]  # pyrefly: ignore[bad-assignment]
         self._tree = self._parse()
         require_shallow_template(self._tree)
         self._plain = self._compile(charge_template(self._parse(), self._recorder))

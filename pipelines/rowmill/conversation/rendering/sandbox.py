@@ -153,7 +153,7 @@ def estimate_printed_size(value: Any, limit: int = MAX_OUTPUT_CHARS) -> int:
         elif isinstance(one, Mapping):
             pending.extend(one)
             pending.extend(one.values())
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, (list, tuple, set, frozenset)):
             pending.extend(one)
         size += 8
     return _UNBOUNDED_SIZE if pending else size
@@ -346,13 +346,13 @@ def _measure_sequence(value: Any) -> int:
     if type(value) is str:
         return len(value)
     # A list item takes as much memory as several characters.
-    return 16 * len(value) if isinstance(value, list | tuple | range) else 0
+    return 16 * len(value) if isinstance(value, (list, tuple, range)) else 0
 
 
 def _measure_product(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
         return _UNBOUNDED_SIZE if left.bit_length() + right.bit_length() > MAX_INTEGER_BITS else 0
-    if isinstance(right, str | list | tuple):
+    if isinstance(right, (str, list, tuple)):
         left, right = right, left
     return _measure_sequence(left) * max(right, 0) if isinstance(right, int) else 0
 
@@ -364,7 +364,7 @@ def _measure_power(left: Any, right: Any) -> int:
 
 
 def _measure_joined(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
-    if not isinstance(parts, list | tuple | str):
+    if not isinstance(parts, (list, tuple, str)):
         # The result of a lazy filter, whose items are charged when printed or added.
         return 0
     return estimate_printed_size(parts) + len(parts) * len(str(separator))
@@ -449,7 +449,7 @@ def _count_passed_arguments(function: Callable[..., Any]) -> int:
 def _copy_jinja_pass_arg(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     passes = getattr(function, "jinja_pass_arg", None)
     if passes is not None:
-        guarded.jinja_pass_arg = passes  # pyright: ignore[reportFunctionMemberAccess]
+        guarded.jinja_pass_arg = passes  # pyrefly: ignore[missing-attribute]
     return guarded
 
 

@@ -74,22 +74,22 @@ class MarkRecorder(Extension):
 
     def step(self, constant_characters: int) -> str:
         """Charge a loop iteration or macro call to the budget."""
-        return self.environment.budget.step(constant_characters)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.environment.budget.step(constant_characters)  # pyrefly: ignore[missing-attribute]
 
     def joined(self, *values: Any) -> str:
         """Join values as `~` does, charged to the budget."""
         text = [value if type(value) is str else self._charge_print(value) for value in values]
-        self.environment.budget.grow(sum(map(len, text)))  # pyright: ignore[reportAttributeAccessIssue]
+        self.environment.budget.grow(sum(map(len, text)))  # pyrefly: ignore[missing-attribute]
         return "".join(text)
 
     def made(self, value: Any) -> Any:
         """Charge a list or dict literal, which nested often enough prints without end."""
-        budget = self.environment.budget  # pyright: ignore[reportAttributeAccessIssue]
+        budget = self.environment.budget  # pyrefly: ignore[missing-attribute]
         budget.grow(estimate_printed_size(value, min(budget.characters, MAX_LITERAL_SIZE)))
         return value
 
     def _charge_print(self, value: Any) -> str:
-        self.environment.budget.emit(value)  # pyright: ignore[reportAttributeAccessIssue]
+        self.environment.budget.emit(value)  # pyrefly: ignore[missing-attribute]
         return str(value)
 
     def opened(self) -> str:

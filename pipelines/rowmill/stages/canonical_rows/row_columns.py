@@ -190,7 +190,7 @@ def _is_deeper(value: Json, limit: int) -> bool:
     level = [value]
     for _ in range(limit):
         inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [one for one in inner if isinstance(one, dict | list | tuple)]
+        level = [one for one in inner if isinstance(one, (dict, list, tuple))]
         if not level:
             return False
     return True

@@ -30,9 +30,9 @@ class FilteredRows:
     near_duplicates: NearDuplicateSearch | None
     scans: Sequence[Mapping[str, Any]]
 
-    def count_facts(self, taken: int) -> dict[str, float | int]:
+    def count_facts(self, taken: int) -> dict[str, Any]:
         """Return the facts of the filters that ran, of `taken` records."""
-        facts: dict[str, float | int] = {}
+        facts: dict[str, Any] = {}
         if self.contamination is not None:
             facts["decontamination_items"] = self.contamination.fewest_items
             facts["contaminated"] = compute_share(self.contamination.rows, taken)

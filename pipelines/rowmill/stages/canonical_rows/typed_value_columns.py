@@ -160,7 +160,8 @@ class ValueColumnBuilder:
                 return None
             return self._one_by_one.position_of(self._typed_value(name, value))
 
-        return _collect_rejected(column.map(position_of), made)
+        # The checker takes the type variable for str alone, although None is one of the values.
+        return _collect_rejected(column.map(position_of), made)  # pyrefly: ignore[bad-argument-type]
 
     def _read_domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
         name = self._roles.domain

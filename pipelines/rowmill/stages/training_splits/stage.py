@@ -241,7 +241,7 @@ def _sum_steps(context: StageContext, written: WrittenOrder) -> _StepTotals:
         count=len(above),
         tokens=tokens,
         flops=flops,
-        balance=round(float(above.mean() or 0.0), 9),  # pyright: ignore[reportArgumentType]
+        balance=round(float(above.mean() or 0.0), 9),  # pyrefly: ignore[bad-argument-type]
         empty=loads[0],
         loads=dict(sorted(loads.items())),
     )

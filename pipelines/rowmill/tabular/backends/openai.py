@@ -173,7 +173,7 @@ class OpenAICompleter:
                     "the answer is not a completions object; check that base_url is that of a completions server"
                 )
             ) from None
-        if len(found) != n or not all(isinstance(one.text, str) for one in found):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if len(found) != n or not all(isinstance(one.text, str) for one in found):
             raise GenerationError(self._format_problem(f"the answer has {len(found)} texts; {n} were requested"))
         return found
 

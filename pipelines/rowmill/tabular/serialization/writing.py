@@ -326,7 +326,7 @@ def _format_ten_decimals(value: float) -> str:
 def _write_reference_value(value: Value, quoted: Callable[[str], str], depth: int) -> str:
     if isinstance(value, Decimal):
         return _format_ten_decimals(float(value))
-    if isinstance(value, list | dict) and depth > MAX_DEPTH:
+    if isinstance(value, (list, dict)) and depth > MAX_DEPTH:
         return _refuse_depth(value)
     if isinstance(value, list):
         return f"[{','.join([_write_reference_value(one, quoted, depth + 1) for one in value])}]"

@@ -111,11 +111,11 @@ class _CandidateType:
 def _list_candidate_types() -> tuple[_CandidateType, ...]:
     integer = _CandidateType(ColumnContract(type="integer"), INTEGERS[""])
     numbers = [
-        _CandidateType(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyright: ignore[reportArgumentType]
+        _CandidateType(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
         for (decimal, thousands), shapes in NUMBERS.items()
     ]
     grouped = [
-        _CandidateType(ColumnContract(type="integer", thousands=sign), shapes)  # pyright: ignore[reportArgumentType]
+        _CandidateType(ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
         for sign, shapes in INTEGERS.items()
         if sign
     ]
@@ -285,7 +285,7 @@ def infer_sort_key(
             assert column.format is not None
             return SortKey(column.format)
         case "time":
-            return TIME_OF_DAY if column.format in (None, ISO8601.name) else SortKey(column.format)
+            return TIME_OF_DAY if column.format is None or column.format == ISO8601.name else SortKey(column.format)
         case "text" if (is_pinned and not must_be_time) or not evidence.columns[name].values:
             return TEXT
         case "text":

@@ -162,6 +162,9 @@ SCRIPTS = (
 def _read_real_texts(data: Path) -> Iterator[str]:
     """Yield chats with control tokens, documents, JSON and tables, every 24th of each file, shortened to 4,000."""
     for path in sorted(data.rglob("*")):
+        if "odd_files" in path.parts:
+            # What is odd about them is their encoding, among other things.
+            continue
         if path.suffix in (".jsonl", ".csv", ".txt", ".jinja"):
             lines = path.read_text(encoding="utf-8").split("\n")
             yield from (line[:4000] for line in islice(lines, 0, None, 24))

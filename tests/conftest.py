@@ -4,7 +4,7 @@
     .ci/run         what a change must pass                            and those marked `slow` (CI=1)
     make campaign   everything: whole matrices, faults by the dozen    and those marked `campaign` (--campaign)
 
-A campaign of faults runs one trial in eight in CI. Property tests draw the same examples in every run, except in the
+A campaign of faults runs one trial in twenty in CI. Property tests draw the same examples in every run, except in the
 campaign, which draws others each time and prints its seed.
 """
 
@@ -121,7 +121,7 @@ class Progress:
             terminalreporter.write_line(f".venv/bin/python -m pytest{options} '{name}'")
 
 
-TRIALS_IN_CI = 8
+TRIALS_IN_CI = 20
 """One trial of so many of a campaign runs in CI."""
 
 

@@ -22,13 +22,13 @@ from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_source
 from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving_s3fs
 from tests.support.recipes import Workspace, chat, lines
+from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
 
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
-EVERY_CASE = pytest.mark.campaign
-SOME_OUTAGES = [one if one in ("500", "cut") else pytest.param(one, marks=EVERY_CASE) for one in OUTAGES]
+SOME_OUTAGES = mark_all_but(["500", "cut"], OUTAGES)
 """All, of which the usual run takes an error that is told and one that is not."""
 
 
@@ -229,7 +229,7 @@ def scan_all(folder: Path, *urls: str) -> list[FileScan]:
 
 @pytest.mark.parametrize("outage", SOME_OUTAGES)
 @pytest.mark.parametrize("url", ["s3://data/a/x.jsonl", "s3://data/a", "s3://data/*/*.jsonl", "s3://data/a/*.jsonl"])
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", mark_all_but([1], [0, 1, 2]))
 def test_source_that_fails_is_never_without_data(
     server: ObjectServer, tmp_path: Path, url: str, outage: Outage, after: int
 ) -> None:
@@ -249,10 +249,10 @@ def test_missing_source_is_still_reported(server: ObjectServer, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["s3://data/a/x.jsonl", "s3://data/a", "s3://data/*/*.jsonl"])
 @pytest.mark.parametrize(
-    "outage", ["500", "cut", pytest.param("503", marks=EVERY_CASE), pytest.param("hangup", marks=EVERY_CASE)]
+    "url", mark_all_but(["s3://data/*/*.jsonl"], ["s3://data/a/x.jsonl", "s3://data/a", "s3://data/*/*.jsonl"])
 )
+@pytest.mark.parametrize("outage", mark_all_but(["cut"], ["500", "cut", "503", "hangup"]))
 def test_source_that_fails_now_and_then_is_read_whole(
     server: ObjectServer, tmp_path: Path, url: str, outage: Outage
 ) -> None:
@@ -342,7 +342,7 @@ def test_web_server_that_fails_twice_gives_the_whole_file(
     assert [part.sha256 for part in found.parts] == [part.sha256 for part in expected.parts]
 
 
-@pytest.mark.parametrize("how", ["stall", "stall-inside", "cut", "500"])
+@pytest.mark.parametrize("how", mark_all_but(["cut", "500"], ["stall", "stall-inside", "cut", "500"]))
 def test_web_server_that_fails_for_good_is_one_error(
     stubborn: Callable[[str, int], str], tmp_path: Path, how: str
 ) -> None:

@@ -13,6 +13,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from tests.support.tiers import mark_all_but
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SYSTEM = (
@@ -108,7 +109,12 @@ def test_committed_page_has_a_line_for_every_template(real_data: Path) -> None:
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", ["llamacpp__GLM-4.6", "axolotl__mistral_v3_tekken", "trl__gptoss_training"])
+@pytest.mark.parametrize(
+    "name",
+    mark_all_but(
+        ["axolotl__mistral_v3_tekken"], ["llamacpp__GLM-4.6", "axolotl__mistral_v3_tekken", "trl__gptoss_training"]
+    ),
+)
 def test_study_of_real_chats_finds_no_unequal_mask(name: str, real_data: Path) -> None:
     line = study_template(real_data, name, load_chats(real_data, 10))
 

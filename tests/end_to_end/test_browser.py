@@ -1,7 +1,7 @@
 """The whole product in a real browser, with the real webserver and daemon, from raw files to a schedule tick.
 
-What belongs here: one visit, step by step, and what the browser shows at each. What does not: the same over
-GraphQL alone (`test_dagster_server.py`).
+One visit, step by step, and what the browser shows at each; CI makes the first half of it. The same over GraphQL alone
+is in `test_dagster_server.py`.
 
 Needs Debian's `chromium` on the PATH and the package `playwright`, and is skipped with one line where either is
 missing. With ROWMILL_SCREENSHOTS set to a folder, the pictures of the visit are kept there:
@@ -12,7 +12,7 @@ missing. With ROWMILL_SCREENSHOTS set to a folder, the pictures of the visit are
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +117,29 @@ def visit(browser: Any, server: Server) -> Visit:
 
 
 @pytest.mark.browser
+def test_demo_is_built_looked_at_and_refused_by_a_red_check(visit: Visit) -> None:
+    _build_and_look(visit, widths=((1440, 900),))
+    ranks = visit.server.materialized("demo", "gpu_partitions")
+
+    _break(visit.server.home.parent / "configs" / "demo" / "data" / "chats-1.jsonl")
+    _see_it_refused(visit)
+
+    assert visit.server.materialized("demo", "gpu_partitions") == ranks
+    assert visit.foreign == []
+
+
+@pytest.mark.browser
+@pytest.mark.campaign
 def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visit: Visit) -> None:
-    _build_and_look(visit)
+    _build_and_look(visit, widths=((1920, 1080), (1440, 900)))
     chats = visit.server.home.parent / "configs" / "demo" / "data" / "chats-1.jsonl"
     good = chats.read_bytes()
 
     _break(chats)
+    ranks = visit.server.materialized("demo", "gpu_partitions")
     _see_it_refused(visit)
+    _see_ranks_alone_refused(visit)
+    assert visit.server.materialized("demo", "gpu_partitions") == ranks
     _accept_it_for_one_run(visit)
     chats.write_bytes(good)
     _see_it_green_again(visit)
@@ -132,18 +148,18 @@ def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visi
     assert visit.foreign == []
 
 
-def _build_and_look(visit: Visit) -> None:
+def _build_and_look(visit: Visit, widths: Sequence[tuple[int, int]]) -> None:
     assert visit.materialize(GRAPH) == "SUCCESS"
     assert set(visit.server.materialized("demo", "ranks")) == {"rank-00000-of-00002", "rank-00001-of-00002"}
     visit.go(GRAPH, "gpu_partitions")
     _see_each_node_name_its_dataset(visit)
     visit.picture("asset-graph")
 
-    _see_the_answer_on_the_first_screen(visit)
+    _see_the_answer_on_the_first_screen(visit, widths)
     visit.go("/assets/demo/chats.truncation_stats", "plot lengths")
     plots = "() => [...document.images].filter(one => one.src.startsWith('data:')).map(one => one.naturalWidth)"
-    widths = eventually(lambda: visit.page.evaluate(plots), "the plots are drawn")
-    assert min(widths) > 0
+    drawn = eventually(lambda: visit.page.evaluate(plots), "the plots are drawn")
+    assert min(drawn) > 0
     visit.picture("truncation-stats")
 
     link = visit.page.locator("a[href*='/demo/report.html']").first.get_attribute("href")
@@ -163,9 +179,9 @@ def _see_each_node_name_its_dataset(visit: Visit) -> None:
         assert len(named) == 5, (dataset, shown)
 
 
-def _see_the_answer_on_the_first_screen(visit: Visit) -> None:
-    """See verdict, picture, numbers, news and link without scrolling on 1920 × 1080, and nothing cut at 1440."""
-    for width, height in ((1920, 1080), (1440, 900)):
+def _see_the_answer_on_the_first_screen(visit: Visit, widths: Sequence[tuple[int, int]]) -> None:
+    """See verdict, picture, numbers, news and link without scrolling and uncut, in windows of some sizes."""
+    for width, height in widths:
         visit.page.set_viewport_size({"width": width, "height": height})
         for stage, number in (("canonical_rows", "1,304 rows"), ("tokenized_examples", "1,299 examples")):
             visit.go(f"/assets/demo/chats.{stage}", "Passed")
@@ -199,7 +215,6 @@ def _break(chats: Path) -> None:
 
 
 def _see_it_refused(visit: Visit) -> None:
-    ranks = visit.server.materialized("demo", "gpu_partitions")
     assert visit.materialize(GRAPH) == "FAILURE"
     visit.go("/assets/demo/chats.canonical_rows?view=checks", "unknown_roles")
     visit.page.get_by_text("unknown_roles", exact=True).first.click()
@@ -209,11 +224,12 @@ def _see_it_refused(visit: Visit) -> None:
     link = visit.page.locator("a[href*='/demo/expectations/chats-canonical_rows.html#unknown_roles']").first
     visit.go(str(link.get_attribute("href")), "expect_column_max_to_be_between")
 
-    # Only the ranks, later: no check runs before them, and the gate is still closed.
+
+def _see_ranks_alone_refused(visit: Visit) -> None:
+    """Ask for the ranks only, later: no check runs before them, and the gate is still closed."""
     assert visit.materialize("/assets/demo/gpu_partitions") == "FAILURE"
     run = next(one["runId"] for one in visit.server.runs() if one["status"] == "FAILURE")
     visit.go(f"/runs/{run}", "Gate closed")
-    assert visit.server.materialized("demo", "gpu_partitions") == ranks
 
 
 def _accept_it_for_one_run(visit: Visit) -> None:

@@ -18,6 +18,7 @@ from rowmill.build.steps import plan_steps
 from rowmill.cli import error_boundary
 from rowmill.executors import local
 from tests.support.recipes import Workspace, chat
+from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
@@ -66,12 +67,15 @@ def group_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        "mini/chats/raw_dataset/pointer.json",
-        pytest.param("mini/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.campaign),
-        "mini/chats/tokenized_examples/.lock",
-        pytest.param("mini/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.campaign),
-    ],
+    mark_all_but(
+        ["mini/chats/tokenized_examples/.lock"],
+        [
+            "mini/chats/raw_dataset/pointer.json",
+            "mini/chats/canonical_rows/parts/*/part.json",
+            "mini/chats/tokenized_examples/.lock",
+            "mini/chats/tokenized_examples/parts/*/part.json",
+        ],
+    ),
 )
 @pytest.mark.parametrize("inline_below_bytes", [0, pytest.param(local.INLINE_BELOW_BYTES, id="forked")])
 def test_interrupted_build_prints_one_line_and_leaves_no_process(

@@ -21,6 +21,7 @@ import pytest
 
 from dagster_rowmill import materialize
 from rowmill.reader import Reader
+from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
 pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
@@ -72,6 +73,7 @@ def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_who
     assert len(sequences(tiny)) > len(yesterday)
 
 
+@pytest.mark.campaign
 def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_there_is_room(tiny: Tiny) -> None:
     tiny.write(rows=600).run()
     yesterday = sequences(tiny)
@@ -94,7 +96,9 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
     assert sequences(tiny) != yesterday
 
 
-@pytest.mark.parametrize("at", ["packed_shards/parts", "gpu_partitions/current.json"])
+@pytest.mark.parametrize(
+    "at", mark_all_but(["packed_shards/parts"], ["packed_shards/parts", "gpu_partitions/current.json"])
+)
 def test_night_that_is_killed_leaves_yesterday_readable_and_the_next_makes_up_for_it(tiny: Tiny, at: str) -> None:
     tiny.run()
     yesterday = sequences(tiny)

@@ -141,6 +141,7 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 # ── Shares ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.campaign
 def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServer, tmp_path: Path) -> None:
     rows = [chat(i, words=40) for i in range(800)]
     groups = {"filters": {"deduplicate": "exact"}, "packing": {"group_tokens": 4096}}

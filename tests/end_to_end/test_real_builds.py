@@ -9,6 +9,7 @@ import yaml
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project
 from rowmill.schema.manifest import Manifest, load_current
+from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -61,7 +62,7 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["qwen3", "smollm3", "tinyllama"])
+@pytest.fixture(scope="module", params=mark_all_but(["qwen3"], ["qwen3", "smollm3", "tinyllama"]))
 def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Build the whole recipe with one of the tokenizers."""
     folder = tmp_path_factory.mktemp(request.param) / "configs"

@@ -97,7 +97,12 @@ def rows_of(built: Built) -> list[dict[str, str]]:
         ]
 
 
-@pytest.mark.parametrize("case", CASES)
+CI_CASES = ("weather, tabular", "stocks, series by symbol")
+
+
+@pytest.mark.parametrize(
+    "case", [one if one in CI_CASES else pytest.param(one, marks=pytest.mark.campaign) for one in CASES]
+)
 def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, real_data: Path, case: str) -> None:
     file, tokenizer, form = CASES[case]
 
@@ -178,6 +183,7 @@ def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, rea
     assert 0 < facts["interval_mismatch"] < 0.01
 
 
+@pytest.mark.campaign
 def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Path, real_data: Path) -> None:
     form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
     made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
@@ -220,7 +226,11 @@ def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFram
 
 @pytest.mark.parametrize(
     ("name", "pair", "leads"),
-    [("smollm3", (128011, 128012), False), ("qwen3", (151644, 151645), False), ("tinyllama", (1, 2), True)],
+    [
+        pytest.param("smollm3", (128011, 128012), False, marks=pytest.mark.campaign),
+        pytest.param("qwen3", (151644, 151645), False, marks=pytest.mark.campaign),
+        ("tinyllama", (1, 2), True),
+    ],
 )
 def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: tuple[int, int], leads: bool) -> None:
     made = framed(*opened(real_data, name))
@@ -240,6 +250,7 @@ def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: 
     assert (made.bos_id, made.eos_id) == (50256, 50256)
 
 
+@pytest.mark.campaign
 def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     smol, qwen, tiny = (
         framed(*opened(real_data, name), style="reference") for name in ("smollm3", "qwen3", "tinyllama")
@@ -254,6 +265,7 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     assert (qwen.prompt_ids[0], qwen.eos_id) == (151644, 151645)
 
 
+@pytest.mark.campaign
 def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: Path) -> None:
     schema = RecordSchema((Column("a", "string"), Column("b", "string")))
     made = framed(*opened(real_data, "smollm3"), style="reference", schema=schema)
@@ -278,7 +290,15 @@ def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[s
         framed(*opened(real_data, "qwen3"), **changes)
 
 
-@pytest.mark.parametrize("name", ["smollm3", "tinyllama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("smollm3", marks=pytest.mark.campaign),
+        "tinyllama",
+        pytest.param("qwen3", marks=pytest.mark.campaign),
+        "gpt2",
+    ],
+)
 def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str) -> None:
     encoder = Encoder(loaded_of(real_data, name))
     with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:

@@ -1,9 +1,12 @@
-"""Forty public chat templates on real chats: the reference's text, both engines, masks against training templates."""
+"""Forty public chat templates on real chats: the reference's text, both engines, masks against training templates.
+
+CI runs six templates, and two with two tokenizers; the campaign runs all of them with all tokenizers.
+"""
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +31,7 @@ from rowmill.tokenization.encoded_texts import compute_byte_positions
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -44,6 +48,12 @@ llamacpp__openai-gpt-oss-120b trl__cohere_training trl__deepseekv3_training trl_
 trl__gemma_training trl__glm4moe_training trl__gptoss_training trl__llama3_training trl__phi3_training
 trl__qwen2_5_training trl__qwen3_training vllm__template_alpaca vllm__template_chatml
 vllm__tool_chat_template_hermes vllm__tool_chat_template_mistral""".split()
+CI_TEMPLATES = (
+    "axolotl__mistral_v3_tekken", "chujiezheng__zephyr", "llamacpp__Qwen-Qwen3-0.6B", "llamacpp__openai-gpt-oss-120b",
+    "trl__glm4moe_training", "vllm__tool_chat_template_hermes",
+)  # fmt: skip
+"""Those that CI runs: without and with blocks, tools and reasoning."""
+EVERY_TEMPLATE = mark_all_but(CI_TEMPLATES, TEMPLATES)
 SLOW = {"llamacpp__CohereForAI-c4ai-command-r-plus-tool_use": "the template uses the filter indent"}
 """Templates that take the reference path, and why."""
 REASONS = {"template_error", "content_dropped"}
@@ -142,7 +152,7 @@ def ranges(spans: tuple[Span, ...]) -> set[int]:
     return {i for span in spans for i in range(span.start, span.end)}
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", EVERY_TEMPLATE)
 def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name: str, real_data: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -174,7 +184,7 @@ def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name
     assert one.contract.marks_inert
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", EVERY_TEMPLATE)
 def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str, real_data: Path) -> None:
     masker = Masker(renderer(real_data, name), Loss(), MaskRules(verify_render=1.0))
     outcomes: Counter[str] = Counter()
@@ -221,7 +231,7 @@ COUNT_ALL: dict[str, str] = dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize("name", TRUTH)
+@pytest.mark.parametrize("name", mark_all_but(["qwen3", "gptoss"], TRUTH))
 def test_mask_from_marks_equals_the_training_templates_blocks(name: str, real_data: Path) -> None:
     stock, explained = TRUTH[name]
     training = renderer(real_data, f"trl__{name}_training")
@@ -251,7 +261,7 @@ def test_mask_from_marks_equals_the_training_templates_blocks(name: str, real_da
 WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]
 
 
-@pytest.mark.parametrize("name", WITH_BLOCKS)
+@pytest.mark.parametrize("name", mark_all_but(["trl__qwen3_training"], WITH_BLOCKS))
 def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_data: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -267,7 +277,12 @@ def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_da
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "template"), [("qwen3", "llamacpp__Qwen-Qwen3-0.6B"), ("smollm3", None), ("tinyllama", None)]
+    ("tokenizer", "template"),
+    [
+        pytest.param("qwen3", "llamacpp__Qwen-Qwen3-0.6B", marks=pytest.mark.campaign),
+        pytest.param("smollm3", None, marks=pytest.mark.campaign),
+        ("tinyllama", None),
+    ],
 )
 def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | None, real_data: Path) -> None:
     from transformers import AutoTokenizer
@@ -381,7 +396,7 @@ def _bounds(one: Renderer, messages: list[Message], tools: list[Json] | None, in
     return (start, end) if before[start:end].strip() in own and len(before[start:end].strip()) > len(own) // 2 else None
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", EVERY_TEMPLATE)
 def test_characters_that_change_with_a_message_train_if_and_only_if_it_is_the_models(
     name: str, real_data: Path
 ) -> None:
@@ -433,13 +448,23 @@ def short_chats(folder: Path) -> list[Chat]:
     return [chat for found in by_source.values() for chat in found[:2]]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_ids_of_every_template_equal_transformers_and_the_mask_its_characters(tokenizer: str, real_data: Path) -> None:
-    """Under `boundary: whole`, on rows without control strings: every id, on every row, of all templates."""
+def test_ids_of_every_template_equal_transformers(tokenizer: str, real_data: Path) -> None:
+    compare_ids(tokenizer, TEMPLATES, real_data)
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3", "tinyllama"])
+def test_ids_of_two_templates_equal_transformers(tokenizer: str, real_data: Path) -> None:
+    compare_ids(tokenizer, ("llamacpp__Qwen-Qwen3-0.6B", "axolotl__mistral_v3_tekken"), real_data)
+
+
+def compare_ids(tokenizer: str, templates: Sequence[str], real_data: Path) -> None:
+    """Under `boundary: whole`, on rows without control strings: every id, on every row."""
     theirs, encoder = opened(real_data, tokenizer)
     special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
     compared: Counter[str] = Counter()
-    for name in TEMPLATES:
+    for name in templates:
         text = (real_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
         one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
         masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
@@ -460,7 +485,7 @@ def test_ids_of_every_template_equal_transformers_and_the_mask_its_characters(to
                 )
                 assert example.ids.tolist() == given, (name, chat.source)
 
-    assert len(compared) == len(TEMPLATES)
+    assert len(compared) == len(templates)
     assert min(compared.values()) >= 3
 
 
@@ -468,7 +493,7 @@ MATCHING = {"qwen3": ("trl__qwen2_5_training", "trl__qwen3_training", "qwen2.5",
 """Tokenizer → templates whose control tokens it has, so that no token lies across an edge of a block."""
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3", "smollm3"])
+@pytest.mark.parametrize("tokenizer", ["qwen3", pytest.param("smollm3", marks=pytest.mark.campaign)])
 def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokenizer: str, real_data: Path) -> None:
     """Token by token; theirs also trains a token of which one byte is in the block, ours if no other message has it."""
     theirs, encoder = opened(real_data, tokenizer)

@@ -26,6 +26,7 @@ from rowmill.build import runner, steps
 from rowmill.core.errors import BusyError, ConfigError, IntegrityError, PipelineError
 from rowmill.executors import local
 from tests.support.recipes import CHAT, CHATML, PAIR, Built, Workspace, chat, lines, pair, write_tokenizer
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,7 @@ IN_THE_MIDDLE = {
 """Where a build is killed in each stage: in the middle of its parts, and between the files that say it is done."""
 
 
-@pytest.mark.parametrize("stage", IN_THE_MIDDLE)
+@pytest.mark.parametrize("stage", mark_all_but(["packed_shards"], IN_THE_MIDDLE))
 def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
     workspace: Workspace, undisturbed: Built, stage: str
 ) -> None:
@@ -258,7 +259,7 @@ def resize(disk: Path, size_bytes: int) -> None:
 NO_ROOM = r"^mini/\S+: no space left under .*; free space there, or choose another storage root, and build again$"
 
 
-@pytest.mark.parametrize("share", [0.03, 0.3, 0.55, 0.7, 0.85])
+@pytest.mark.parametrize("share", mark_all_but([0.55], [0.03, 0.3, 0.55, 0.7, 0.85]))
 def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
     workspace: Workspace, undisturbed: Built, small_disk: Path, share: float
 ) -> None:
@@ -281,7 +282,9 @@ def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None
         report.write_text(str(error), encoding="utf-8")
 
 
-@pytest.mark.parametrize("limit_bytes", [20_000, 40_000], ids=["the tokenizer is too large", "the sources are"])
+@pytest.mark.parametrize(
+    "limit_bytes", mark_all_but([20_000], [20_000, 40_000]), ids=["the tokenizer is too large", "the sources are"]
+)
 def test_build_that_may_write_only_small_files_is_one_error(
     workspace: Workspace, undisturbed: Built, limit_bytes: int
 ) -> None:

@@ -79,6 +79,7 @@ def require_same_versions(workspace: Workspace) -> None:
     assert all(report.reused for _, report, _ in found)
 
 
+@pytest.mark.campaign
 def test_two_builders_on_separate_hosts_end_with_the_same_versions(
     server: ObjectServer, temporary: Path, tmp_path: Path
 ) -> None:

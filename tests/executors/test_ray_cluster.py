@@ -167,6 +167,7 @@ def test_workers_have_one_thread_per_library(tasks: RayTasks) -> None:
     assert set(tasks.map(test_ray_cluster.read_thread_limit, range(4), size_bytes=1)) == {"1"}
 
 
+@pytest.mark.campaign
 def test_a_node_that_leaves_while_it_is_asked_is_left_out(cluster: Any, tasks: RayTasks, tmp_path: Path) -> None:
     victim, asked = start_node(cluster), tmp_path / "asked"
 
@@ -198,6 +199,7 @@ def test_a_node_that_fails_once_is_asked_again(tasks: RayTasks, tmp_path: Path) 
     assert list(made.values()) == [1, 1]
 
 
+@pytest.mark.campaign
 def test_a_node_that_fails_twice_is_refused(tasks: RayTasks, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"node .* cannot run a task \(.*not ready\); every node needs this version"):
         tasks.run_on_hosts(partial(test_ray_cluster.fail_first_calls, str(tmp_path), 9))
@@ -251,7 +253,7 @@ def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path
     assert built.digests() == undisturbed.digests()
 
 
-@pytest.mark.parametrize("stage", ["canonical_rows", "tokenized_examples"])
+@pytest.mark.parametrize("stage", [pytest.param("canonical_rows", marks=pytest.mark.campaign), "tokenized_examples"])
 def test_a_node_that_dies_in_a_stage_changes_no_byte(
     stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:
@@ -271,6 +273,7 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
     assert built.digests() == undisturbed.digests()
 
 
+@pytest.mark.campaign
 def test_a_node_with_other_code_is_refused_before_anything_is_written(cluster: Any, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "pipelines", tmp_path / "other", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "other" / "rowmill" / "__init__.py").open("a") as code:

@@ -3,7 +3,7 @@
 What belongs here: whole builds that go on, or end in one sentence and are finished later, with the same bytes. What
 does not: the executor by itself (`test_ray_cluster.py`). Skipped where Ray is absent.
 
-CI stops one cluster and kills one driver; `make campaign` does all of it and prints what it came to.
+All of it belongs to `make campaign`, which prints what it came to; in CI one node dies (`test_ray_cluster.py`).
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.support.ray_nodes import ROOT, start_node, starting_cluster, stop_clu
 from tests.support.recipes import Built, Workspace
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.campaign,
     # Ray leaves sockets and processes to the interpreter's end.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -74,7 +74,6 @@ def watching_tasks(act: Callable[[str], None]) -> Generator[None]:
         yield
 
 
-@pytest.mark.campaign
 def test_nodes_that_die_in_any_stage_change_no_byte(
     cluster: Any, tmp_path: Path, undisturbed: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,11 +129,11 @@ def test_tags_round_trip(thought: str, said: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_million_open_tags_take_linear_time() -> None:
-    """Quadratic work on this would take days."""
-    content = "x" + "<think>" * 200_000
+def test_many_open_tags_take_linear_time() -> None:
+    """Quadratic work on this would take longer than the limit of a test."""
+    content = "x" + "<think>" * 50_000
 
-    assert TAGS.extract(content) == ExtractedReasoning(content, [], 200_000)
+    assert TAGS.extract(content) == ExtractedReasoning(content, [], 50_000)
 
 
 # Keys

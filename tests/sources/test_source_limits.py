@@ -26,11 +26,13 @@ from rowmill.sources import (
     HuggingFaceSource,
     RawRecord,
     StoreStager,
+    compression,
     json_array,
+    limits,
     read_records,
     scan_source,
 )
-from rowmill.sources.limits import EXPANSION_FREE_BYTES, Limits, RecordLimits
+from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.sources.parts import cut_lines
 from tests.support.recipes import CHAT, Workspace, chat, lines
 
@@ -212,11 +214,19 @@ def compress_blanks(codec: str, size: int) -> bytes:
     return compressor(b"\n" * (16 << 20)) * (size >> 24)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def small_files_may_expand(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Lower the size below which a file may expand as it likes, so that what is refused is small; return it."""
+    free_bytes = 16 << 20
+    for module in (compression, limits):
+        monkeypatch.setattr(module, "EXPANSION_FREE_BYTES", free_bytes)
+    return free_bytes
+
+
 @pytest.mark.parametrize("codec", ["gz", "zst"])
-def test_file_that_expands_a_thousandfold_is_one_error(tmp_path: Path, codec: str) -> None:
+def test_file_that_expands_a_thousandfold_is_one_error(tmp_path: Path, codec: str, small_files_may_expand: int) -> None:
     path = tmp_path / f"a.jsonl.{codec}"
-    path.write_bytes(compress_blanks(codec, 2 * EXPANSION_FREE_BYTES))
+    path.write_bytes(compress_blanks(codec, 2 * small_files_may_expand))
 
     with pytest.raises(SourceError, match=rf"^a\.jsonl\.{codec}: expands to more than 200 times its size .* or raise "):
         scan_one(path)
@@ -229,9 +239,8 @@ def test_file_of_equal_rows_may_shrink_a_thousandfold_while_it_is_small(tmp_path
     assert scan_one(path, max_expansion=2).records == 100_000
 
 
-@pytest.mark.slow
-def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path) -> None:
-    text = pa.array(["x" * (EXPANSION_FREE_BYTES // 2)] * 3)
+def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path, small_files_may_expand: int) -> None:
+    text = pa.array(["x" * (small_files_may_expand // 2)] * 3)
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
 
     with pytest.raises(SourceError, match=r"^a\.parquet: expands to more than 200 times its size"):

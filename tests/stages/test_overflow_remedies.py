@@ -13,6 +13,7 @@ import pytest
 
 from rowmill.core.errors import ContextOverflowError
 from tests.support.recipes import CHAT, TEXT, Workspace
+from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
 pytestmark = FOREIGN_WARNINGS
@@ -86,7 +87,7 @@ def read_suggestions(message: str) -> Iterator[dict[str, Any]]:
             yield {"packing": {"slice_strategy": strategy}}
 
 
-@pytest.mark.parametrize("stopped", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("stopped", mark_all_but(list(CASES.values())[::4], CASES.values()), ids=list(CASES))
 def test_every_suggestion_for_an_example_that_is_too_long_helps(tmp_path: Path, stopped: Stopped) -> None:
     with pytest.raises(ContextOverflowError, match=r"^datasets\.rows: .*1 (row|example) is ") as caught:
         write(tmp_path / "stopped", stopped).build()

@@ -16,6 +16,7 @@ from rowmill.stages.packed_shards.pack_group import PackGroupTask
 from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
 from rowmill.stages.tokenized_examples import table_tasks
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -166,10 +167,14 @@ def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("tail", ["keep", "drop"])
+@pytest.mark.parametrize("tail", mark_all_but(["keep"], ["keep", "drop"]))
 @pytest.mark.parametrize(
     ("splits", "multiple"),
-    [({"validation": 0}, 1), ({"validation": 0.2, "test": 0.1}, 1), ({"validation": 0.2, "test": 0.1}, 16)],
+    [
+        pytest.param({"validation": 0}, 1, marks=pytest.mark.campaign),
+        pytest.param({"validation": 0.2, "test": 0.1}, 1, marks=pytest.mark.campaign),
+        ({"validation": 0.2, "test": 0.1}, 16),
+    ],
     ids=["train", "three splits", "padded"],
 )
 def test_joined_documents_do_not_depend_on_groups(

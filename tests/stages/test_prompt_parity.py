@@ -27,6 +27,7 @@ from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.support.tiers import mark_all_but
 
 Messages = list[dict[str, Any]]
 
@@ -101,7 +102,7 @@ def _forget_fast_path(prepared: PreparedExamples) -> PreparedExamples:
 # ── the comparison ──
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", mark_all_but(REAL[:2], REAL))
 def test_prompts_of_a_real_template_are_compared_as_on_the_reference_path(
     real_data: Path, qwen3: Encoder, name: str
 ) -> None:

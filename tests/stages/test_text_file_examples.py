@@ -11,6 +11,7 @@ import pytest
 from rowmill.checks.judge import CheckResult
 from rowmill.schema.manifest import Manifest
 from tests.support.recipes import TEXT, Built, Workspace, document, sentence
+from tests.support.tiers import mark_all_but
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
@@ -52,7 +53,9 @@ def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize(("sample_by", "share"), [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
+@pytest.mark.parametrize(
+    ("sample_by", "share"), mark_all_but(["line"], [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
+)
 def test_real_play_is_a_warning_only_when_split_by_line(
     tmp_path: Path, real_data: Path, sample_by: str, share: float
 ) -> None:

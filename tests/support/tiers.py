@@ -1,0 +1,23 @@
+"""Which cases of a matrix CI runs: the campaign runs all of them."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def mark_all_but(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a parametrized test, marked `campaign` but for those that CI keeps.
+
+    A case with several values is a tuple, and is kept if it, or its first value, is named.
+    """
+    marked: list[Any] = []
+    left = list(kept)
+    for case in cases:
+        values = case if type(case) is tuple else (case,)
+        name = case if case in left else values[0]
+        if name in left:
+            marked.append(case)
+        else:
+            marked.append(pytest.param(*values, marks=pytest.mark.campaign))
+    return marked

@@ -27,6 +27,9 @@ import os, sys
 # As the command does before it imports NumPy.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from rowmill.build import early_parts
+from rowmill.executors import forked_workers
+# A busy machine takes longer to end the threads that imports have told to end.
+forked_workers.THREAD_END_SECONDS = 30
 finish = early_parts.finish_early_parts
 def note(helper):
     early = finish(helper)

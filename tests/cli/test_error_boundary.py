@@ -223,7 +223,7 @@ def test_error_of_the_thread_that_makes_the_views_ends_the_build(
             may_fail.set()
 
     def fail(_: steps.Project) -> None:
-        may_fail.wait()
+        may_fail.wait(timeout=60)
         raise OSError(errno.EIO, os.strerror(errno.EIO), "stats.duckdb")
 
     monkeypatch.setattr(runner, "build", build_and_release)

@@ -2,7 +2,6 @@
 
 import pickle
 import resource
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -319,27 +318,27 @@ ONCE = (
 )
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
 def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> None:
-    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     with pytest.raises(ConfigError, match="on a conversation of a few words"):
         Renderer(RendererSpec(BOMBS[name]))
 
-    assert time.perf_counter() - started < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
 def test_template_beyond_its_budget_on_one_row_rejects_that_row(name: str) -> None:
     renderer = Renderer(RendererSpec(ONCE % BOMBS[name]))
-    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     result = renderer.render([user("boom"), assistant("A1")], None, {})
 
     assert isinstance(result, Rejected)
     assert result.reason == "template_error"
-    assert time.perf_counter() - started < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
     assert isinstance(renderer.render(TALK, None, {}), RenderedConversation)
 

@@ -15,6 +15,7 @@ from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.recipe import recipe
 from rowmill.recipe.defaults import FIELD_ALIASES, FORMAT_ALIASES
 from rowmill.recipe.recipe import Recipe
+from tests.support.loops import for_each
 
 PLACES = [
     place
@@ -77,7 +78,7 @@ def test_most_options_are_tried() -> None:
     assert len({case.place.name for case in CASES}) > 80
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: ".".join((*case.written, case.place.name)))
+@for_each("case", CASES, ids=lambda case: ".".join((*case.written, case.place.name)))
 def test_option_one_level_too_high_or_low_is_told_where_it_belongs(case: Misplaced) -> None:
     with pytest.raises(ConfigError) as refused:
         recipe.parse_recipe(write_recipe(case), name="demo", where="configs/demo.yaml")

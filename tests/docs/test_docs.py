@@ -23,6 +23,7 @@ from rowmill.core.option_docs import describe_field
 from rowmill.exports import base
 from rowmill.recipe import dataset, recipe
 from rowmill.schema import ledger
+from tests.support.loops import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST: dict[str, Any] = {
@@ -39,7 +40,7 @@ def pages() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 
-PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+PAGES = for_each("page", pages())
 
 
 def prose(page: Path) -> str:
@@ -75,11 +76,11 @@ def groups() -> Iterator[type[Config]]:
 # ── Generated pages ──
 
 
-@pytest.mark.parametrize("path", sorted(reference.render_code_pages(ROOT)))
-def test_generated_page_is_what_the_code_says(path: str) -> None:
-    written = (ROOT / path).read_text(encoding="utf-8")
+@for_each("page", reference.render_code_pages(ROOT).items(), ids=lambda page: page[0])
+def test_generated_page_is_what_the_code_says(page: tuple[str, str]) -> None:
+    path, rendered = page
 
-    assert written == reference.render_code_pages(ROOT)[path], f"{path} is not current: run `make docs`"
+    assert (ROOT / path).read_text(encoding="utf-8") == rendered, f"{path} is not current: run `make docs`"
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
     )
 
 
-@pytest.mark.parametrize("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
+@for_each("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
 def test_every_question_has_an_answer(demo: Project, query: str) -> None:
     columns, rows = stats.query_views(demo.store, query)
 
@@ -219,11 +220,7 @@ def test_schema_refuses_a_mistyped_key() -> None:
 
 
 # A decision begins with its context, a file of the root with commands.
-@pytest.mark.parametrize(
-    "page",
-    [page for page in pages() if page.parent != ROOT and page.parent.name != "decisions"],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
-)
+@for_each("page", [page for page in pages() if page.parent != ROOT and page.parent.name != "decisions"])
 def test_page_begins_with_what_it_is_for(page: Path) -> None:
     title, first, *_ = re.sub(r"^<!--.*?-->$\n*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE).split(
         "\n\n"

@@ -9,7 +9,6 @@ import io
 import json
 import shutil
 import string
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -502,18 +501,16 @@ def with_template(workspace: Workspace, template: str) -> Workspace:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HARMFUL_AT_ONCE)
 def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, name: str) -> None:
     with_template(workspace, HARMFUL_AT_ONCE[name] + CHATML).one("a.jsonl", [chat(i) for i in range(20)])
-    began = time.process_time()
 
     with (
         bounded_memory(300 << 20),
         pytest.raises(ConfigError, match=r"^template\.chat_template: .* choose another template"),
     ):
         workspace.build()
-
-    assert time.process_time() - began < 15
 
 
 @pytest.mark.slow

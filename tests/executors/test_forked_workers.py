@@ -28,9 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
 import os, threading, time
 import polars
-from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors import LocalPool, forked_workers, open_in_workers
 from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES as SMALL, INLINE_BELOW_BYTES as LARGE
 from tests.executors import test_forked_workers as here
+# A busy machine takes longer to end the threads that imports have told to end.
+forked_workers.THREAD_END_SECONDS = 30
 open_in_workers(here.opened_by)
 pool = LocalPool(2)
 """
@@ -77,7 +79,8 @@ def test_workers_have_what_the_calling_process_opened_and_one_thread_per_library
 
 
 def test_a_process_with_a_thread_is_not_forked() -> None:
-    thread = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    busy = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    thread = f"forked_workers.THREAD_END_SECONDS = 0\n{busy}"
 
     assert run(f"{thread}assert pool.start(SMALL) is None\n{DESCRIBE}")[0] == "1 {True} {True}"
     assert run(f"{thread}pool.start(LARGE).result()\n{DESCRIBE.replace('SMALL', 'LARGE')}")[0] == "2 {False} {False}"
@@ -129,6 +132,9 @@ def note(method=None):
     return get_context(method)
 multiprocessing.get_context = note
 from rowmill.cli.main import main
+from rowmill.executors import forked_workers
+# As above.
+forked_workers.THREAD_END_SECONDS = 30
 sys.exit(main(["build", sys.argv[1], "--until", "packed_shards"]))
 """
 

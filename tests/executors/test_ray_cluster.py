@@ -179,7 +179,7 @@ def test_a_node_that_leaves_while_it_is_asked_is_left_out(cluster: Any, tasks: R
     killing = threading.Thread(target=kill, daemon=True)
     killing.start()
     made = tasks.run_on_hosts(partial(test_ray_cluster.stay_on, victim.node_id, str(asked)))
-    killing.join()
+    killing.join(timeout=60)
 
     assert list(made.values()) == [1, 1]
 

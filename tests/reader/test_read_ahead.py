@@ -191,7 +191,7 @@ def test_copies_made_between_two_passes_read_the_next_one(built: Path) -> None:
     child.start()
 
     assert queue.get(timeout=60) == whole
-    child.join()
+    child.join(timeout=60)
     assert delivered(copy) == whole
     assert delivered(reader) == whole
 

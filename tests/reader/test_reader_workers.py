@@ -227,7 +227,7 @@ def test_forked_copy_reads_while_a_thread_of_its_parent_does(tmp_path: Path) -> 
         finally:
             SlowInParent.may_open.set()
             child.kill()
-            child.join()
+            child.join(timeout=60)
 
 
 # ── torch and torchdata themselves ─────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ import http.client
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urldefrag
@@ -212,14 +213,17 @@ def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
 
 
 def _get(port: int, path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
-    while True:
+    """Ask until the server listens; a minute at most."""
+    for _ in range(600):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         try:
             connection.request("GET", path, headers={"Host": host})
         except ConnectionRefusedError:
+            time.sleep(0.1)
             continue
         answer = connection.getresponse()
         return answer.status, answer.read()
+    raise AssertionError("the server never listened")
 
 
 def test_reports_are_served_to_this_machine_only_and_until_whoever_asked_for_them_is_gone(

@@ -17,6 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from rowmill.recipe import recipe
+from tests.support.loops import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("assets", "benchmarks", "configs", "docs", "pipelines", "tests")
@@ -82,7 +83,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
+@for_each("path", modules())
 def test_module_opens_by_saying_what_it_does(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 

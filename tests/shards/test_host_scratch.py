@@ -51,7 +51,7 @@ def test_each_host_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_processes_that_need_the_same_files_make_each_once(tmp_path: Path) -> None:
     scratch, made, names = HostScratch("s", str(tmp_path / "s")), list[str](), [str(number) for number in range(40)]
-    start = Barrier(4)
+    start = Barrier(4, timeout=60)
 
     def require(_: int) -> None:
         start.wait()

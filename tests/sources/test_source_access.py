@@ -227,7 +227,7 @@ def address() -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{http.server_port}"
         http.shutdown()
-        thread.join()
+        thread.join(timeout=60)
 
 
 @pytest.mark.parametrize(

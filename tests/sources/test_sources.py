@@ -871,7 +871,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}", folder
         http.shutdown()
-        thread.join()
+        thread.join(timeout=60)
 
 
 def test_web_addresses_are_read_and_changed_ones_again(server: tuple[str, Path], tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ def test_query_in_several_threads_at_once_answers_each(store: Store) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=60)
 
     assert answers == [[(12,)]] * 4
 

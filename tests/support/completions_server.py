@@ -94,5 +94,5 @@ def serving(script: Script) -> Generator[CompletionsServer]:
     finally:
         closing.set()
         server.shutdown()
-        thread.join()
+        thread.join(timeout=60)
         server.server_close()

@@ -119,7 +119,7 @@ def serving(configs: Path, store: Path, home: Path) -> Generator[Server, None, N
     finally:
         for pid in _session(process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.wait()
+        process.wait(timeout=60)
 
 
 def eventually(ask: Callable[[], AnswerT], what: str, *, within_s: float = 300) -> AnswerT:

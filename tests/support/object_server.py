@@ -88,7 +88,7 @@ class ObjectServer:
         return how
 
     def wait_until_healed(self) -> None:
-        self._healed.wait()
+        self._healed.wait(timeout=60)
 
     def _listen(self, port: int) -> None:
         handler = type("Handler", (_Handler,), {"server_state": self})

@@ -300,7 +300,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
         tokenizer_source.forget_commits()
         http.shutdown()
-        thread.join()
+        thread.join(timeout=60)
 
 
 def origin(built: Built, dataset: str = "chats") -> dict[str, Any]:

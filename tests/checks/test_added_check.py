@@ -5,6 +5,8 @@ What belongs here: one more check, seen everywhere. What does not: the checks th
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 
@@ -21,6 +23,7 @@ found["sql"] = query("SELECT dataset, stage, outcome, value, bound FROM check_re
 """
 
 
+@pytest.mark.campaign
 def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.replace("pipelines/rowmill/checks/catalog.py", FIRST_CHECK, FIRST_CHECK + NEW_CHECK)

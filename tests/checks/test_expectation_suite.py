@@ -115,6 +115,7 @@ def test_verify_fails_if_the_library_contradicts_a_saved_result(
     assert "damaged" not in shown
 
 
+@pytest.mark.campaign
 def test_build_never_imports_the_library_and_verify_does(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
     program = (

@@ -91,7 +91,7 @@ def test_history_is_the_same_with_dagsters_own_log_before_and_after(home: Path) 
             assert [said_in(instance, run) for run in runs] == [[f"said by {run}"] for run in runs]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.usefixtures("home")
 def test_whole_workspace_opens_few_connections(tmp_path: Path) -> None:
     with dg.DagsterInstance.get() as instance:
@@ -120,7 +120,7 @@ def test_threads_take_turns_and_lose_nothing() -> None:
     assert sorted(map(str, numbers)) == sorted(map(str, range(100)))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.usefixtures("home")
 def test_files_of_old_runs_are_closed_and_read_again_when_asked_for() -> None:
     with dg.DagsterInstance.get() as instance:

@@ -48,6 +48,7 @@ def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_inter
         assert [(run.job_name, run.is_success) for run in instance.get_runs()] == [("rebuild_tiny", True)]
 
 
+@pytest.mark.campaign
 def test_materialize_of_broken_data_fails_and_says_which_check_and_what_to_do(tiny: Tiny) -> None:
     done = materialize(tiny.write(unknown_roles=12), "tiny")
 

@@ -85,7 +85,7 @@ def test_report_of_a_night_in_which_a_dataset_failed_shows_what_was_built_after_
     assert current(materialized, "tasks", "packed_shards").version in linked(materialized, "tasks", "packed_shards")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_warning_of_a_run_is_printed_in_full_once(tiny: Tiny) -> None:
     tiny.write(gates=RECIPE["gates"] | {"fill": {"at_least": 1}})
     places = {

@@ -26,7 +26,7 @@ def printed(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Printe
     return run_page(page, files, real_data / "tokenizers/qwen3", tmp_path_factory.mktemp("tutorial"))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.real_data
 def test_commands_of_the_tutorial_print_what_it_shows(printed: Printed) -> None:
     shell = [(command, output) for command, output in printed if not command.needs_torch]
@@ -36,7 +36,7 @@ def test_commands_of_the_tutorial_print_what_it_shows(printed: Printed) -> None:
         assert is_shown(command.shown, str(output)), f"$ {command.line}\n{output}\nrun `make docs`"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.real_data
 def test_programs_of_the_tutorial_train(printed: Printed) -> None:
     if not has_torch():

@@ -35,6 +35,7 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
+from tests.support.tiers import mark_all_but
 
 USER = {"role": "user", "content": "why?"}
 ASSISTANT = {"role": "assistant", "content": "seven"}
@@ -250,7 +251,9 @@ def test_characters_that_could_be_marks_survive(workspace: Workspace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 12345678901234567890123456789, 10**60 + 7])
+@pytest.mark.parametrize(
+    "number", mark_all_but([2**64, 10**60 + 7], [2**63, 2**64, -(2**63) - 1, 10**28 + 1, 10**60 + 7])
+)
 @pytest.mark.parametrize("beside", ["", "<|im_end|>"])
 def test_integer_beyond_64_bits_in_an_argument_is_printed_exactly(
     workspace: Workspace, number: int, beside: str

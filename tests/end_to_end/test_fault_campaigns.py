@@ -109,7 +109,7 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
 ) -> None:
     outcomes: Counter[str] = Counter()
     # More than there are kinds of files.
-    count = trials(FLIPS)
+    count = max(12, trials(FLIPS))
     for trial in range(count):
         chance = random.Random(f"flip {trial}")
         workspace = Workspace(tmp_path / f"{trial}")

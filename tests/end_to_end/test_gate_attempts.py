@@ -23,6 +23,7 @@ from rowmill.core.errors import PipelineError
 from rowmill.reader import Reader
 from rowmill.schema import manifest
 from tests.support.recipes import CHAT, LENIENT, Workspace, chat
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -275,7 +276,7 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
 }
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("attempt", mark_all_but(list(ATTEMPTS)[::3], ATTEMPTS))
 def test_refused_rows_reach_no_trainer(besieged: Besieged, tmp_path: Path, attempt: str) -> None:
     project = besieged.in_copy(tmp_path / "copy")
     ATTEMPTS[attempt](project)

@@ -87,7 +87,7 @@ def test_wheel_is_what_the_programs_import(run: Run, wheel: Path) -> None:
     assert {path.name for path in (wheel / "rowmill/reports").glob("report.*")} == {"report.css", "report.js"}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_project_from_init_to_the_reader_and_dagster(run: Run, project: Path) -> None:
     said = run("-c", COMMAND, "init", "--tokenizer", str(TOKENIZER), "--seq-len", "128")
     assert "rowmill inspect chats" in said

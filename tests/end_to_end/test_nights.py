@@ -96,6 +96,7 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
     assert sequences(tiny) != yesterday
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "at", mark_all_but(["packed_shards/parts"], ["packed_shards/parts", "gpu_partitions/current.json"])
 )

@@ -133,6 +133,7 @@ def test_kind_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     assert made["ranks"] == sum(len(ids) for ids, _ in made["examples"]) > 0
 
 
+@pytest.mark.campaign
 def test_kind_that_builds_its_own_tokens_is_built_to_partitions(tmp_path: Path) -> None:
     examples = [[i, i + 1, i + 2] for i in range(3, 15)]
 

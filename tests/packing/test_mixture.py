@@ -434,7 +434,7 @@ def apportioned(weights: list[Fraction], size: int, length: int) -> list[list[in
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_hundred_thousand_blocks_of_staged_weights_are_apportioned_exactly() -> None:
     size, half = 10, 50_000
     staged = [[0, {"a": 0.37, "b": 0.62, "c": 0.01}], [half, {"a": 1, "b": 2, "c": 4}]]

@@ -76,6 +76,7 @@ found["assets"] = {
 """
 
 
+@pytest.mark.campaign
 def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write("pipelines/rowmill/stages/row_census.py", NEW_STAGE)

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support.tiers import CAMPAIGN_VARIABLE, draw
+
 if TYPE_CHECKING:
     import dagster as dg
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # A busy machine is slow; a check that fails for that would fail for no reason.
-settings.register_profile("rowmill", deadline=None, derandomize=True, database=None)
+settings.register_profile("rowmill", deadline=None, derandomize=True, database=None, max_examples=draw(100))
 settings.register_profile("campaign", deadline=None, print_blob=True)
 
 
@@ -56,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     write_to_memory()
     is_campaign = config.getoption("--campaign")
     settings.load_profile("campaign" if is_campaign else "rowmill")
+    if is_campaign:
+        os.environ[CAMPAIGN_VARIABLE] = "1"
     if is_campaign and config.option.hypothesis_seed is None:
         # Chosen before the workers start, so that all of them draw by it.
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))

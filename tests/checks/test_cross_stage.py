@@ -52,6 +52,7 @@ def grown(tmp_path: Path) -> Workspace:
 # ── Loss ──────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_loss_adds_up_over_stages_of_which_none_loses_much(tmp_path: Path) -> None:
     # 16 of 100 records cannot be read, and 14 of the 84 rows have no answer: together more than a quarter.
     unanswered = [{"messages": [{"role": "user", "content": f"Is anybody at door {i}?"}]} for i in range(14)]
@@ -85,6 +86,7 @@ def test_loss_of_trained_tokens_counts_those_of_rows_that_were_rejected_for_thei
                                f"{facts['dropped_trained']:,}")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_trained_tokens_that_a_rejected_row_had_are_counted_whatever_rejects_it(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(6)] + [chat(50 + i, turns=12, words=20) for i in range(3)]
     counted: dict[str, int] = {}
@@ -136,6 +138,7 @@ def test_first_build_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
     assert result_of(built, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "outcome"), [(19, "passed"), (17, "warns"), (9, "blocks")])
 def test_source_that_lost_rows_overnight_warns_and_then_blocks(tmp_path: Path, left: int, outcome: str) -> None:
     workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
@@ -176,6 +179,7 @@ def test_vanished_file_is_seen_by_count_though_its_rows_are_few(tmp_path: Path) 
         workspace.build()
 
 
+@pytest.mark.slow
 def test_waiver_lets_the_smaller_build_through_once_and_it_is_the_next_to_compare_with(tmp_path: Path) -> None:
     workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
     workspace.build()
@@ -189,6 +193,7 @@ def test_waiver_lets_the_smaller_build_through_once_and_it_is_the_next_to_compar
     assert result_of(workspace.build(), "shrunk", "rows", "raw_dataset").value == 0
 
 
+@pytest.mark.slow
 def test_recipe_that_takes_less_on_purpose_only_warns(tmp_path: Path) -> None:
     workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
     workspace.build()
@@ -199,6 +204,7 @@ def test_recipe_that_takes_less_on_purpose_only_warns(tmp_path: Path) -> None:
     assert "the options of mini/rows/canonical_rows changed as well" in found.what
 
 
+@pytest.mark.slow
 def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
 
@@ -218,6 +224,7 @@ def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -
     assert found.what.startswith("share of small: ")
 
 
+@pytest.mark.slow
 def test_rollback_to_a_smaller_version_is_no_vanished_source(tmp_path: Path) -> None:
     workspace = write(Workspace(tmp_path), [pair(i) for i in range(9)])
     older = workspace.build().manifest("gpu_partitions").version

@@ -22,6 +22,8 @@ from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
 from tests.support.recipes import PAIR, Workspace, pair
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = st.one_of(
     st.sampled_from(
         [0.0, -0.0, 0.05, 0.1, 1.0, math.nextafter(0.05, 1), math.nextafter(0.05, 0), -1e300, 1e300, 5e-324]

@@ -342,6 +342,7 @@ def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path,
     assert passed == {9: False, 10: True, 20: True, 21: False}
 
 
+@pytest.mark.slow
 def test_recipe_with_a_rule_is_checked_without_the_library() -> None:
     code = (
         "import sys; from rowmill.recipe import recipe; "

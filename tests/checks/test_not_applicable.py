@@ -64,6 +64,7 @@ def results_of(built: Built, dataset: str) -> dict[str, CheckResult]:
     return {one.check: one for key, (_, results) in built.steps.items() if key[0] == dataset for one in results}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", IDLE)
 def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built: Built, dataset: str) -> None:
     results = results_of(built, dataset)
@@ -91,6 +92,7 @@ def test_order_without_groups_and_times_has_no_checks_of_them(built: Built, tmp_
 # ── How it is shown ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     built: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +112,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     assert f"{counts}, {own.count('not_applicable')} not applicable" in page
 
 
+@pytest.mark.slow
 def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
     _, answer = stats.query_views(
         built.project.store,
@@ -178,6 +181,7 @@ SPACED = (
 """Ends its prompt with a space, which the tokenizer joins with the answer's first word."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "boundary", "share"), [(CHATML, "whole", 0.0), (SPACED, "whole", 1.0), (SPACED, "split", 0.0)]
 )
@@ -204,6 +208,7 @@ def test_prompt_of_chats_is_compared_once_a_part_at_least(tmp_path: Path) -> Non
     assert (facts["prompts_compared"], facts["prompt_parity"], facts["render_equal"]) == (1, 1, NOT_APPLICABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_prompts_of_real_chats_are_compared_under_a_real_tokenizer(tmp_path: Path, real_data: Path) -> None:
     source = {"train_urls": [str(real_data / "chat/tinker_conversations.jsonl")]}

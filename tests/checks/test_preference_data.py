@@ -26,6 +26,7 @@ def result_on(workspace: Workspace) -> CheckResult:
     return next(one for one in results if one.check == "preference_data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["label", "kto_tag", "chosen", "rejected_response", "winner"])
 def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, column: str) -> None:
     rows = [chat(i) | ({column: i % 4 == 0} if i % 2 else {column: None}) for i in range(20)]
@@ -43,6 +44,7 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
         workspace.build()
 
 
+@pytest.mark.slow
 def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> None:
     waiver = {"check": "preference_data", "dataset": "rows", "at_most": 1, "reason": REASON}
     path = Workspace(tmp_path).write("a.jsonl", [chat(i) | {"label": "travel"} for i in range(20)])

@@ -78,6 +78,7 @@ def has_option(kind: str, path: str) -> bool:
     return tuple(names) in places or (len(names) == 1 and names[0] in {place[-1] for place in places})
 
 
+@pytest.mark.slow
 def test_remedy_of_each_check_that_applies_names_options_of_its_dataset(built: Built) -> None:
     project = built.project
     kinds = {name: dataset.format.kind for name, dataset in project.recipe.datasets.items()}

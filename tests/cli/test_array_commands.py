@@ -146,6 +146,7 @@ def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
     assert not workspace.store.exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected, workspace = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
     main.main(["plan", str(workspace.config), "--stages", "--json"])

@@ -18,7 +18,7 @@ from rowmill.build.steps import plan_steps
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 from tests.support.recipes import CHAT, TEXT, Workspace, document
 
-pytestmark = pytest.mark.skipif(not HAS_FORK_SERVER, reason="no process is forked on this platform")
+pytestmark = [pytest.mark.skipif(not HAS_FORK_SERVER, reason="no process is forked on this platform"), pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -134,6 +134,7 @@ def test_traceback_that_cannot_be_kept_is_no_further_error(monkeypatch: pytest.M
 # ── Through the command line ───────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +208,7 @@ def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path,
     assert project.rowmill("build") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["while stages run", "after the last stage"])
 def test_error_of_the_thread_that_makes_the_views_ends_the_build(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: str

@@ -16,7 +16,7 @@ from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
 from tests.support.recipes import Workspace
 from tests.support.tiers import mark_all_but
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 EXPORTS: list[dict[str, Any]] = [
     {"kind": "hf", "name": "rows"},
     {"kind": "axolotl", "name": "stanza", "sequence_len": 128},
@@ -37,7 +37,6 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
     return CliProject(tmp_path / "copied")
 
 
-@pytest.mark.slow
 def test_build_makes_exports_last_and_says_where_they_are(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +157,7 @@ def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProj
 # ── kill -9 ──
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("moved", mark_all_but(["data/part-00001"], ["data/part-00001", "manifest.json"]))
 def test_killed_export_leaves_nothing_that_a_reader_accepts_and_the_next_is_whole(tmp_path: Path, moved: str) -> None:
     workspace = with_exports(Workspace(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})

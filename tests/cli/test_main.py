@@ -55,6 +55,7 @@ def rows_of(
 # ── plan, build ──
 
 
+@pytest.mark.slow
 def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
     assert manifest.load_current(project.project.store, ("small", "chats", "raw_dataset")) is None
 
 
+@pytest.mark.slow
 def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("plan") == main.ExitStatus.SUCCESS
     assert f"{STEPS} reused" in capsys.readouterr().out
@@ -90,6 +92,7 @@ def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest
     assert "checks     every applicable check passed" in out
 
 
+@pytest.mark.slow
 def test_build_of_one_stage_makes_that_stage_of_every_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +103,7 @@ def test_build_of_one_stage_makes_that_stage_of_every_dataset(
     assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
 
 
+@pytest.mark.slow
 def test_build_until_a_stage_makes_that_stage_and_those_before_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +122,7 @@ def test_build_until_a_stage_makes_that_stage_and_those_before_it(
     assert not (tmp_path / ".rowmill" / "small" / "gpu_partitions").exists()
 
 
+@pytest.mark.slow
 def test_build_until_an_export_makes_no_other_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write(exports=[{"kind": "native", "name": one} for one in ("one", "other")])
 
@@ -137,6 +142,7 @@ def test_build_of_unknown_stage_names_the_nearest(
     assert "did you mean packed_shards?" in said
 
 
+@pytest.mark.slow
 def test_build_with_a_failed_check_stops_with_number_threshold_and_remedy(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +156,7 @@ def test_build_with_a_failed_check_stops_with_number_threshold_and_remedy(
     assert "✗ canonical_rows" in captured.out
 
 
+@pytest.mark.slow
 def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_report(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +177,7 @@ def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_
     assert Path(lines[-1].removeprefix("report").strip()).is_file()
 
 
+@pytest.mark.slow
 def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +194,7 @@ def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_ro
     assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
 
+@pytest.mark.slow
 def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = CliProject(tmp_path / "project").write()
     monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
@@ -198,6 +207,7 @@ def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkey
 # ── stats ──
 
 
+@pytest.mark.slow
 def test_stats_counts_what_build_counts_and_packs_nothing(
     built: CliProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +222,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(
     assert rows_of(built, query, capsys, "--root", root) == rows_of(built, query, capsys)
 
 
+@pytest.mark.slow
 def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("stats") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
@@ -225,6 +236,7 @@ def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys
     assert line[1] == str(NOTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status"), [((), main.ExitStatus.SUCCESS), (("--strict",), main.ExitStatus.PROBLEM_FOUND)]
 )
@@ -237,6 +249,7 @@ def test_stats_with_hint_exit_3_only_when_strict(
     assert "lower seq_len to reduce VRAM usage" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = {"tasks": RECIPE["datasets"]["tasks"]}
     project = CliProject(tmp_path).write(seq_len=40, datasets=tasks)
@@ -245,6 +258,7 @@ def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.Captur
     assert "max_length to" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_stats_after_a_closed_gate_still_show_the_numbers(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +273,7 @@ def test_stats_after_a_closed_gate_still_show_the_numbers(
 # ── verify ──
 
 
+@pytest.mark.slow
 def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +297,7 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
     assert re.search(r"✓ rejects +2\.439 %  at most 5 %", whole)
 
 
+@pytest.mark.slow
 def test_verify_prints_every_check_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("verify", "--deep", "--facts") == main.ExitStatus.SUCCESS
     out = capsys.readouterr().out
@@ -292,6 +308,7 @@ def test_verify_prints_every_check_and_exits_0(built: CliProject, capsys: pytest
     assert "trained_share" in out
 
 
+@pytest.mark.slow
 def test_verify_under_stricter_threshold_exits_1_with_remedy(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +321,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy(
     assert "→ correct the data or the format options" in out
 
 
+@pytest.mark.slow
 def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     waiver = {"check": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
@@ -314,6 +332,7 @@ def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytes
     assert "1 waived" in out
 
 
+@pytest.mark.slow
 def test_verify_deep_names_the_file_with_one_changed_byte(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +347,7 @@ def test_verify_deep_names_the_file_with_one_changed_byte(
     assert f"✗ {shard}: digest" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,6 +361,7 @@ def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
     assert "its options changed" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()
@@ -357,6 +378,7 @@ def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.Capt
 # ── sql ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "wanted"),
     [
@@ -375,6 +397,7 @@ def test_sql_answers_in_each_form(
     assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
 
 
+@pytest.mark.slow
 def test_sql_with_a_recipe_answers_for_that_recipe_alone(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -415,6 +438,7 @@ def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.C
     assert capsys.readouterr().out == "n\n1\n"
 
 
+@pytest.mark.slow
 def test_sql_of_a_storage_root_imports_no_engine(built: CliProject) -> None:
     code = (
         "import sys; from rowmill.cli import main\n"
@@ -450,6 +474,7 @@ def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
     assert rows_in_statistics(built) == CHATS
 
 
+@pytest.mark.slow
 def test_statistics_file_answers_after_a_closed_gate(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
@@ -469,6 +494,7 @@ def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -
 # ── versions, use, gc ──
 
 
+@pytest.mark.slow
 def test_use_holds_an_older_version_until_it_is_released_and_says_how_to_go_on(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,6 +576,7 @@ def test_ranks_of_a_held_order_are_made_of_the_shards_that_it_orders(copied: Cli
     assert current(copied, "chats", "packed_shards").version == newer
 
 
+@pytest.mark.slow
 def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: CliProject) -> None:
     held = current(copied, "chats", "canonical_rows")
     assert copied.rowmill("use", "chats/canonical_rows", held.version) == main.ExitStatus.SUCCESS
@@ -561,6 +588,7 @@ def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: Cli
         runner.build(copied.project)
 
 
+@pytest.mark.slow
 def test_use_of_unknown_version_lists_the_versions(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.ExitStatus.INVALID
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
@@ -600,6 +628,7 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     ]
 
 
+@pytest.mark.slow
 def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> None:
     first = current(copied, "chats", "canonical_rows").version
     copied.append_chat(1000)
@@ -613,6 +642,7 @@ def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> No
     assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
 
 
+@pytest.mark.slow
 def test_gc_dry_run_names_what_would_go_and_removes_nothing(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -697,6 +727,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other_commands(built: CliProject) -> None:
     code = (
         "import contextlib, io, sys; from rowmill.cli import main as cli\n"
@@ -711,6 +742,7 @@ def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("plan", "build", "stats", "verify"):
         built.rowmill(verb)
@@ -721,6 +753,7 @@ def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: py
 # ── --json ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
@@ -742,6 +775,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(
     assert found["recipe"] == "small"
 
 
+@pytest.mark.slow
 def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -758,6 +792,7 @@ def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(
     assert Path(found["report"]).is_file()
 
 
+@pytest.mark.slow
 def test_json_of_verify_and_versions_agrees_with_the_views(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:

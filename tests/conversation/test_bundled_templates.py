@@ -25,6 +25,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from tests.end_to_end.test_real_templates import TOKENS, Chat, chats
 from tests.support.recipes import Workspace, text_of
+from tests.support.tiers import mark_all_but
 
 NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
 DIFFERENCES = {"mistral": ("adds ' '",)}
@@ -35,7 +36,7 @@ def test_bundled_templates_are_those_of_the_specification() -> None:
     assert set(list_bundled_templates()) == NAMES
 
 
-@pytest.mark.parametrize("name", list_bundled_templates())
+@pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_marks_would(name: str) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     contract = renderer.contract
@@ -108,6 +109,7 @@ class Asked(RowFormat):
 """
 
 
+@pytest.mark.slow
 def test_template_registered_by_the_module_of_a_custom_format_is_known_in_its_recipe(tmp_path: Path) -> None:
     (tmp_path / "shouting.py").write_text(OWN_MODULE, encoding="utf-8")
     kind = {"kind": "python", "class": "shouting:Asked"}
@@ -118,6 +120,7 @@ def test_template_registered_by_the_module_of_a_custom_format_is_known_in_its_re
     assert text_of(example) == "<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_tokenizer_renders_with_the_template_of_get_chat_template(real_data: Path) -> None:
     from transformers import AutoTokenizer
@@ -213,7 +216,9 @@ def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: f"{one.name}-{one.real}")
+@pytest.mark.parametrize(
+    "family", mark_all_but(list(FAMILIES)[::4], FAMILIES), ids=[f"{one.name}-{one.real}" for one in FAMILIES]
+)
 def test_bundled_template_prints_what_the_familys_own_prints(family: Family, real_data: Path) -> None:
     ours = Renderer(RendererSpec(read_named_template(family.name), TOKENS))
     theirs = Renderer(RendererSpec(read_template_file(real_data, family.real), TOKENS))
@@ -267,8 +272,9 @@ def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: 
     assert ours.plain(answered, None, {}) == prompt + " A2</s>"
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", list_bundled_templates())
+@pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real_data: Path) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     rules: dict[str, Any] = {"on_dropped": dict.fromkeys(("text_beside_call", "tool_list", "tool_result"), "count")}

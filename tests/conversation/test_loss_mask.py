@@ -18,6 +18,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from tests.support.tiers import draw
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
@@ -168,6 +169,7 @@ EMPTY = "<think>\n\n</think>\n\n"
 BOTH = ("marks", "auto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spans", BOTH)
 @pytest.mark.parametrize(
     ("loss", "kwargs", "expected"),
@@ -182,6 +184,7 @@ def test_mask_of_qwen3_is_the_vector(loss: dict[str, Any], kwargs: dict[str, Jso
     assert shown(maker.mask(Conversation(TALK))) == expected
 
 
+@pytest.mark.slow
 def test_mask_of_qwen3_without_thinking_starts_after_the_empty_block() -> None:
     maker = masker(QWEN, {}, MaskRules(spans="marks", verify_render=1.0), enable_thinking=False)
 
@@ -242,6 +245,7 @@ def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "messages", "examples"),
     [
@@ -308,6 +312,7 @@ def test_appended_end_finishes_a_render_without_one(finish: str, end: str) -> No
     assert mask(OPEN_END, TALK, {"finish": finish}).endswith(f"<|s|>assistant\n{end}")
 
 
+@pytest.mark.slow
 def test_tail_trains_only_if_nothing_else_ended_the_turn() -> None:
     assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
     assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith(
@@ -335,6 +340,7 @@ def test_copied_messages_have_proven_spans(messages: list[Message]) -> None:
     assert mask(COPIES, messages) == expected
 
 
+@pytest.mark.slow
 def test_copied_message_with_calls_is_rejected_not_guessed() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
 
@@ -498,9 +504,10 @@ MAKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @given(messages=messages_)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draw(150), deadline=None)
 def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str, messages: list[Message]) -> None:
     result = MAKERS[name].mask(Conversation(messages))
 
@@ -515,9 +522,10 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
             assert result.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @given(messages=messages_)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draw(150), deadline=None)
 def test_fast_path_gives_the_mask_of_the_reference_path(name: str, messages: list[Message]) -> None:
     conversation = Conversation(messages)
     supervised = frozenset(range(len(messages)))
@@ -544,8 +552,9 @@ def test_a_text_that_the_template_compares_has_a_place_but_no_proof() -> None:
     assert fast.text[fast.pieces[0].start : fast.pieces[0].end] == "<think>"
 
 
+@pytest.mark.slow
 @given(messages=messages_, other=content)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draw(100), deadline=None)
 def test_changing_a_user_text_changes_no_other_mask(messages: list[Message], other: str) -> None:
     changed = [{**m, "content": other} if m["role"] == "user" else m for m in messages]
 
@@ -558,8 +567,9 @@ def test_changing_a_user_text_changes_no_other_mask(messages: list[Message], oth
         assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @given(messages=messages_)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draw(100), deadline=None)
 def test_last_assistant_trains_a_subset_of_all(messages: list[Message]) -> None:
     every = masker_cached("all_assistant").mask(Conversation(messages))
     last = masker_cached("last_assistant").mask(Conversation(messages))

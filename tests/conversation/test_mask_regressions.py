@@ -73,6 +73,7 @@ TALK = [user("Hello there"), assistant("Good day")]
 # ── the nine defects ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -129,6 +130,7 @@ HEADERS = (
 )
 
 
+@pytest.mark.slow
 def test_appended_ends_of_calls_and_answers_are_the_templates_own() -> None:
     called = [user("Where is it"), calling({"at": "home"})]
 
@@ -175,6 +177,7 @@ def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
     )
 
 
+@pytest.mark.slow
 def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}<|sys|>[{% for o in messages %}{% if o.tool_calls %}"
@@ -235,6 +238,7 @@ def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
     assert mask(template, [*TALK, *TALK]).endswith("<|begin_assistant|>\n⟦Good day\n<|end|>⟧")
 
 
+@pytest.mark.slow
 def test_unprinted_answer_of_only_reasoning_is_rejected() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
 
@@ -305,6 +309,7 @@ SORTED_ARGUMENTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "messages", "expected"),
     [
@@ -335,6 +340,7 @@ def test_hostile_template_has_exact_masks(template: str, messages: list[Message]
     assert mask(template, messages).replace("⟦!", "!⟦") == expected
 
 
+@pytest.mark.slow
 def test_template_that_quotes_the_question_inside_the_answers_turn_is_rejected() -> None:
     assert mask(QUOTING, TALK).startswith("foreign_text_trained: message 1")
 

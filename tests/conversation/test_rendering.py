@@ -14,6 +14,7 @@ from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Message, Rejected
+from tests.support.tiers import draw
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
@@ -133,9 +134,10 @@ LAWFUL_TEXTS = {**FLOW, "letters": LETTERS, **{name: read_named_template(name) f
 LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in LAWFUL_TEXTS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAWFUL)
 @given(messages=turns)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draw(40), deadline=None)
 def test_render_without_marks_equals_plain_render(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
 
@@ -144,9 +146,10 @@ def test_render_without_marks_equals_plain_render(name: str, messages: list[Mess
     assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAWFUL)
 @given(messages=turns)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draw(40), deadline=None)
 def test_both_paths_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
 
@@ -318,6 +321,7 @@ ONCE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
 def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> None:
@@ -329,6 +333,7 @@ def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> N
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
 def test_template_beyond_its_budget_on_one_row_rejects_that_row(name: str) -> None:
@@ -360,6 +365,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_template_that_accesses_internals_rejects_the_row_and_changes_nothing(name: str, render_path: str) -> None:
@@ -391,6 +397,7 @@ TOO_DEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOO_DEEP)
 def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
     """Chains among them: the fast engine recurses into them and would crash the process."""

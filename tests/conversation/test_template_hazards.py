@@ -22,6 +22,9 @@ from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import find_degenerate_texts
 from rowmill.tokenization.encoded_texts import EncodedTexts
 from tests.support.recipes import CHATML, Workspace, chat, text_of
+from tests.support.tiers import mark_all_but
+
+pytestmark = pytest.mark.slow
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -88,7 +91,7 @@ def test_qwen35_template_that_raises_on_a_system_only_prefix_is_masked() -> None
     assert trained(result) == "A1 answer<|im_end|>A2 answer<|im_end|>"
 
 
-@pytest.mark.parametrize("name", [*list_bundled_templates(), "untagged"])
+@pytest.mark.parametrize("name", mark_all_but(["llama3.1", "untagged"], [*list_bundled_templates(), "untagged"]))
 def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(name: str) -> None:
     text = (
         CHATML
@@ -104,7 +107,6 @@ def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(n
     assert "question" not in trained(result)
 
 
-@pytest.mark.slow
 def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_shard(tmp_path: Path) -> None:
     muted = {"messages": [user("why?"), assistant("so", train=False)]}
 
@@ -235,8 +237,7 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
     assert found.tolist() == [bad]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list_bundled_templates())
+@pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 @pytest.mark.parametrize("spans", ["marks", "generation"])
 def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
@@ -249,7 +250,7 @@ def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> No
     assert trained(result).endswith(f"A2 answer{end}")
 
 
-@pytest.mark.parametrize("name", list_bundled_templates())
+@pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 def test_template_that_prints_a_bos_the_tokenizer_lacks_prints_nothing_there(name: str) -> None:
     """`bos_token` is undefined for 12 of 228 templates."""
     result = Renderer(RendererSpec(read_named_template(name))).render(TALK, None, {})

@@ -49,6 +49,7 @@ def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
 # ── correct masks ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "qwen3"], list_bundled_templates()))
 def test_proof_of_bundled_template_finds_no_defect(name: str, spans: str) -> None:
@@ -76,6 +77,7 @@ def test_proof_of_public_template_finds_no_defect(name: str, real_data: Path) ->
         assert all(REASON_DESCRIPTIONS[reason].remedy for reason, _ in proof.refusals)
 
 
+@pytest.mark.slow
 def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
     turn = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content or '' }}"
     printed = "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
@@ -319,6 +321,7 @@ def test_every_kind_of_defect_has_a_description() -> None:
     assert set(DEFECT_SENTENCES) == set(get_args(MaskDefectKind))
 
 
+@pytest.mark.slow
 def test_template_report_with_prove_shows_trained_text_and_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +334,7 @@ def test_template_report_with_prove_shows_trained_text_and_ends_well(
     assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
 
 
+@pytest.mark.slow
 def test_template_report_with_prove_of_a_template_without_ends_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -247,6 +247,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[Message], list[bool]]:
     return messages, flags
 
 
+@pytest.mark.slow
 @given(conversations(), st.integers(2, 120))
 def test_truncated_conversation_keeps_the_invariants(given_: tuple[list[Message], list[bool]], limit: int) -> None:
     messages, flags = given_
@@ -284,6 +285,7 @@ def test_truncating_twice_is_truncating_once(given_: tuple[list[Message], list[b
     assert (twice.messages, twice.messages_removed) == (once.messages, 0)
 
 
+@pytest.mark.slow
 @given(conversations(), st.integers(2, 120), st.integers(0, 30))
 def test_larger_limit_never_keeps_fewer_messages(
     given_: tuple[list[Message], list[bool]], limit: int, more: int

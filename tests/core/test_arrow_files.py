@@ -58,6 +58,7 @@ def _fits(value: object, kind: pa.DataType) -> bool:
         return False
 
 
+@pytest.mark.slow
 @given(tables(), st.integers(0, 20))
 def test_equal_tables_have_equal_bytes(columns: dict[str, pa.Array], cut: int) -> None:
     table = pa.table(columns)
@@ -71,6 +72,7 @@ def test_equal_tables_have_equal_bytes(columns: dict[str, pa.Array], cut: int) -
     assert encode_table(pa.concat_tables([table.slice(cut), table.slice(0, 0)])) == encode_table(spoilt.slice(cut))
 
 
+@pytest.mark.slow
 @given(tables())
 def test_a_table_comes_back_as_it_was(columns: dict[str, pa.Array]) -> None:
     table = pa.table(columns).replace_schema_metadata({"about": "this"})

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 KEPT_OUT = """
 import sys
 import pyarrow as pa

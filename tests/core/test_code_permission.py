@@ -73,12 +73,14 @@ def test_package_of_a_class_is_not_run_to_find_the_class(
     assert "their_formats.rows:Mine is Python code, which --no-code" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_command_with_code_runs_it(project: CliProject) -> None:
     assert project.rowmill("plan") == main.ExitStatus.SUCCESS
 
     assert has_run(project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "status"),
     [
@@ -95,6 +97,7 @@ def test_variable_says_the_same(project: CliProject, monkeypatch: pytest.MonkeyP
     assert has_run(project) is (status == main.ExitStatus.SUCCESS)
 
 
+@pytest.mark.slow
 def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
     project.write_recipe()
 

@@ -14,7 +14,7 @@ from rowmill.core.storage import Store
 from tests.support.object_server import ObjectServer, Outage, serving_s3fs
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 STORE = Store("s3://bucket/root")
 PATH = "stage/pointer.json"

@@ -153,6 +153,7 @@ def test_a_method_that_the_class_writes_itself_stays() -> None:
     assert hash(Name("a")) == 7
 
 
+@pytest.mark.slow
 def test_threads_may_call_a_class_for_the_first_time_at_once() -> None:
     for _ in range(50):
         part = make_part(frozen_dataclass)

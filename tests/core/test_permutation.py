@@ -144,6 +144,7 @@ def test_a_billion_places_are_permuted_as_evenly_as_at_random(kind: PermutationT
     assert counts.var() == pytest.approx(counts.mean() * (1 - 1 / buckets), rel=0.05)
 
 
+@pytest.mark.slow
 def test_neighbours_of_a_billion_are_scattered_as_at_random() -> None:
     """Only the Feistel network promises this; a linear permutation spreads neighbours too evenly."""
     n, buckets = 10**9, 10_000

@@ -25,7 +25,7 @@ from tests.support.recipes import Workspace, chat, lines
 from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 SOME_OUTAGES = mark_all_but(["500", "cut"], OUTAGES)
@@ -248,7 +248,6 @@ def test_missing_source_is_still_reported(server: ObjectServer, tmp_path: Path) 
             find_files(Files(train_urls=[url]), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "url", mark_all_but(["s3://data/*/*.jsonl"], ["s3://data/a/x.jsonl", "s3://data/a", "s3://data/*/*.jsonl"])
 )
@@ -353,7 +352,7 @@ def test_web_server_that_fails_for_good_is_one_error(
 # ── A campaign ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_builds_that_a_store_left_end_as_a_clean_one(
     server: ObjectServer,
     tmp_path: Path,

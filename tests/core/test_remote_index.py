@@ -5,6 +5,7 @@ What belongs here: the index alone. What does not: requests of whole builds (`en
 
 from pathlib import PurePosixPath
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ class Storage:
         return {path: ObjectFacts(size) for path, size in self.objects.items() if path.startswith(f"{folder}/")}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(PATHS, st.booleans()), max_size=12))
 def test_an_index_knows_what_a_new_listing_would_show(changes: list[tuple[str, bool]]) -> None:
     storage = Storage("top/a/b", "top/c")

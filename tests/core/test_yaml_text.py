@@ -15,6 +15,7 @@ from rowmill.core import config
 from rowmill.core.errors import ConfigError
 from rowmill.core.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
 from rowmill.recipe import recipe
+from tests.support.tiers import draw
 
 LAUGHS = "a0: &a0 [lol, lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
 LONG_TEXT = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]"
@@ -48,6 +49,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_yaml_that_is_out_of_bounds_is_refused_in_bounded_memory(name: str) -> None:
     text, words = REFUSED[name]
@@ -132,7 +134,8 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc"), inner))
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(200), deadline=None)
 @given(VALUES)
 def test_values_are_those_of_the_safe_loader(value: Any) -> None:
     text = yaml.safe_dump(value)

@@ -74,6 +74,7 @@ def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
     assert "data/tasks.jsonl" in (data.skip_message or "")
 
 
+@pytest.mark.slow
 def test_dataset_after_an_asset_depends_on_it_and_the_sensor_follows_it_instead_of_the_files(tiny: Tiny) -> None:
     upstream = dg.AssetKey(["raw", "conversations"])
     source = RECIPE["datasets"]["chats"]["source"] | {"after": ["raw/conversations"]}
@@ -138,6 +139,7 @@ def test_conditions_are_off_unless_the_recipe_asks(tiny: Tiny) -> None:
     assert {graph.get(key).automation_condition for key in graph.get_all_asset_keys()} == {None}
 
 
+@pytest.mark.slow
 def test_conditions_follow_a_change_one_stage_at_a_time(tiny: Tiny) -> None:
     definitions = tiny.write_recipe(execution={"automation": "on_change", "workers": 1}).definitions()
     raw, rows = tiny.key("tasks", "raw_dataset"), tiny.key("tasks", "canonical_rows")
@@ -154,6 +156,7 @@ def test_conditions_follow_a_change_one_stage_at_a_time(tiny: Tiny) -> None:
     assert handled.total_requested == 0
 
 
+@pytest.mark.slow
 def test_conditions_launch_nothing_behind_a_failed_blocking_check(tiny: Tiny) -> None:
     tiny.write(unknown_roles=12, execution={"automation": "on_change", "workers": 1})
     definitions = tiny.definitions()

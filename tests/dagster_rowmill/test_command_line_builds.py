@@ -22,7 +22,7 @@ from rowmill.cli.ui import default_settings
 from rowmill.schema import manifest
 from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ def load(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dg.Definitions:
     return dg.load_from_defs_folder(path_within_project=shop.defs)
 
 
+@pytest.mark.slow
 def test_recipes_of_files_and_of_yaml_load_beside_the_projects_own_assets(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_shipped_settings_name_this_log() -> None:
         assert isinstance(instance.event_log_storage, KeptEventLog)
 
 
+@pytest.mark.slow
 def test_history_is_the_same_with_dagsters_own_log_before_and_after(home: Path) -> None:
     settings = (home / "dagster.yaml").read_text(encoding="utf-8")
     own = "telemetry: {enabled: false}\n"
@@ -104,6 +105,7 @@ def test_whole_workspace_opens_few_connections(tmp_path: Path) -> None:
     assert len(opened) < len(list(result.all_events)) / 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_threads_take_turns_and_lose_nothing() -> None:
     def report(number: int) -> int:
@@ -134,6 +136,7 @@ def test_files_of_old_runs_are_closed_and_read_again_when_asked_for() -> None:
     assert after == set()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_wiped_log_begins_anew() -> None:
     with dg.DagsterInstance.get() as instance:

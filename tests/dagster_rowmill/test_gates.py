@@ -386,6 +386,7 @@ def test_kept_version_of_the_ranks_is_published_whole_and_read(materialized: Tin
     assert _sequences(materialized) == rows
 
 
+@pytest.mark.campaign
 def test_kept_version_passes_although_the_current_one_fails(materialized: Tiny) -> None:
     old, rows = _kept(materialized), _sequences(materialized)
     assert materialized.write(rows=80).run().success

@@ -16,7 +16,7 @@ from rowmill.reports import report_page
 from rowmill.schema import manifest
 from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, built, refusals
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 

@@ -11,7 +11,7 @@ from dagster_rowmill.moved_keys import MARK, move_history, move_history_once
 from rowmill.build.steps import Step, plan_steps
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 FORMER, PRESENT = dg.AssetKey(["tiny", "chats", "canonical_rows"]), dg.AssetKey(["tiny", "chats.canonical_rows"])
 FOREIGN = dg.AssetKey(["shop", "sales", "orders"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
 from dagster_rowmill import partitions
 from rowmill.build import runner
@@ -12,6 +13,7 @@ from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny
 pytestmark = FOREIGN_WARNINGS
 
 
+@pytest.mark.slow
 def test_each_rank_that_was_made_is_a_materialization_with_its_own_content(
     tmp_path: Path, instance: dg.DagsterInstance
 ) -> None:

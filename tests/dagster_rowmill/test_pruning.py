@@ -15,7 +15,7 @@ from rowmill.cli.ui import default_settings, prepare_home
 from rowmill.core.errors import ConfigError
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 RANKS = dg.StaticPartitionsDefinition(["r0", "r1"])
 LATER = datetime.now(UTC) + timedelta(days=100)
 """When every run of a test is old."""
@@ -124,6 +124,7 @@ def test_deleted_run_leaves_no_file_and_no_result(instance: dg.DagsterInstance, 
     assert instance.all_logs(old) == []
 
 
+@pytest.mark.campaign
 def test_night_after_pruning_finds_its_gates_open(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, instance).write()
     nights = [tiny.run() for _ in range(3)]

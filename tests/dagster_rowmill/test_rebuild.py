@@ -14,7 +14,7 @@ from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
 
 
@@ -56,7 +56,6 @@ def test_statistics_file_answers_after_a_run(materialized: Tiny) -> None:
     assert counted == [("chats", 60), ("tasks", 60)]
 
 
-@pytest.mark.slow
 def test_data_version_is_the_version_that_the_engine_keeps(materialized: Tiny) -> None:
 
     packed = manifest.load_current(Store(materialized.store), ("tiny", "chats", "packed_shards"))
@@ -64,7 +63,6 @@ def test_data_version_is_the_version_that_the_engine_keeps(materialized: Tiny) -
     assert materialized.version("chats", "packed_shards") == packed.version
 
 
-@pytest.mark.slow
 def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(materialized: Tiny) -> None:
     materialized.append("chats", chat(1000))
 
@@ -77,7 +75,6 @@ def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(materialized:
     assert not any(name.startswith("tasks/") for name in made)
 
 
-@pytest.mark.slow
 def test_one_changed_option_rebuilds_only_the_stages_that_read_it(materialized: Tiny) -> None:
     materialized.write_recipe(mixture={"batch_size": 4, "shuffle": False})
 
@@ -87,7 +84,6 @@ def test_one_changed_option_rebuilds_only_the_stages_that_read_it(materialized: 
     assert made == {"training_splits", "gpu_partitions"}
 
 
-@pytest.mark.slow
 def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(materialized: Tiny) -> None:
     materialized.write_recipe(partitions={"world_size": 4})
 
@@ -100,7 +96,6 @@ def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(material
     assert {f"rank-{rank:05d}-of-00004" for rank in range(4)} <= ranks
 
 
-@pytest.mark.slow
 def test_restored_version_becomes_current_and_opens_the_gate_at_once(materialized: Tiny) -> None:
     old = materialized.version("chats", "canonical_rows")
     materialized.append("chats", chat(1000))
@@ -123,7 +118,7 @@ def current(tiny: Tiny, stage: str) -> manifest.Manifest:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: Tiny) -> None:
     """A rollback of the ranks and of an order: what follows a held stage is made of what it was made of."""
     store = materialized.project.store

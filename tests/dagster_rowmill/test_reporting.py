@@ -40,6 +40,7 @@ def linked(tiny: Tiny, *steps: str) -> str:
     return Path(str(event.asset_materialization.metadata["report"].value)).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tiny) -> None:
     raw, rows = (tiny.key("chats", name) for name in ("raw_dataset", "canonical_rows"))
 
@@ -104,7 +105,7 @@ def test_warning_of_a_run_is_printed_in_full_once(tiny: Tiny) -> None:
     assert " warnings, shown above: chats/packed_shards fill " in printed
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_report_is_written_once_a_night_and_not_at_all_in_a_quiet_one(tiny: Tiny) -> None:
     # Counted where files get their names, in a process of its own: such a hook cannot be taken off again.
     program = """

@@ -32,6 +32,7 @@ def write(project: Project, step: Step, report: StepReport) -> str:
     return stage_summary.write_summary(report.manifest, stage_summary.make_summary(project, step, report), LINK)
 
 
+@pytest.mark.slow
 def test_summary_of_every_stage_is_shown_inline_with_a_picture_and_three_numbers(
     builds: tuple[Project, list[tuple[Step, StepReport]]],
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tables import as_csv, grouped, purchases, records
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 
 @pytest.fixture

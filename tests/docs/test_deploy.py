@@ -92,6 +92,7 @@ def read_help(program: str, *words: str) -> str:
     return subprocess.run([found, *words, "--help"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.campaign
 def test_commands_of_units_and_containers_are_those_of_dagster() -> None:
     for program, *rest in read_commands():
         words = [word for word in rest[:2] if word in SUBCOMMANDS]

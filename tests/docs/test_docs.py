@@ -96,6 +96,7 @@ def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     assert written == walkthrough.render_walkthrough(demo), "docs/walk.md is not current: run `make docs`"
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
     written = (ROOT / reference.QUERIES_PAGE).read_text(encoding="utf-8")
 
@@ -104,6 +105,7 @@ def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
     )
 
 
+@pytest.mark.slow
 @for_each("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
 def test_every_question_has_an_answer(demo: Project, query: str) -> None:
     columns, rows = stats.query_views(demo.store, query)
@@ -120,6 +122,7 @@ def test_there_are_twenty_questions_each_with_its_answer() -> None:
     assert len(reference.QUERY_PATTERN.findall(text)) == len(asked)
 
 
+@pytest.mark.slow
 def test_reference_names_every_option_with_its_words() -> None:
     page = reference.render_reference()
 
@@ -134,6 +137,7 @@ def test_reference_names_every_option_with_its_words() -> None:
             assert " ".join(text.split()).replace("|", "\\|") in page
 
 
+@pytest.mark.slow
 def test_reference_names_every_check_state_and_reason() -> None:
     page = reference.render_reference()
 
@@ -245,6 +249,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{target}: no such heading"
 
 
+@pytest.mark.slow
 @PAGES
 def test_commands_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -259,6 +264,7 @@ def test_commands_of_a_page_exist(page: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @PAGES
 def test_options_of_shown_commands_exist(page: Path) -> None:
     for line in re.findall(

@@ -27,7 +27,7 @@ AIRLINE = "tools/tau_airline_gpt4o.messages.jsonl"
 TRL_DEFAULT_MAX_LENGTH = 1024
 LARGEST_EMPTY_CONTEXT = 2048
 """Of which `coming-from-trl.md` says that it leaves no target, either."""
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 
 
 @cache
@@ -93,7 +93,6 @@ def test_answers_with_a_control_token_are_those_of_trl_and_of_a_build(
         assert trained.strip().endswith(f"</think>\n\n{answer}")
 
 
-@pytest.mark.slow
 def test_program_prints_what_the_readme_shows_with_trl_installed(real_data: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
     command = [sys.executable, str(PROGRAM), str(real_data / "tokenizers/qwen3")]

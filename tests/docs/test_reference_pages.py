@@ -6,6 +6,8 @@ whether links lead somewhere (`test_docs.py`).
 
 import re
 
+import pytest
+
 from docs.generate import reference
 from docs.generate.reference_pages import FOLDER, INDEX, divide_reference
 
@@ -70,6 +72,7 @@ def test_index_has_pages_with_their_purpose_and_options_with_their_sections() ->
     assert "| `io_block_size` | [mixture, Block shuffle](reference/mixture.md#block-shuffle) |" in index
 
 
+@pytest.mark.slow
 def test_pages_have_every_table_of_the_reference() -> None:
     whole = reference.render_reference()
     pages = divide_reference(whole, "")

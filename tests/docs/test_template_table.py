@@ -63,6 +63,7 @@ def test_study_counts_a_wrong_mask(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert {defect.kind for defect in line.defects} == {"own_text_untrained", "end_untrained"}
 
 
+@pytest.mark.slow
 def test_study_of_a_template_with_blocks_holds_them_against_marks(folder: Path) -> None:
     line = study_template(folder, "qwen3", [Conversation(TALK)])
 
@@ -108,6 +109,7 @@ def test_committed_page_has_a_line_for_every_template(real_data: Path) -> None:
         assert f"| `{name}` |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     "name",

@@ -37,6 +37,8 @@ from tests.support.recipes import (
 )
 from tests.support.tiers import mark_all_but
 
+pytestmark = pytest.mark.slow
+
 USER = {"role": "user", "content": "why?"}
 ASSISTANT = {"role": "assistant", "content": "seven"}
 
@@ -250,7 +252,6 @@ def test_characters_that_could_be_marks_survive(workspace: Workspace) -> None:
     assert text_of(built.examples()[1]).count(text) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", mark_all_but([2**64, 10**60 + 7], [2**63, 2**64, -(2**63) - 1, 10**28 + 1, 10**60 + 7])
 )
@@ -318,7 +319,6 @@ def test_row_that_leaves_no_stand_in_for_a_control_string_is_rejected(workspace:
 TEN_MB = "the river moves slowly past green houses. " * 250_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -503,7 +503,6 @@ def with_template(workspace: Workspace, template: str) -> Workspace:
     return workspace
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HARMFUL_AT_ONCE)
 def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, name: str) -> None:
@@ -516,7 +515,6 @@ def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, 
         workspace.build()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [
@@ -550,7 +548,6 @@ INTERNALS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", INTERNALS)
 def test_template_that_reaches_for_internals_rejects_every_row(workspace: Workspace, name: str) -> None:
     built = with_template(workspace, INTERNALS[name] + CHATML).one("a.jsonl", [chat(i) for i in range(3)]).build()

@@ -92,6 +92,7 @@ def test_recipes_are_no_part_of_the_demo() -> None:
     assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
 
 
+@pytest.mark.slow
 def test_table_is_shown_four_hundred_times_in_three_passes(built: dict[str, dict[str, Manifest]]) -> None:
     train = split(built, "table")
 

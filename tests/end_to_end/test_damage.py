@@ -23,6 +23,8 @@ from rowmill.schema.manifest import Manifest
 from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, pair
 from tests.support.tiers import mark_all_but
 
+pytestmark = pytest.mark.slow
+
 CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
 """What the second build asks for: every stage from the tokens on is made again."""
 

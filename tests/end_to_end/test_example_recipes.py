@@ -20,6 +20,8 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import load_current
 from rowmill.schema.rows import Rejected
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/rows"
 
@@ -103,7 +105,6 @@ def test_qlora_train_answers_train_and_reasoning_does_not(built: Example) -> Non
     assert any(one["exchanges_removed"] for one in examples)
 
 
-@pytest.mark.slow
 @pytest.mark.example("astrai")
 def test_astrai_mask_filters_and_domains(built: Example) -> None:
     chats, tasks, texts = (built.rows_of(name, "canonical_rows", "rows") for name in ("chats", "tasks", "documents"))
@@ -158,7 +159,6 @@ def test_evsys_last_answer_trains_a_part_of_every_answer(built: Example) -> None
     assert fewer > 20
 
 
-@pytest.mark.slow
 @pytest.mark.example("levanter-formats")
 def test_levanter_formats_single_turns_and_everything(built: Example) -> None:
     for row in built.rows_of("chats", "canonical_rows", "rows"):

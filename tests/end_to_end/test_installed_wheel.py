@@ -79,6 +79,7 @@ def run(wheel: Path, project: Path) -> Run:
     return run_program
 
 
+@pytest.mark.slow
 def test_wheel_is_what_the_programs_import(run: Run, wheel: Path) -> None:
     shown = run("-c", "import rowmill, dagster_rowmill; print(rowmill.__file__); print(dagster_rowmill.__file__)")
 

@@ -87,6 +87,7 @@ def rank_rows(built: Built) -> list[dict[str, Any]]:
 # ── From examples to ranks ─────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
     examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
 
@@ -150,6 +151,7 @@ def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cu
     assert set(numbers(examples)) == {0.25, 0.5, 1, 2}
 
 
+@pytest.mark.slow
 def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
     packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
 
@@ -168,6 +170,7 @@ def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_
 # ── What a weight means ────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_weight_0_equals_untrained(tmp_path: Path) -> None:
     rows = [chat(i, turns=2) for i in range(6)]
     zero = Workspace(tmp_path / "zero").one("a.jsonl", [weighed(row, (0, None)) for row in rows], **WEIGHED).build()
@@ -184,6 +187,7 @@ def test_weight_0_equals_untrained(tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_without_loss_weights_files_are_those_that_they_would_be_without_the_column(tmp_path: Path) -> None:
     """Messages may weigh 0 or 1 without the option: their shards differ from weighted ones by the column alone."""
     rows = [weighed(chat(i, turns=2), (i % 2, 1)) for i in range(8)]
@@ -215,6 +219,7 @@ def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_pa
 _TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
+@pytest.mark.slow
 def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
     rows = [weighed(chat(0), (0.5,))]
@@ -226,6 +231,7 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     assert row[WEIGHT_COLUMN][-1] == 0.5
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.sampled_from([0, 0.125, 1, 3, None]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4])
 )
@@ -267,6 +273,7 @@ def is_aligned(one: Example) -> bool:
     return np.array_equal(one.weights, np.where(one.mask, one.ids + 1, 0).astype(np.float32))
 
 
+@pytest.mark.slow
 @given(SIZES, st.data())
 def test_cut_keeps_weights_with_their_tokens(size: int, data: st.DataObject) -> None:
     start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
@@ -292,6 +299,7 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
     assert led.weights.tolist() == [0, 0, 0.5]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=4), st.data())
 def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, bool]], data: st.DataObject) -> None:
     examples = [example(size, data) for size, _ in sizes]
@@ -305,6 +313,7 @@ def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, 
     assert np.array_equal(found, np.concatenate(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
 def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path, overlong: str) -> None:
     weights = [0.5, 2, 0.25, 4, 8]
@@ -381,6 +390,7 @@ def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> N
     assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
 
 
+@pytest.mark.slow
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
     built = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
 

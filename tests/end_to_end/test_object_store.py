@@ -83,6 +83,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return workspace.build().versions()
 
 
+@pytest.mark.campaign
 def test_store_that_fails_one_request_in_five_changes_no_byte(
     server: ObjectServer, tmp_path: Path, versions: dict[str, str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_store_that_fails_one_request_in_five_changes_no_byte(
     require_whole_manifests(project)
 
 
+@pytest.mark.campaign
 def test_token_that_expires_ends_a_build_in_one_error_and_the_next_one_finishes(
     server: ObjectServer, tmp_path: Path, versions: dict[str, str], trials: Callable[[int], int]
 ) -> None:

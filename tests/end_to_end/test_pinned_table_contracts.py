@@ -79,6 +79,7 @@ def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(
     assert splits_of(pinned) == splits_of(free)
 
 
+@pytest.mark.slow
 def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace = project(tmp_path, as_csv(sales(600)))
     workspace.build(only=TO_ROWS)
@@ -124,6 +125,7 @@ def test_value_that_does_not_fit_is_null_where_the_contract_says_so(
     assert (facts_of(made)["kept"], facts_of(made)["type_mismatch"]) == (41, 1)
 
 
+@pytest.mark.slow
 def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +237,7 @@ def test_contract_files_are_not_recipes(tmp_path: Path) -> None:
     assert [path.name for path in recipe.find_recipes(tmp_path)] == ["a.yaml", "b.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_mismatch", ["na", "reject"])
 def test_rows_are_the_same_whether_parts_are_made_together_or_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_mismatch: str

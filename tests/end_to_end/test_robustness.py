@@ -171,6 +171,7 @@ def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
     assert_same(workspace.build(), undisturbed)
 
 
+@pytest.mark.campaign
 def test_killed_build_leaves_no_manifest_of_the_stage_it_was_in(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
 

@@ -77,6 +77,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ).build()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_reading_fields_imports_no_pandas(mixed: Built, padded: Built) -> None:
     assert run_reader_alone(mixed) == run_reader_alone(padded) == "True []"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.support.recipes import CHAT, Built, Workspace, chat, text_of, write_tokenizer
 
@@ -40,6 +41,7 @@ def said(**assistant: Any) -> dict[str, Any]:
     return {"messages": [USER, {"role": "assistant", "content": "", **assistant}]}
 
 
+@pytest.mark.slow
 def test_arguments_are_encoded_once_however_often_the_source_encoded_them(tmp_path: Path) -> None:
     arguments = {"word": 'say "hi"', "n": [1, 2.5, None], "ü": True}
     once, twice = json.dumps(arguments), json.dumps(json.dumps(arguments))
@@ -78,6 +80,7 @@ def test_reasoning_with_a_closing_tag_alone_is_found(tmp_path: Path) -> None:
     assert "<think>it must be so</think>yes" in texts(tmp_path, [said(content="it must be so\n</think>\n\nyes")])[0]
 
 
+@pytest.mark.slow
 def test_nulls_that_arrow_added_do_not_reach_the_prompt(tmp_path: Path) -> None:
     tools = [
         {"name": "f", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
@@ -106,6 +109,7 @@ def test_tools_that_are_none_do_not_hide_the_real_ones(tmp_path: Path) -> None:
     assert all('"name": "look_up"' in text for text in found)
 
 
+@pytest.mark.slow
 def test_rows_without_a_target_are_rejected_when_sequences_are_packed_too(tmp_path: Path) -> None:
     untrained = chat(1)
     untrained["messages"][1]["weight"] = 0
@@ -129,6 +133,7 @@ def test_one_turn_too_many_takes_the_oldest_and_not_the_later_ones(tmp_path: Pat
     assert [content in text for content in contents] == [False, False, True, True, True, True, True, True]
 
 
+@pytest.mark.slow
 def test_results_never_stay_without_their_calls(tmp_path: Path) -> None:
     messages: list[dict[str, Any]] = [USER]
     for i in range(4):

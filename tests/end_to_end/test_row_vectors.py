@@ -131,6 +131,7 @@ def test_truncation_of_44_tokens(tmp_path: Path, limit: int, text: str, stages: 
     assert one["tokens"] <= limit
 
 
+@pytest.mark.slow
 def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> None:
     row = talk("U A")
     row["messages"][1]["reasoning"] = "abcdefghijklmnopqrst"

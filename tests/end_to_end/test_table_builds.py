@@ -29,6 +29,7 @@ from tests.support.tables import (
     schema_of,
     trained_texts,
 )
+from tests.support.tiers import mark_all_but
 
 TOKENIZER = Tokenizer.from_str(tokenizer_json())
 SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
@@ -58,7 +59,8 @@ def built(
 # ── Every record comes back ────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("cap", [1, 2, None])
+@pytest.mark.slow
+@pytest.mark.parametrize("cap", mark_all_but([2], [1, 2, None]))
 @pytest.mark.parametrize("mode", MODES)
 def test_trained_tokens_of_every_mode_and_cap_read_back_as_the_rows(tmp_path: Path, mode: str, cap: int | None) -> None:
     form = {**MODES[mode], "data": {**MODES[mode].get("data", {}), "max_sequences_per_example": cap}}
@@ -86,6 +88,7 @@ def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt
     assert TOKENIZER.decode(frame["prompt_ids"], skip_special_tokens=False) == frame["prompt_text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Path, mode: str) -> None:
     made = built(tmp_path, MODES[mode])
@@ -156,6 +159,7 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
     made = built(tmp_path, {}, count=1200)
 
@@ -167,6 +171,7 @@ def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
     assert len(made.manifest("rows", "canonical_rows").parts) > 1
 
 
+@pytest.mark.slow
 def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
@@ -303,6 +308,7 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
     assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.arrow"]
 
 
+@pytest.mark.slow
 def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:
     table = as_csv(purchases(60, customers=6))
 
@@ -409,6 +415,7 @@ def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) ->
     assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
 
 
+@pytest.mark.slow
 def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp_path: Path) -> None:
     hours = [f"2024-01-01T{hour:02d}:00:00" for hour in range(10)]
 
@@ -441,6 +448,7 @@ def splits_of(made: Built) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_groups_are_never_in_two_splits_and_exact_splits_have_their_rows(tmp_path: Path) -> None:
     by_hash = built(tmp_path / "hash", grouped(), 600, seq_len=8192, splits={"test": 0.25})
     exact = built(tmp_path / "exact", grouped(), 600, seq_len=8192, splits={"test": 100, "validation": 50})
@@ -465,6 +473,7 @@ def test_equal_rows_of_a_table_stay_in_one_split_and_are_no_copies(tmp_path: Pat
 # ── Privacy ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_private_examples_hold_one_unit_and_sequences_one_example(tmp_path: Path, mode: str) -> None:
     made = built(tmp_path, {**MODES[mode], "privacy": {"dp_enabled": True}}, only=())
@@ -509,6 +518,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
     assert versions[0] == versions[1]
 
 
+@pytest.mark.slow
 def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(1500)))]}
@@ -523,6 +533,7 @@ def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> N
     assert sum(len(one["row_ids"]) for one in made.examples()) == 1510
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(600)))]}

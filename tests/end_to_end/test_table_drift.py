@@ -19,6 +19,7 @@ from rowmill.core.errors import ConfigError, GateError
 from rowmill.stages import raw_dataset
 from tests.support.recipes import Built, Workspace
 from tests.support.tables import as_csv, records
+from tests.support.tiers import mark_all_but
 
 TO_ROWS = ("raw_dataset", "canonical_rows")
 TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
@@ -109,7 +110,8 @@ NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("night", NIGHTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("night", mark_all_but(list(NIGHTS)[::3], NIGHTS))
 def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_path: Path, night: str) -> None:
     change, said = NIGHTS[night]
     workspace = project(tmp_path, as_csv(sales()))
@@ -126,6 +128,7 @@ def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_p
     assert "rowmill advise mini --write" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_change_stays_a_change_until_it_is_corrected(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
     workspace.build(only=TO_ROWS)
@@ -138,6 +141,7 @@ def test_change_stays_a_change_until_it_is_corrected(tmp_path: Path) -> None:
     assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 0
 
 
+@pytest.mark.slow
 def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
     before = splits_of(workspace.build(only=TO_ROWS))
@@ -149,6 +153,7 @@ def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp
     assert splits_of(after) == before
 
 
+@pytest.mark.slow
 def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path) -> None:
     texts = project(tmp_path / "texts", as_csv([*sales(), *({**sale(i), "customer": f"C{i}"} for i in range(60))]))
     numbers = project(tmp_path / "numbers", as_csv(sales()))
@@ -175,6 +180,7 @@ def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path
     assert splits_of(after) == before
 
 
+@pytest.mark.slow
 def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
     workspace.build(only=TO_ROWS)
@@ -189,6 +195,7 @@ def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path:
     assert len(rows_of(made)) == 1501
 
 
+@pytest.mark.slow
 def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_force(tmp_path: Path) -> None:
     numbers, texts = ([{"id": str(i), "code": f"{prefix}{i}"} for i in range(40)] for prefix in ("", "C"))
     workspace = project(tmp_path, as_csv(numbers), records())
@@ -287,6 +294,7 @@ def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> 
         readings(tmp_path, None).build(only=TO_ROWS)
 
 
+@pytest.mark.slow
 def test_each_file_is_a_separate_series_in_one_split(tmp_path: Path) -> None:
     made = readings(tmp_path, {"file": True}, files=6).build(only=TO_EXAMPLES)
 

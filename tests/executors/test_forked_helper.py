@@ -14,7 +14,7 @@ import pytest
 
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 
-pytestmark = pytest.mark.skipif(not HAS_FORK_SERVER, reason="no process is forked on this platform")
+pytestmark = [pytest.mark.skipif(not HAS_FORK_SERVER, reason="no process is forked on this platform"), pytest.mark.slow]
 
 BEGIN = """
 import os, threading, time

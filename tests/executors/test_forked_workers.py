@@ -21,7 +21,7 @@ from rowmill.build.steps import plan_steps
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 from tests.support.recipes import Workspace, document
 
-pytestmark = pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+pytestmark = [pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform"), pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,6 +19,8 @@ from rowmill.core.errors import IntegrityError
 from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES, LocalPool
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 
+pytestmark = pytest.mark.slow
+
 
 def take_time(number: int) -> tuple[int, int]:
     time.sleep(0.02)
@@ -95,6 +97,7 @@ def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:
     assert {pid for _, pid in made} == {os.getpid()}
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPool) -> None:
     made = list(pool.map(take_time, range(400), size_bytes=INLINE_BELOW_BYTES))

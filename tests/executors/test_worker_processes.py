@@ -15,6 +15,8 @@ import pytest
 
 from rowmill.executors.worker_processes import HAS_FORK_SERVER, start_processes
 
+pytestmark = pytest.mark.slow
+
 SHARED = """
 from rowmill.executors import LocalPool, open_in_workers
 from rowmill.executors.local import INLINE_BELOW_BYTES

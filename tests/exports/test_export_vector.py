@@ -96,6 +96,7 @@ def test_axolotl_json_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["packed", "unpacked"])
 def test_saved_dataset_of_the_vector_is_loaded_by_its_library(vector: SequenceBatch, tmp_path: Path, unit: str) -> None:
     import datasets

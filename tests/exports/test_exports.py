@@ -171,6 +171,7 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_export_read_back_is_the_examples_that_went_in(built: Built, name: str) -> None:
     found = segments(name, folder(built, name) / "data")
@@ -377,6 +378,7 @@ def test_second_build_with_eight_workers_gives_equal_bytes(built: Built, by_eigh
     assert digests(folder(built, name)) == digests(folder(by_eight, name))
 
 
+@pytest.mark.slow
 def test_second_build_of_the_same_project_reuses_exports(built: Built) -> None:
     again = [report for step, report, _ in runner.build(built.project, only=("exports",)) if step.name == "exports"]
 
@@ -443,6 +445,7 @@ def test_export_of_another_tokenizer_is_refused(built: Built, copied: Callable[[
         open_export(at, tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 def test_opening_another_kind_is_refused(copied: Callable[[str], Path]) -> None:
     pytest.importorskip("tinker", reason="tinker is not installed: pip install 'rowmill[tinker]'")
 
@@ -468,6 +471,7 @@ def test_datums_are_what_the_client_makes_of_the_same_arrays(built: Built) -> No
 # ── Splits, passes, text ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_validation_export_holds_the_rows_held_out(tmp_path: Path) -> None:
     workspace = with_exports(Workspace(tmp_path), {"held": {"kind": "axolotl", "split": "validation"}})
 
@@ -482,6 +486,7 @@ def folder_in(built: Built, name: str) -> Path:
     return built.project.store.local(locate_export(built.manifest("exports", name))) / "data"
 
 
+@pytest.mark.slow
 def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:
     workspace = with_exports(Workspace(tmp_path), {"none": {"kind": "axolotl", "split": "test"}})
 
@@ -489,6 +494,7 @@ def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:
         workspace.build()
 
 
+@pytest.mark.slow
 def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 20, "train_weights": {"chats": 0.5, "pairs": 0.5}, "stop_strategy": "restart"}
     options = {"once": {"kind": "native"}, "all": {"kind": "native", "passes": "all"}}
@@ -505,6 +511,7 @@ def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
     assert sum(every.values()) == 80
 
 
+@pytest.mark.slow
 def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=60) for i in range(30)])]}
@@ -525,6 +532,7 @@ def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) ->
     assert card["train_type"] == "seq"
 
 
+@pytest.mark.slow
 def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> None:
     workspace = with_exports(
         Workspace(tmp_path, root="memory://exports"), {"rows": {"kind": "hf"}, "river": ALWAYS["river"]}
@@ -537,6 +545,7 @@ def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> Non
     assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
 
 
+@pytest.mark.slow
 def test_open_attention_is_exported_to_streams_and_packed_rows(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=30) for i in range(30)])]}

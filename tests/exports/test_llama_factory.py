@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import yaml
 
 from rowmill.stages.exports.stage import format_trainer_pointer
@@ -93,6 +94,7 @@ def _load(built: Built) -> list[dict[str, Any]]:
     return rows.to_list()
 
 
+@pytest.mark.slow
 def test_pairs_are_both_sides_with_their_labels(tmp_path: Path) -> None:
     built = _build(tmp_path, {"kind": "preference"}, {"shard_sequences": 7}, packing={"pack": True})
 
@@ -105,6 +107,7 @@ def test_pairs_are_both_sides_with_their_labels(tmp_path: Path) -> None:
     assert "stage: dpo" in format_trainer_pointer(options, built.manifest("exports", "mine"), "/x")
 
 
+@pytest.mark.slow
 def test_marked_answers_have_another_answer_behind_their_prompt(tmp_path: Path) -> None:
     form = {"kind": "preference", "objective": "unpaired"}
     built = _build(tmp_path, form, {"kl_block": 6}, truncation={"max_length": 1024})

@@ -104,6 +104,7 @@ def test_pointer_names_the_pair_and_masks_ends_of_text_alone() -> None:
     }
 
 
+@pytest.mark.slow
 def test_documents_of_a_build_are_its_examples(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [workspace.write("a.jsonl", [document(i) for i in range(30)])]}

@@ -16,6 +16,8 @@ from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.recipes import CHATML, Built, Workspace, sentence, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 PROMPTS: dict[str, Any] = {"kind": "prompts", "carry_fields": ["level"]}
 ENVIRONMENT = {"skyrl": {"env_class": "gsm8k"}}
 COLUMNS = {

@@ -18,6 +18,8 @@ from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.recipes import CHAT, Built, Workspace, chat, sentence
 
+pytestmark = pytest.mark.slow
+
 PAIRS: dict[str, Any] = {"kind": "preference"}
 MARKED: dict[str, Any] = {**PAIRS, "objective": "unpaired"}
 Ids = tuple[int, ...]

@@ -49,6 +49,7 @@ def _open(built: Built, files: Any = None, **config: Any) -> TokenizedDataset:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_rows_are_the_examples_of_the_build(built: Built) -> None:
     rows = _open(built, max_length=256)
@@ -120,6 +121,7 @@ def test_model_with_another_tokenizer_is_refused(built: Built, tmp_path: Path) -
         TokenizedDataset(str(open_built_export(built, "rows").data), _Tokenizer(tmp_path), {})
 
 
+@pytest.mark.slow
 def test_module_needs_little_beside_the_base_install() -> None:
     brought = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "yaml")
     code = ONLY_BASE.replace(repr(BASE), repr((*BASE, *brought)))

@@ -121,6 +121,7 @@ def _is_json(value: Json) -> bool:
 # Invariants
 
 
+@pytest.mark.slow
 @given(st.lists(RECORDS, max_size=4), st.sampled_from(CONFIGS))
 def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], config: RowOptionValues) -> None:
     kept = Canonicalizer(config)
@@ -128,6 +129,7 @@ def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], 
     assert [repr(kept(record)) for record in records] == [repr(canonicalize_row(record, config)) for record in records]
 
 
+@pytest.mark.slow
 @given(
     RECORDS | st.fixed_dictionaries(
         {"messages": st.lists(st.fixed_dictionaries({"role": ROLES, "content": WORDS}), max_size=3)},
@@ -200,6 +202,7 @@ def test_no_chat_is_plain_where_options_read_another_column(reader: Canonicalize
     assert reader.read_plain({"messages": HI, "id": "7"}) is None
 
 
+@pytest.mark.slow
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
 def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
     record: Json, config: RowOptionValues, arrow: bool
@@ -224,6 +227,7 @@ def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
             assert isinstance(call["function"]["arguments"], (dict, str))
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({"messages": MESSAGES}))
 def test_canonical_row_is_a_fixed_point_of_reading(record: Json) -> None:
     """Tags are not extracted here: the rest of a text after extraction may look like tags again."""

@@ -119,6 +119,7 @@ def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], 
 # Rows
 
 
+@pytest.mark.slow
 def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
     rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
 
@@ -133,6 +134,7 @@ def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
     assert [one["domain"] for one in built.examples()] == ["talk", None, None, None]
 
 
+@pytest.mark.slow
 def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "call", "q": "q", "a": "found it"}])
 
@@ -143,6 +145,7 @@ def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspa
     assert '"role":"tool","content":"found","tool_call_id":"call_0"' in row["messages"]
 
 
+@pytest.mark.slow
 def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Workspace) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "some", "a": "y"}, {"how": "text", "a": "z"}]
 
@@ -159,6 +162,7 @@ def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: 
     assert len(built.segments()) == 6
 
 
+@pytest.mark.slow
 def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
 
@@ -168,6 +172,7 @@ def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Wor
     assert len(built.examples()) == 6
 
 
+@pytest.mark.slow
 def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
 
@@ -193,6 +198,7 @@ NO_ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_invalid_rows_are_one_reject_each(project: Workspace) -> None:
     rows = [*({"how": how} for how, _, _ in NO_ROWS), {"how": "text", "a": "fine"}]
 
@@ -204,6 +210,7 @@ def test_invalid_rows_are_one_reject_each(project: Workspace) -> None:
         assert any(detail in one for one in built.details())
 
 
+@pytest.mark.slow
 def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspace) -> None:
     rows = [{"how": "chat", "q": "q", "a": "a"}, {"how": "text", "a": "fine"}]
     project.one("a.jsonl", rows, {"kind": "python", "class": "own_formats:Tickets"})
@@ -216,6 +223,7 @@ def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspa
     assert built.kept() == [1]
 
 
+@pytest.mark.slow
 def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Workspace) -> None:
     project.recipe(
         {
@@ -236,6 +244,7 @@ def given(**made: Json) -> dict[str, Json]:
     return {"how": "given", "made": made}
 
 
+@pytest.mark.slow
 def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Workspace) -> None:
     row = given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")
 
@@ -250,6 +259,7 @@ def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project
     assert one["span_starts"] == [0, 2]
 
 
+@pytest.mark.slow
 def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Workspace) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": sentence(1, 9)}], truncation={"max_length": 128})
 
@@ -276,6 +286,7 @@ NO_TOKENS = [
 ]
 
 
+@pytest.mark.slow
 def test_tokens_that_cannot_be_used_are_one_reject_each(project: Workspace) -> None:
     fine = given(ids=[5, 6], loss_mask=[0, 1])
 
@@ -287,6 +298,7 @@ def test_tokens_that_cannot_be_used_are_one_reject_each(project: Workspace) -> N
         assert expected in detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truncation", "ids"),
     [
@@ -368,6 +380,7 @@ def test_import_error_of_the_module_is_reported(project: Workspace) -> None:
     assert "module broken cannot be loaded (ModuleNotFoundError: No module named 'nothing_of_this_name')" in text
 
 
+@pytest.mark.slow
 def test_module_may_import_its_neighbours(project: Workspace) -> None:
     (project.folder / "neighbour_of_formats.py").write_text("WORD = 'from next door'\n", encoding="utf-8")
     (project.folder / "importing_formats.py").write_text(
@@ -398,6 +411,7 @@ def test_options_reach_the_class_and_its_rows(project: Workspace) -> None:
 # Identity
 
 
+@pytest.mark.slow
 def test_source_of_the_class_is_part_of_the_fingerprint(project: Workspace) -> None:
     rows = [{"how": "text", "a": "x"}]
     made_by(project, "Tickets", rows)
@@ -412,6 +426,7 @@ def test_source_of_the_class_is_part_of_the_fingerprint(project: Workspace) -> N
     assert text_of(changed.examples()[0]) == "good day x<|im_end|>"
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_for_one_worker_and_two(project: Workspace) -> None:
     rows = [
         {"how": ("chat", "many", "pair", "none")[i % 4], "q": sentence(i, 4), "a": sentence(i, 6)} for i in range(40)
@@ -432,6 +447,7 @@ def test_bytes_are_the_same_for_one_worker_and_two(project: Workspace) -> None:
 # Registered names
 
 
+@pytest.mark.slow
 def test_registered_name_is_a_kind(project: Workspace) -> None:
     module = project.folder / "named_formats.py"
     module.write_text(
@@ -479,6 +495,7 @@ def test_unknown_kind_error_lists_the_kinds(project: Workspace) -> None:
     assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
 
 
+@pytest.mark.slow
 def test_control_ids_of_a_custom_class_are_not_checked(project: Workspace) -> None:
     built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
 

@@ -104,6 +104,7 @@ def test_prefix_hash_counts_characters_not_bytes(text: str) -> None:
     assert hash_record_prefix({"a": text}) != hash_record_prefix({"a": text[:193] + "x" + text[194:]})
 
 
+@pytest.mark.slow
 @given(HASHES)
 def test_first_occurrences_are_those_of_a_plain_loop(pairs: list[tuple[int, int]]) -> None:
     hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)

@@ -15,6 +15,8 @@ from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
 from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Workspace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 QUIZ = '''
@@ -121,6 +123,7 @@ def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, A
     return made
 
 
+@pytest.mark.campaign
 def test_kind_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     numbers = range(12)
     records = [{"question": f"{i} and {i}", "answers": [f"{i}", f"*{2 * i}"]} for i in numbers]

@@ -195,6 +195,7 @@ _COLUMNS = (
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(_COLUMNS.split()), _VALUES), st.sampled_from(["paired", "unpaired"]))
 def test_no_record_raises(record: dict[str, Any], objective: str) -> None:
     made = _read(record, objective=objective)

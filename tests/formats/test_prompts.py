@@ -151,6 +151,7 @@ def test_one_recipe_has_one_objective() -> None:
         recipe.parse_recipe({"tokenizer": "t", "seq_len": 64, "datasets": datasets}, name="demo", where="demo.yaml")
 
 
+@pytest.mark.slow
 def test_real_prompts_have_the_ground_truths_of_their_authors(real_data: Path) -> None:
     with (real_data / "math/gsm8k_train.jsonl").open() as lines:
         rows = [_row(json.loads(line), ground_truth_pattern="#### (.+)$") for line in list(lines)[:1000]]

@@ -149,6 +149,7 @@ def test_option_of_several_records_datasets_needs_a_name() -> None:
         overridden(datasets, data__x="1")
 
 
+@pytest.mark.slow
 def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
     assert not list((workspace.store / "mini" / "rows").rglob("*.arrow"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["stats", "verify", "inspect"])
 def test_inspection_commands_accept_records_like_other_kinds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str

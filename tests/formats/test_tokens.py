@@ -132,6 +132,7 @@ def test_hostile_records_have_one_reason_each(record: Any, reason: str) -> None:
     assert made.reason == reason
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from("input_ids prompt_ids response_ids loss_mask labels num_actions attention_mask turns".split()),

@@ -246,6 +246,7 @@ def test_arguments_source_is_kept_verbatim() -> None:
     assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers(-99, 99) | st.text(), st.lists, max_leaves=5)))
 def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -> None:
     assert arguments_of(orjson.dumps(arguments).decode()) == arguments_of(arguments) == arguments

@@ -44,6 +44,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 def test_orders_of_two_builds_show_added_and_removed_rows_of_each_dataset(workspace: Workspace) -> None:
     found = compared(workspace, "training_splits")
 
@@ -103,6 +104,7 @@ def test_collected_inputs_are_left_out(workspace: Workspace) -> None:
     assert numbers(found)["sequences"][0] == old.facts["sequences"]
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=6), st.lists(st.integers(0, 4), max_size=6))
 def test_rows_added_and_removed_are_the_difference_of_what_was_read(

@@ -124,6 +124,7 @@ def test_rejected_record_shows_reason_and_raw_line(built: CliProject, capsys: py
     assert '{"messages": [' in out
 
 
+@pytest.mark.slow
 def test_every_dataset_is_shown_if_none_is_named(built: CliProject) -> None:
     assert [one.dataset for one in looked_at(built, 2, None)] == ["chats", "chats", "tasks", "tasks", "notes", "notes"]
 
@@ -147,6 +148,7 @@ def test_unknown_dataset_names_the_nearest(built: CliProject, capsys: pytest.Cap
     assert "did you mean chats?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_truncated_row_shows_what_each_stage_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     turns = [message for i in range(20) for message in json.loads(json.dumps(chat_of(i)))]
     project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
@@ -176,6 +178,7 @@ def chat_of(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": answer(i)}]
 
 
+@pytest.mark.slow
 def test_escape_sequences_in_data_are_shown_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
     evil = [{"role": "user", "content": "a\x1b[2Jb"}, {"role": "assistant", "content": "c\x1b]0;title\x07d"}]
@@ -191,6 +194,7 @@ def test_escape_sequences_in_data_are_shown_not_executed(tmp_path: Path, capsys:
 # ── Inspection changes nothing ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [False, True])
 def test_inspection_of_a_project_never_built_writes_nothing(tmp_path: Path, *, compressed: bool) -> None:
     project = CliProject(tmp_path).write()
@@ -207,6 +211,7 @@ def test_inspection_of_a_project_never_built_writes_nothing(tmp_path: Path, *, c
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_inspection_of_a_built_project_writes_nothing(built: CliProject) -> None:
     before = files_in(built.folder)
 
@@ -218,6 +223,7 @@ def test_inspection_of_a_built_project_writes_nothing(built: CliProject) -> None
 # ── Stretches ──
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60), st.lists(st.sampled_from(["trained", "context", "template"]), min_size=1, max_size=12))
 def test_stretches_joined_are_the_decoded_text_however_it_is_cut(text: str, pattern: list[TokenClass]) -> None:
     encoder = demo_encoder()
@@ -244,6 +250,7 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
 # ── Colours and templates ──
 
 
+@pytest.mark.slow
 def test_with_colours_there_are_no_brackets_but_a_legend(built: CliProject) -> None:
     [first, *_] = looked_at(built, 1)
 

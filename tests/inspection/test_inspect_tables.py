@@ -16,6 +16,8 @@ from rowmill.inspection.inspect import MAX_SHOWN_EXAMPLES, InspectedRecord
 from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
+pytestmark = pytest.mark.slow
+
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 FORMS: Mapping[str, dict[str, Any]] = {
     "tabular": {"data": {"max_sequences_per_example": 10}, "training": {"num_input_records_to_sample": 150}},

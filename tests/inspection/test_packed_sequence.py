@@ -22,6 +22,7 @@ def encoder(built: Built) -> Encoder:
     return Encoder(open_tokenizer("tokenizer", built.project.base))
 
 
+@pytest.mark.slow
 def test_every_token_has_the_text_class_and_message_of_its_example(built: Built, encoder: Encoder) -> None:
     examples = {one["example_id"]: one for one in built.examples()}
 

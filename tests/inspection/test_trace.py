@@ -54,6 +54,7 @@ def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
 # ── From a line ──
 
 
+@pytest.mark.slow
 def test_source_line_after_blank_and_broken_lines_is_the_right_row(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None
         assert sum(map(len, pieces)) == sum(tokens for _, tokens, _ in found.examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
 def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject, dataset: str) -> None:
     project = built.project
@@ -137,6 +139,7 @@ def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject
             assert place in found.places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
 def test_positions_of_a_sequence_match_the_ranks_files(built: CliProject, dataset: str) -> None:
     project = built.project
@@ -169,6 +172,7 @@ def test_unknown_row_is_an_error_that_says_where_ids_are(built: CliProject, caps
 # ── From a place in a shard ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["chats", "notes"])
 def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: str) -> None:
     row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
@@ -231,6 +235,7 @@ def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(
     assert "data/chats.jsonl" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +249,7 @@ def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
 
 
+@pytest.mark.slow
 def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     copied.append_chat(1000)
     for stage in ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"):
@@ -256,6 +262,7 @@ def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.C
     assert "rank 0" not in out
 
 
+@pytest.mark.slow
 def test_row_of_a_dataset_that_is_not_packed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write()
     assert project.rowmill("stats") == main.ExitStatus.SUCCESS

@@ -4,6 +4,7 @@ import hashlib
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def test_mean_size_is_near_the_target() -> None:
     assert 0.85 < sum(tokens for tokens, _ in parts) / len(groups) / 2000 < 1.1
 
 
+@pytest.mark.slow
 @given(parts=PARTS, more=PARTS, target=st.integers(1, 1000))
 def test_appended_parts_change_the_last_group_only(
     parts: list[tuple[int, int]], more: list[tuple[int, int]], target: int
@@ -72,6 +74,7 @@ def test_changed_part_in_the_middle_changes_the_groups_near_it_only() -> None:
         assert len(before) > 150
 
 
+@pytest.mark.slow
 @given(
     documents=st.lists(st.lists(st.integers(1, 30), max_size=5), min_size=1, max_size=12),
     limit=st.integers(1, 40),

@@ -106,6 +106,7 @@ def test_weights_are_normalised_decimals() -> None:
     assert block_counts({"a": "3", "b": 7.0}, 10, 1) == [[3, 7]]
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any),
     size=st.integers(1, 40),
@@ -241,6 +242,7 @@ def test_adding_a_dataset_reshuffles_no_other_one() -> None:
 # --- without weights
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4),
     epochs=st.integers(1, 3),
@@ -281,6 +283,7 @@ def test_no_shuffle_is_plan_order() -> None:
     assert one_pass(10, shuffle=False) == list(range(10))
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 200),
     shuffle=st.one_of(
@@ -508,6 +511,7 @@ def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
     assert compute_wanted_shares(scheduled(sizes, **options)) == [0.25, 0.75]
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     shuffle=st.sampled_from((True, False, 7, {"io_block_size": 3, "window_blocks": 2})),

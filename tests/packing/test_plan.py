@@ -299,6 +299,7 @@ def test_plan_partitions_the_examples_within_both_limits(
     assert plan.sequences >= bound_sequence_count(lengths, limit, max_segments)
 
 
+@pytest.mark.slow
 @given(case=lengths_and_limit, max_segments=segment_limits)
 def test_plan_stands_in_example_order(case: tuple[list[int], int], max_segments: int | None) -> None:
     sequences = sequences_of(plan_best_fit(np.array(case[0] or [1]), case[1], max_segments))
@@ -359,6 +360,7 @@ def batched_best_fit(lengths: Integers, limit: int) -> int:
     return sum(count_best_fit(batch, limit) for batch in batches)
 
 
+@pytest.mark.slow
 def test_best_fit_needs_no_more_sequences_than_greedy_or_batches_on_any_of_a_thousand_sets() -> None:
     for seed in range(1000):
         lengths, limit = random_lengths(seed)

@@ -152,6 +152,7 @@ def test_deal_of_nothing_is_nothing() -> None:
     assert found.step_offsets.tolist() == [0]
 
 
+@pytest.mark.slow
 @given(
     trained=st.lists(st.integers(0, 50), max_size=80),
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -188,6 +189,7 @@ def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
     assert remainder != "drop" or FILLER not in found.order
 
 
+@pytest.mark.slow
 @given(trained=st.lists(st.integers(0, 50), min_size=1, max_size=60))
 def test_the_dealt_order_knows_no_world_size(trained: list[int]) -> None:
     orders = [dealt(trained, batch_sizes=[(0, 8)], world_size=w).order.tolist() for w in (1, 2, 8)]

@@ -127,6 +127,7 @@ def current(workspace: Workspace) -> dict[str, Any]:
 # ── The same batches ───────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["flat", "padded", "preference"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_batches_of_both_layouts_are_equal(both: dict[str, Built], world_size: int, layout: Any) -> None:
@@ -164,6 +165,7 @@ def test_sequences_with_all_their_fields_are_equal_in_any_order(both: dict[str, 
     assert fillers > 0, "the order has no filler to compare"
 
 
+@pytest.mark.slow
 def test_run_goes_on_in_the_other_layout_at_every_batch(both: dict[str, Built]) -> None:
     whole = in_bytes(iter(open_reader(both["copied"], 1, 2, batch_size=3)))
     for before, after in (("copied", "index"), ("index", "copied"), ("index", "index")):
@@ -190,6 +192,7 @@ def run_reader_alone(built: Built) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["copied", "index"])
 def test_process_that_reads_batches_imports_little(both: dict[str, Built], layout: str) -> None:
     assert run_reader_alone(both[layout]) == "True []"
@@ -222,6 +225,7 @@ def test_held_out_sets_are_equal(both: dict[str, Built]) -> None:
 # ── What it costs, and what stays ──────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_another_world_size_makes_integers_only(indexed: Workspace) -> None:
     batches = in_bytes(iter(open_reader(indexed)))
     shard = shard_of(indexed)
@@ -260,6 +264,7 @@ def test_index_names_the_sequence_of_every_place(indexed: Workspace) -> None:
             assert 0 <= line["row"] < shards[line["shard"]][1]
 
 
+@pytest.mark.slow
 def test_shards_that_an_index_names_stay_when_garbage_is_collected(indexed: Workspace) -> None:
     batches = in_bytes(iter(open_reader(indexed, verify=True)))
     mixed(indexed, "index", rows=75)
@@ -274,6 +279,7 @@ def test_shards_that_an_index_names_stay_when_garbage_is_collected(indexed: Work
     assert in_bytes(iter(open_reader(indexed, verify=True))) == batches
 
 
+@pytest.mark.slow
 def test_version_that_is_used_again_gives_its_batches_again(indexed: Workspace) -> None:
     batches, version = in_bytes(iter(open_reader(indexed))), current(indexed)["version"]
     mixed(indexed, "copied", rows=75).build()
@@ -286,6 +292,7 @@ def test_version_that_is_used_again_gives_its_batches_again(indexed: Workspace) 
     assert in_bytes(iter(open_reader(indexed))) == batches
 
 
+@pytest.mark.slow
 def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Workspace) -> None:
     version, shard = current(indexed)["version"], shard_of(indexed)
     mixed(indexed, "copied", rows=75).build()
@@ -299,6 +306,7 @@ def test_version_whose_shards_are_damaged_is_not_used_again(indexed: Workspace) 
     assert current(indexed) == published
 
 
+@pytest.mark.slow
 def test_ranks_built_one_at_a_time_are_published_together(tmp_path: Path) -> None:
     workspace = mixed(Workspace(tmp_path), "index", world_size=2)
     workspace.build(only=[step.name for step in steps.plan_steps(workspace.project) if step.name != "gpu_partitions"])
@@ -337,6 +345,7 @@ def test_build_on_remote_storage_reads_as_the_local_one(indexed: Workspace) -> N
     assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["copied", "index"])
 def test_reader_on_an_object_store_that_fails_now_and_then_gives_all_batches(
     both: dict[str, Built], monkeypatch: pytest.MonkeyPatch, layout: str

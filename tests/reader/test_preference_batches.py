@@ -14,6 +14,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.reader import PackedSequence, Reader
 from tests.support.recipes import CHAT, Workspace, chat, sentence
 
+pytestmark = pytest.mark.slow
+
 PAIRS: dict[str, Any] = {"kind": "preference"}
 
 

@@ -45,6 +45,7 @@ def names(block: Sequence[PlannedBatch]) -> list[str]:
     return [f"{one.begin}-{one.end}" for one in block]
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 100), max_size=60), seq_len=st.sampled_from([64, 4096, 1 << 20]))
 def test_batches_come_in_order_and_blocks_stay_small(sizes: list[int], seq_len: int) -> None:
     planned = plan(sizes)
@@ -107,6 +108,7 @@ def test_first_blocks_of_the_next_pass_are_read_before_this_one_ends() -> None:
 # ── Passes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["copied", "index"])
 def test_reader_asks_for_the_next_pass_before_this_one_ends(
     built_in: dict[str, Path], layout: str, monkeypatch: pytest.MonkeyPatch

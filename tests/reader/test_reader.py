@@ -32,6 +32,7 @@ from rowmill.core.storage import Store
 from rowmill.reader import Batch, PackedSequence, Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema import manifest
+from tests.support.tiers import draw
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
@@ -154,8 +155,9 @@ def test_impossible_options_are_refused(made: dict[str, Path], options: dict[str
         open_reader(made["stepped"], **options)
 
 
+@pytest.mark.slow
 @given(world_size=st.sampled_from(DIVISORS), batch_size=st.none() | st.integers(1, 9), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draw(40))
 def test_batches_keep_to_steps_and_count_their_targets(
     made: dict[str, Path], world_size: int, batch_size: int | None, data: st.DataObject
 ) -> None:
@@ -190,7 +192,7 @@ def test_trained_tokens_of_a_step_are_the_targets_of_all_ranks(made: dict[str, P
     batch_size=st.none() | st.integers(1, 5),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draw(60))
 def test_resumed_at_any_batch_equals_uninterrupted(
     made: dict[str, Path], name: str, world_size: int, batch_size: int | None, data: st.DataObject
 ) -> None:
@@ -214,7 +216,7 @@ def test_resumed_at_any_batch_equals_uninterrupted(
     step=st.integers(0, 12),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draw(40))
 def test_resumed_between_steps_by_other_ranks_equals_uninterrupted(
     made: dict[str, Path], case: tuple[str, tuple[int, ...]], step: int, data: st.DataObject
 ) -> None:
@@ -295,6 +297,7 @@ def test_state_of_another_order_is_refused(made: dict[str, Path]) -> None:
         open_reader(made["stepped"]).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_state_of_the_same_order_over_other_tokens_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
     other = make(tmp_path / "project", word="letter", **STEPPED)
     state = open_reader(made["stepped"]).state_dict()
@@ -367,8 +370,9 @@ def test_padded_layout_refuses_a_sequence_longer_than_pad_to() -> None:
         stack_padded(TWO, pad_id=9, length=2)
 
 
+@pytest.mark.slow
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draw(40))
 def test_layouts_of_any_sequences_hold_the_same_tokens(made: dict[str, Path], data: st.DataObject) -> None:
     lain_flat, lain_padded = (open_reader(made["stepped"], 1, 2, layout=name) for name in ("flat", "padded"))
     numbers = data.draw(st.lists(st.integers(-len(lain_flat), len(lain_flat) - 1), min_size=1, max_size=12))
@@ -435,6 +439,7 @@ def test_map_changes_sequences_and_map_batches_what_is_made_of_them(made: dict[s
     assert set(counts) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view", [lambda r: r.shuffle(3), lambda r: r.era_shuffle(3, era_length=7)], ids=["shuffle", "era_shuffle"]
 )

@@ -51,6 +51,7 @@ def load_parquet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return lambda files: datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_shards_of_a_rank_load_as_its_sequences(root: Path, load_parquet: Any) -> None:
     reader = Reader(root, "tiny", rank=1, world_size=2, as_torch=False)
     rows = load_parquet(reader.data_files["rank-00001-of-00002"])

@@ -51,6 +51,7 @@ def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
     return [ids for file in shards for ids in built.project.store.table(file, ["input_ids"]).column(0).to_pylist()]
 
 
+@pytest.mark.slow
 def test_tagged_sets_are_those_held_out_in_recipe_order_with_the_name_as_a_tag(built: Built) -> None:
     tagged = reader_of(built).tagged_eval_sets()
 

@@ -31,6 +31,7 @@ from rowmill.reader import Batch, Reader
 from rowmill.reader.shard_checks import ExpectedShard, Shard
 from rowmill.reader.stored_rows import StoredRows
 from tests.reader.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
+from tests.support.tiers import draw, mark_all_but
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = [
@@ -90,9 +91,10 @@ def tokens(batches: Any) -> list[bytes]:
     return [np.asarray(batch["input_ids"]).tobytes() for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("workers", mark_all_but([2], [1, 2, 3, 7]))
+@pytest.mark.parametrize("batch_size", mark_all_but([None, 3], [None, 1, 3]))
 def test_workers_together_deliver_every_batch_once_in_the_order_of_one_process(
     made: dict[str, Path], standin: Workers, name: str, workers: int, batch_size: int | None
 ) -> None:
@@ -110,7 +112,7 @@ def test_workers_together_deliver_every_batch_once_in_the_order_of_one_process(
     batch_size=st.none() | st.integers(1, 5),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=draw(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_workers_resumed_from_their_own_states_go_on_at_the_next_batch(
     made: dict[str, Path], standin: Workers, name: str, workers: int, batch_size: int | None, data: st.DataObject
 ) -> None:

@@ -35,6 +35,7 @@ def delivered_by_step(reader: Reader) -> list[tuple[int, bytes]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_examples_of_a_step_are_those_of_the_order(built: Path, world_size: int) -> None:
     reader = open_reader(built, 0, world_size)
@@ -118,6 +119,7 @@ def test_step_that_is_not_there_is_refused(built: Path, step: int) -> None:
             call(step)
 
 
+@pytest.mark.slow
 def test_recipe_without_steps_says_so(tmp_path: Path) -> None:
     reader = open_reader(make(tmp_path / "project", **UNSTEPPED))
     with pytest.raises(ConfigError, match=r"no mixture\.batch_size"):

@@ -102,6 +102,7 @@ def test_markup_in_data_is_text() -> None:
 # ── The short report ──
 
 
+@pytest.mark.slow
 def test_summary_adds_up_every_dataset(built: CliProject) -> None:
     lines = [line.split() for line in summary.summarize_recipe(built.project).splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
@@ -124,6 +125,7 @@ def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
     assert "--root" not in text
 
 
+@pytest.mark.slow
 def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"fill": {"at_least": 1}})
 
@@ -136,6 +138,7 @@ def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pyte
     assert f"{len(failed)} warnings, shown above: chats/packed_shards fill {failed[0].shown}, " in out
 
 
+@pytest.mark.slow
 def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 5, "train_weights": {"chats": 0.5, "tasks": 0.25, "notes": 0.25}}
     project = CliProject(tmp_path).write(mixture=mixture)
@@ -173,6 +176,7 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
+@pytest.mark.slow
 def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
     assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS

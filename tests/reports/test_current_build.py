@@ -16,6 +16,7 @@ def find_verdict(build: CurrentBuild) -> tuple[str, str]:
     return build.verdict.mark, build.verdict.sentence
 
 
+@pytest.mark.slow
 def test_complete_build_is_ready(reported: Built) -> None:
     build = load_current_build(reported.project)
 

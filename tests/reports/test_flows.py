@@ -90,6 +90,7 @@ def read_drawn(svg: str) -> list[tuple[str, int, list[int], list[str]]]:
     return levels
 
 
+@pytest.mark.slow
 def test_every_number_that_is_drawn_adds_up(traced: dict[str, tuple[Flow, Flow]]) -> None:
     drawings = [sankey.draw_flow_svg(flow, name) for name, pair_of in traced.items() for flow in pair_of]
     drawings += [sankey.draw_flow_svg(flows.sum_flows([pair_of[i] for pair_of in traced.values()]), "") for i in (0, 1)]

@@ -3,6 +3,7 @@
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_bars_beyond_the_last_line_are_one_bar_with_their_sum() -> None:
     assert path.get("d") == "M190 2h150v17h-150zM190 26h75v17h-75zM190 50h60v17h-60z"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))
 def test_joined_counts_keep_their_sum_and_their_limit(counts: list[int], most: int) -> None:
     joined = inline_plots.join_counts(counts, most)

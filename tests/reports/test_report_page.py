@@ -114,6 +114,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
     assert "expectations/rows-canonical_rows.html#rejects" in page.values("href")
 
 
+@pytest.mark.slow
 def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     reason = "three bad rows are what this test is about"
     workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
@@ -148,6 +149,7 @@ def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     assert size < report_page.MAX_PAGE_BYTES
 
 
+@pytest.mark.slow
 def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
     path = Path(report_page.write_report(workspace.build().project))
@@ -176,6 +178,7 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(r
     assert f"{made.facts['rejects']:.9g}" in page.words
 
 
+@pytest.mark.slow
 def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
     project = workspace.build().project
@@ -226,6 +229,7 @@ def _get(port: int, path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
     raise AssertionError("the server never listened")
 
 
+@pytest.mark.slow
 def test_reports_are_served_to_this_machine_only_and_until_whoever_asked_for_them_is_gone(
     served: tuple["subprocess.Popen[bytes]", int],
 ) -> None:

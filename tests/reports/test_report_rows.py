@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
+
 from rowmill.reports import report_rows
 from tests.support.markup import Page
 from tests.support.recipes import Built
 
 
+@pytest.mark.slow
 def test_samples_colour_every_token_and_underline_those_that_train(reported: Built, page: Page) -> None:
     examples = {one["example_id"]: one for name in ("chats", "pairs") for one in reported.examples(name)}
     titles = [title for title in page.values("title", "span") if " tokens, " in title]

@@ -14,7 +14,7 @@ from tests.repository.test_public_api import run_python
 from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 BASE = ("fsspec", "numpy", "orjson", "pyarrow")
 
 ONLY_BASE = f"""

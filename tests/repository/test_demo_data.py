@@ -89,6 +89,7 @@ def conversations() -> Iterator[Any]:
     yield from json.loads((DEMO / "data" / "sharegpt.json").read_bytes())
 
 
+@pytest.mark.slow
 def test_generator_run_again_gives_the_committed_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-B", str(DEMO / "generate.py"), str(tmp_path)], check=True, cwd=tmp_path)
 
@@ -237,6 +238,7 @@ def test_instructions_are_unique_apart_from_planted_duplicates() -> None:
     assert Counter(Counter(whole).values()) == {1: len(set(whole)) - 8, 2: 8}
 
 
+@pytest.mark.slow
 def test_documents_reach_from_a_paragraph_to_several_contexts(tokenizer: Tokenizer, demo: Recipe) -> None:
     texts = [record["text"] for record in readable("documents.jsonl.zst") if isinstance(record.get("text"), str)]
     limit = demo.datasets["documents"].filters.max_chars

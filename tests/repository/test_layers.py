@@ -51,6 +51,7 @@ def imports_of(source: str, *, at_load: bool) -> Iterator[str]:
             yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
+@pytest.mark.slow
 def test_layers_hold() -> None:
     result = lint_imports(ROOT)
 
@@ -75,6 +76,7 @@ def copy_packages(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
+@pytest.mark.slow
 def test_layers_notice_every_import_across_them(tmp_path: Path) -> None:
     copy_packages(tmp_path)
     for module, line in PLANTED.items():
@@ -95,6 +97,7 @@ def test_layers_notice_every_import_across_them(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_layers_notice_a_module_outside_them(tmp_path: Path) -> None:
     copy_packages(tmp_path)
     (tmp_path / "pipelines" / "rowmill" / "unplaced.py").write_text("import rowmill.schema.rows\n", encoding="utf-8")
@@ -105,6 +108,7 @@ def test_layers_notice_a_module_outside_them(tmp_path: Path) -> None:
     assert "unplaced" in result.stdout
 
 
+@pytest.mark.slow
 @for_each("path", sorted((ROOT / "pipelines").rglob("*.py")))
 def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
     loaded = {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=True)}
@@ -112,6 +116,7 @@ def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
     assert loaded & HEAVY == set(), "import it inside the function that needs it"
 
 
+@pytest.mark.slow
 def test_only_the_executor_of_ray_imports_it() -> None:
     modules = [path for folder in ("pipelines", "assets") for path in (ROOT / folder).rglob("*.py")]
     found = {
@@ -151,6 +156,7 @@ def test_asset_module_keeps_its_annotations_and_to_public_dagster(path: Path) ->
 POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{[0-9,]+\})\+|\(\?>")
 
 
+@pytest.mark.slow
 @for_each("path", sorted((ROOT / "pipelines").rglob("*.py")))
 def test_pattern_has_no_group_that_gives_nothing_back(path: Path) -> None:
     """Python before 3.11.5, Debian 12's among them, forgets where such a group began when it fails half-way."""
@@ -163,6 +169,7 @@ def test_pattern_has_no_group_that_gives_nothing_back(path: Path) -> None:
     assert [text for text in patterns if POSSESSIVE_GROUP.search(text)] == []
 
 
+@pytest.mark.slow
 @for_each("path", sorted((ROOT / "pipelines").rglob("*.py")))
 def test_distinct_integers_are_not_found_by_numpy(path: Path) -> None:
     """`find_distinct` says why; with `return_index` and its like NumPy sorts, too."""

@@ -4,9 +4,12 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_class_name_is_unique() -> None:
     modules = [path for folder in ("assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
     counts = Counter(

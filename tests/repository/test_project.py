@@ -83,6 +83,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@pytest.mark.slow
 @for_each("path", modules())
 def test_module_opens_by_saying_what_it_does(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
@@ -91,6 +92,7 @@ def test_module_opens_by_saying_what_it_does(path: Path) -> None:
     assert docstring.splitlines()[0].endswith((".", "…", ":"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["pipelines", "assets"])
 def test_modules_say_what_belongs_in_them(folder: str) -> None:
     silent = [
@@ -120,12 +122,14 @@ def test_no_tracked_configuration_names_a_foreign_host() -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 def test_no_tracked_file_names_a_path_of_one_machine() -> None:
     found = {name_of(path): match.group() for path in tracked() if (match := MACHINE_PATH.search(text_of(path)))}
 
     assert found == {}
 
 
+@pytest.mark.slow
 def test_no_tracked_file_names_a_package_index() -> None:
     assert [name_of(path) for path in tracked() if PACKAGE_INDEX.search(text_of(path))] == []
 
@@ -220,6 +224,7 @@ def test_pre_commit_runs_tools_of_the_environment_only() -> None:
     assert all(hook["entry"].startswith(".venv/bin/") for repo in hooks["repos"] for hook in repo["hooks"])
 
 
+@pytest.mark.slow
 def test_definitions_load_without_heavy_imports() -> None:
     script = (
         "import sys; import rowmill.recipe.recipe, rowmill.build.runner; "

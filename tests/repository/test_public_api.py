@@ -155,6 +155,7 @@ def test_api_page_shows_every_public_name() -> None:
     assert shown | rows >= set(rowmill.__all__)
 
 
+@pytest.mark.slow
 def test_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tinker", reason="the page reads tinker's objects; tinker is not installed")
     monkeypatch.chdir(tmp_path)

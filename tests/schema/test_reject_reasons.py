@@ -180,6 +180,7 @@ def reasons_of(built: Built) -> set[str]:
     return {reason for _, reason in built.rejects()}
 
 
+@pytest.mark.slow
 def test_a_flaw_of_a_chat_has_the_reason_that_is_named_for_it(tmp_path: Path) -> None:
     built = Workspace(tmp_path).one("a.jsonl", encoded(CHATS.values()), CHAT, filters={"deduplicate": "off"}).build()
 
@@ -229,6 +230,7 @@ def test_a_blank_line_of_a_text_file_is_accounted_for_and_is_no_reject_of_the_ch
     assert made.facts["duplicates"] == 0.5
 
 
+@pytest.mark.slow
 def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer")
     backend = json.loads(tokenizer_json())
@@ -289,6 +291,7 @@ def literal_reasons() -> Iterator[tuple[str, str]]:
                         yield f"{path.name}:{node.lineno}", inner.value
 
 
+@pytest.mark.slow
 def test_no_reason_outside_the_list_is_used() -> None:
     found = list(literal_reasons())
 

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ SPANS = st.lists(
 """Spans of (id, is a target), of which no first one is a target."""
 
 
+@pytest.mark.slow
 @given(SPANS)
 def test_every_letter_tells_which_token_follows_which(spans: list[list[tuple[int, bool]]]) -> None:
     ids = np.array([i for span in spans for i, _ in span], np.int32)

@@ -15,6 +15,7 @@ from rowmill.packing import layout
 from rowmill.schema.manifest import File
 from rowmill.shards import gather, native
 from rowmill.shards.native import Segments, Spans
+from tests.support.tiers import draw
 
 
 def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int]) -> Segments:
@@ -68,6 +69,7 @@ PARTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(parts=PARTS, data=st.data())
 def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[int, int]]], data: st.DataObject) -> None:
@@ -151,7 +153,7 @@ def test_fillers_have_two_tokens_and_no_target() -> None:
     assert (row["filler"], row["sequence_id"], row["trained_tokens"]) == (True, -1, 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=draw(30))
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
 def test_take_returns_the_wanted_rows_in_the_wanted_order(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject

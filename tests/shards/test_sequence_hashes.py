@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def test_no_sequences_have_no_content() -> None:
     assert join_hashes([]).sum_content(np.empty(0, np.int64)) == 0
 
 
+@pytest.mark.slow
 def test_packed_shards_store_the_hashes_and_sizes_of_their_sequences(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(40)], splits={"validation": 0.2}).build()
     packed, store = made.manifest("rows", "packed_shards"), made.project.store

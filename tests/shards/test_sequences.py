@@ -15,6 +15,7 @@ from rowmill.exports import native
 from rowmill.shards import gather
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from tests.support.export_cases import VECTOR, sequences
+from tests.support.tiers import draw
 
 SEGMENT = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), min_size=1, max_size=5).map(
     lambda tokens: ([i for i, _ in tokens], [0, *(m for _, m in tokens[1:])])
@@ -37,7 +38,7 @@ def write_segment_files(files: list[list[list[tuple[list[int], list[int]]]]], fo
     return SegmentFiles(tuple(paths), np.concatenate(([0], np.cumsum(counts))))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draw(40))
 @given(files=FILES, data=st.data())
 def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
     tmp_path_factory: pytest.TempPathFactory, files: Any, data: st.DataObject

@@ -98,6 +98,7 @@ def test_equal_items_are_one() -> None:
 WORD_TEXTS = st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(WORD_TEXTS, max_size=3), min_size=1, max_size=4),
     st.lists(st.lists(WORD_TEXTS, min_size=1, max_size=2), min_size=1, max_size=14),

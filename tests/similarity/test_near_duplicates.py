@@ -47,6 +47,7 @@ def test_shingles_are_the_distinct_ngrams_of_a_text() -> None:
 SETS = st.lists(st.sets(st.integers(0, 12) | st.just(2**64 - 1), min_size=1, max_size=9), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(SETS, st.integers(1, 40))
 def test_similarity_of_pairs_is_that_of_their_sets(sets: list[set[int]], size: int) -> None:
     pairs = [(i, j) for i in range(len(sets)) for j in range(len(sets))]
@@ -82,6 +83,7 @@ def test_signatures_agree_as_often_as_sets_do_and_bands_by_their_power(
     assert keys.shape == (800, BANDS)
 
 
+@pytest.mark.slow
 @given(SETS)
 def test_signatures_do_not_depend_on_the_rows_beside(sets: list[set[int]]) -> None:
     shingles = join_sets(sets)
@@ -181,6 +183,7 @@ def test_pairs_are_compared_as_small_integers() -> None:
     assert widths == {np.dtype(np.int32)}
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=9),
     st.lists(st.sets(st.integers(0, 8), min_size=1), max_size=8),

@@ -43,6 +43,7 @@ def test_equal_words_have_equal_hashes_and_others_do_not(texts: list[str]) -> No
     assert len(pairs) == len({word for word, _ in pairs}) == len({number for _, number in pairs})
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("ab \n東é", max_size=40), min_size=1), st.integers(1, 9))
 def test_hashes_do_not_depend_on_how_texts_are_cut_into_chunks(texts: list[str], size: int) -> None:
     whole = hash_words(texts)

@@ -7,6 +7,8 @@ What belongs here: a format added in one file, and invariants of every format. W
 import gzip
 from pathlib import Path
 
+import pytest
+
 from rowmill.sources.file_formats import FILE_FORMATS, FORMATS_BY_SUFFIX, choose_file_format, find_file_format
 from rowmill.sources.files import Files
 from tests.support.extended_engine import ExtendedEngine
@@ -46,6 +48,7 @@ found["built"] = load("mini", "gpu_partitions") is not None
 """
 
 
+@pytest.mark.campaign
 def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write("pipelines/rowmill/sources/cards.py", CARDS)

@@ -5,7 +5,11 @@ What belongs here: sizes in use. What does not: that parts are the file, with sm
 
 import io
 
+import pytest
+
 from rowmill.sources.parts import PartContent, cut_lines, part_bytes, part_rows
+
+pytestmark = pytest.mark.slow
 
 NO_LIMIT = 1 << 60
 

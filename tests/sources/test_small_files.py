@@ -60,6 +60,7 @@ def test_groups_are_the_parts_in_their_order() -> None:
     assert max(map(cost, groups)) <= MAX_GROUP_BYTES
 
 
+@pytest.mark.slow
 def test_groups_of_many_small_files_have_the_mean_size() -> None:
     groups = group_parts(many(20_000))
 
@@ -91,6 +92,7 @@ def names(groups: Iterable[Sequence[SourcePart]]) -> set[tuple[str, ...]]:
     return {tuple(part.sha256 for part in group) for group in groups}
 
 
+@pytest.mark.slow
 def test_added_removed_or_changed_file_keeps_other_groups() -> None:
     scans = many(3000)
     before = group_parts(scans)
@@ -128,6 +130,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return write_many(tmp_path_factory.mktemp("many")).build()
 
 
+@pytest.mark.slow
 def test_small_files_are_built_in_few_parts(built: Built) -> None:
     raw = built.manifest("rows", "raw_dataset")
 
@@ -140,6 +143,7 @@ def tokens_of(built: Built) -> list[list[int]]:
     return [one["input_ids"] for one in built.rows_of("rows", "packed_shards", file="shard")]
 
 
+@pytest.mark.slow
 def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: Path) -> None:
     rows = [*map(chat, range(FILES)), *(chat(10_000 + number, words=60) for number in range(250))]
     alone = Workspace(tmp_path).one("rows.jsonl", rows).build()
@@ -159,6 +163,7 @@ def test_row_is_traced_to_its_file_and_line(built: Built, number: int) -> None:
     assert back.places
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
     workspace = write_many(tmp_path)
     project = workspace.project
@@ -169,6 +174,7 @@ def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> Non
     assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
 
+@pytest.mark.slow
 def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
     workspace = write_many(tmp_path, large=False)
     first = workspace.build()
@@ -198,6 +204,7 @@ def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> N
     assert ("not_taken", "", 7) in made.ledger
 
 
+@pytest.mark.slow
 def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for number in range(30):

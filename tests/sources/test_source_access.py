@@ -230,6 +230,7 @@ def address() -> Iterator[str]:
         thread.join(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "words", "may_pass"),
     [
@@ -257,6 +258,7 @@ def test_web_server_failure_is_reported_by_its_kind(
     assert_public(f"{caught.value} {caught.value.__cause__!r}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["404/a.jsonl", "410/a.jsonl"])
 def test_missing_web_address_is_reported(address: str, tmp_path: Path, path: str) -> None:
     with pytest.raises(SourceError, match=rf"found no data at http://{address}/{path} \("):
@@ -321,6 +323,7 @@ def signed(address: str, signature: str) -> str:
     return f"http://bob:hunter2@{address}/ok/a.jsonl?X-Amz-Credential=AKIDEXAMPLE&X-Amz-Signature={signature}"
 
 
+@pytest.mark.slow
 def test_two_signatures_of_one_file_have_one_identity(address: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"this file is already named") as caught:
         scan_all(tmp_path, signed(address, "5ec2e7"), signed(address, "5ec2e7b"))
@@ -328,6 +331,7 @@ def test_two_signatures_of_one_file_have_one_identity(address: str, tmp_path: Pa
     assert_public(str(caught.value))
 
 
+@pytest.mark.slow
 def test_newly_signed_file_has_the_same_identity_and_rows(address: str, tmp_path: Path) -> None:
     first, second = (Files(train_urls=[signed(address, one)]) for one in ("5ec2e7", "5ec2e7b"))
     stage = StoreStager(Store(str(tmp_path / "stage")), "raw")
@@ -336,6 +340,7 @@ def test_newly_signed_file_has_the_same_identity_and_rows(address: str, tmp_path
     assert scan_source(first, tmp_path, stage, {}) == scan_source(second, tmp_path, stage, {})
 
 
+@pytest.mark.slow
 def test_queries_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
     scans = scan_all(tmp_path, *(f"http://{address}/ok/a.jsonl?id={n}" for n in (1, 2)))
 
@@ -353,6 +358,7 @@ def contents(store: Path) -> Iterator[tuple[Path, str]]:
         yield path, path.read_bytes().decode("latin-1")
 
 
+@pytest.mark.slow
 def test_secrets_of_an_address_are_in_no_output_of_a_build(address: str, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"train_urls": [signed(address, "5ec2e7")]}
@@ -368,6 +374,7 @@ def test_secrets_of_an_address_are_in_no_output_of_a_build(address: str, tmp_pat
         assert leaked == [], path
 
 
+@pytest.mark.slow
 def test_part_of_a_secret_address_is_read_from_its_copy(address: str, tmp_path: Path) -> None:
     [one] = scan_all(tmp_path, signed(address, "5ec2e7"))
 

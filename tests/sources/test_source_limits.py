@@ -35,6 +35,7 @@ from rowmill.sources import (
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.sources.parts import cut_lines
 from tests.support.recipes import CHAT, Workspace, chat, lines
+from tests.support.tiers import draw
 
 LIMIT = 2000
 
@@ -132,7 +133,8 @@ def test_line_that_begins_like_a_placeholder_is_invalid_json(tmp_path: Path, lin
     assert [one.rejected and one.rejected.reason for one in records(tmp_path / "a.jsonl")] == ["invalid_json"]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(60), deadline=None)
 @given(st.lists(st.sampled_from([0, 5, 1500, 3000, 140_000, 1_200_000, 2_500_000]), max_size=9), st.booleans())
 def test_lines_that_are_too_long_keep_the_other_line_numbers(lengths: list[int], ends: bool) -> None:
     rows = [(b"%d" % number).ljust(length, b"x") for number, length in enumerate(lengths)]
@@ -184,6 +186,7 @@ def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
     assert peak < 48 << 20
 
 
+@pytest.mark.slow
 def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'[{"a":1},{"b":"', 512, b'"},{"c":1}]')
 
@@ -223,6 +226,7 @@ def small_files_may_expand(monkeypatch: pytest.MonkeyPatch) -> int:
     return free_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["gz", "zst"])
 def test_file_that_expands_a_thousandfold_is_one_error(tmp_path: Path, codec: str, small_files_may_expand: int) -> None:
     path = tmp_path / f"a.jsonl.{codec}"
@@ -239,6 +243,7 @@ def test_file_of_equal_rows_may_shrink_a_thousandfold_while_it_is_small(tmp_path
     assert scan_one(path, max_expansion=2).records == 100_000
 
 
+@pytest.mark.slow
 def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path, small_files_may_expand: int) -> None:
     text = pa.array(["x" * (small_files_may_expand // 2)] * 3)
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", compression="zstd", use_dictionary=False)

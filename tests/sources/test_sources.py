@@ -55,6 +55,7 @@ from rowmill.sources import (
 from rowmill.sources.limits import Limits
 from rowmill.sources.parts import PartContent, SampleBy, cut_lines, cut_rows, part_bytes, part_rows
 from rowmill.sources.urls import expand_braces
+from tests.support.tiers import draw
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -295,7 +296,7 @@ def sliced(content: bytes) -> list[PartContent]:
     return list(cut_lines(io.BytesIO(content), NO_LIMIT))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draw(60), deadline=None)
 @given(LINES, st.booleans())
 def test_parts_of_lines_joined_are_the_file(lengths: list[int], ends: bool) -> None:
     content = text_of(lengths, ends=ends)
@@ -314,7 +315,7 @@ def test_parts_of_lines_joined_are_the_file(lengths: list[int], ends: bool) -> N
         assert b"\n" not in part.content[part_bytes(part.offset) - 1 : -1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draw(60), deadline=None)
 @given(LINES, LINES)
 def test_lines_appended_change_no_finished_part(before: list[int], after: list[int]) -> None:
     old = text_of(before, ends=True)
@@ -325,7 +326,7 @@ def test_lines_appended_change_no_finished_part(before: list[int], after: list[i
     assert grown[: len(finished)] == finished
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draw(40), deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 3000))
 def test_rows_appended_change_no_finished_part(before: int, after: int) -> None:
     rows = [b"%d" % number for number in range(before + after)]
@@ -484,7 +485,7 @@ def test_texts_are_those_of_the_text_builder_of_datasets(folder: Path) -> None:
         assert ours == ([text.removesuffix("\n") for text in theirs] if sample_by == "paragraph" else theirs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draw(60), deadline=None)
 @given(st.lists(st.sampled_from(["", " ", "\r", "a", "b c", "x" * 70_000]), max_size=12), st.booleans())
 def test_parts_of_a_text_file_hold_the_same_texts_wherever_they_are_cut(lines: list[str], ends: bool) -> None:
     content = "\n".join(lines) + "\n" * ends
@@ -602,7 +603,8 @@ def test_line_numbers_run_on_through_the_parts(folder: Path) -> None:
 INTEGERS = st.integers(-(10**40), 10**40) | st.integers(-(2**63) - 2, -(2**63) + 2) | st.integers(2**64 - 2, 2**64 + 2)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(200), deadline=None)
 @given(st.lists(st.fixed_dictionaries({"n": INTEGERS, "t": st.text(max_size=9) | INTEGERS.map(str)}), max_size=5))
 def test_integers_of_any_size_are_read_exactly(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("ints", numbered=True)
@@ -625,7 +627,8 @@ JSON = st.recursive(
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=4), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(100), deadline=None)
 @given(RECORDS, st.sampled_from([None, 0, 2]), st.booleans())
 def test_json_list_in_any_layout_gives_its_elements(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, ascii_only: bool
@@ -658,6 +661,7 @@ def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(elemen
     assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
 
 
+@pytest.mark.slow
 def test_list_of_any_size_is_split_in_flat_memory() -> None:
     """64 MB of list pass through less than 16 MB of memory."""
     row = orjson.dumps({"messages": [{"role": "user", "content": 'say "[hi]" ' * 90}] * 64})
@@ -704,7 +708,8 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_siz
 """No NUL: the standard library's writer and reader disagree about it."""
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(100), deadline=None)
 @given(
     st.lists(st.tuples(CELLS, CELLS, st.just("01.50")), max_size=6),
     st.sampled_from([(",", ".csv"), ("\t", ".tsv")]),
@@ -833,6 +838,7 @@ def memory() -> Iterator[Any]:
     fs.rm("/", recursive=True)
 
 
+@pytest.mark.slow
 def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/bucket/x/p-0.jsonl", b'{"a": 1}\n{"a": 2}\n' * 9000)
     memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 3}\n')
@@ -874,6 +880,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join(timeout=60)
 
 
+@pytest.mark.slow
 def test_web_addresses_are_read_and_changed_ones_again(server: tuple[str, Path], tmp_path: Path) -> None:
     address, folder = server
     (folder / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n')
@@ -895,6 +902,7 @@ def test_web_addresses_are_read_and_changed_ones_again(server: tuple[str, Path],
     assert values(scan_source(source, tmp_path, stage, known_of(scans)), tmp_path) == [{"a": 9}, {"a": 3}]
 
 
+@pytest.mark.slow
 def test_web_address_that_is_not_there_is_named(server: tuple[str, Path], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"nothing\.jsonl"):
         find_files(Files(train_urls=[f"{server[0]}/nothing.jsonl"]), tmp_path)
@@ -951,6 +959,7 @@ def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(data
     assert all(part.arrow and part.staged for one in (train, held) for part in one.parts)
 
 
+@pytest.mark.slow
 def test_hugging_face_streamed_or_not_gives_the_same_bytes(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
@@ -973,6 +982,7 @@ def test_hugging_face_split_that_is_missing_is_an_error_that_lists_the_splits(da
         scan_hub(dataset, validation_split="dev")
 
 
+@pytest.mark.slow
 def test_hugging_face_folder_that_did_not_move_is_not_loaded_again(dataset: Path) -> None:
     scans = scan_hub(dataset)
     alone = scan_hub(dataset, split="test", validation_split="validation")
@@ -992,6 +1002,7 @@ def rows_of_sources(text: str) -> dict[str, int]:
     return {path: int(rows) for path, rows in table}
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_files_are_read_to_the_last_row(real_data: Path, tmp_path: Path) -> None:
     expected = rows_of_sources((real_data / "SOURCES.md").read_text(encoding="utf-8"))

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import IntegrityError, PipelineError, SchemaError, SourceError
 from rowmill.core.storage import Store
 from rowmill.sources import Files, FileScan, HuggingFaceSource, RawRecord, StoreStager, read_records, scan_source
+from tests.support.tiers import draw, mark_all_but
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -117,7 +118,8 @@ def test_line_with_many_brackets_that_is_not_too_deep_passes(folder: Path, line:
     assert [record.value for record in read_file(folder / "a.jsonl")] == [json.loads(line)]
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=draw(200), deadline=None)
 @given(st.lists(st.binary(max_size=20).map(lambda raw: raw.replace(b"\n", b"")), max_size=8))
 def test_any_bytes_give_one_record_per_line_and_never_an_exception(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
@@ -227,8 +229,9 @@ def test_csv_of_a_header_only_has_no_records(folder: Path) -> None:
 LINES = b"".join(b'{"n": %d, "t": "%s"}\n' % (n, os.urandom(30).hex().encode()) for n in range(20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("kept", [0.001, 0.5, 0.9999])
+@pytest.mark.parametrize("kept", mark_all_but([0.9999], [0.001, 0.5, 0.9999]))
 def test_compressed_file_cut_short_names_the_file_and_how_far_it_came(folder: Path, suffix: str, kept: float) -> None:
     packed = COMPRESS[suffix](LINES)
     (folder / f"a.jsonl{suffix}").write_bytes(packed[: int(len(packed) * kept)])
@@ -251,6 +254,7 @@ def test_gzip_cut_short_says_nearly_where_it_breaks(folder: Path) -> None:
     assert 0.4 < byte / len(LINES) < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_damaged_compressed_file_is_one_error(folder: Path, suffix: str) -> None:
     packed = bytearray(COMPRESS[suffix](LINES))
@@ -391,6 +395,7 @@ def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
 # Hugging Face
 
 
+@pytest.mark.slow
 def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) -> None:
     """In a separate process, since the library reads the offline switch when it is imported."""
     program = (

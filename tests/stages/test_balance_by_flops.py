@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.recipes import TEXT, Built, Workspace, document
 
+pytestmark = pytest.mark.slow
+
 WORLD = 4
 GATES = {"fill": {"at_least": 0}, "split_share": {"at_most": 1}, "rank_balance": {"at_most": 1}}
 

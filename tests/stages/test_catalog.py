@@ -148,6 +148,7 @@ SPELLED = {
 """The modules that spell names of stages, and how often."""
 
 
+@pytest.mark.slow
 def test_stage_is_named_by_its_constant() -> None:
     paths = [path for package in ("pipelines", "assets") for path in (ROOT / package).rglob("*.py")]
     found = Counter("/".join(path.relative_to(ROOT).parts[2:]) for path in paths for _ in spelled_names(path))

@@ -50,6 +50,7 @@ def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) 
     assert facts["rejects"] == facts["accounted"] == 0
 
 
+@pytest.mark.slow
 def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Path) -> None:
     half = " ".join(QUESTION.split()[:11])
     workspace = project(tmp_path, [user(half), chat(1), user(QUESTION)], [{"question": "?"}, {"question": QUESTION}])
@@ -71,6 +72,7 @@ def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Pa
     assert made.tables["benchmarks"].rows == (("riddles", source, 2, 1, 2),)
 
 
+@pytest.mark.slow
 def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     workspace = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
 
@@ -160,6 +162,7 @@ def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
     assert built.rejects("texts") == [(0, "contaminated")]
 
 
+@pytest.mark.slow
 def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_path: Path) -> None:
     workspace = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
     first = workspace.build(only=UP_TO_ROWS)
@@ -185,6 +188,7 @@ def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_agai
     assert (plain.rejects(), again.versions()) == ([], plain.versions())
 
 
+@pytest.mark.slow
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
     dated = [row | {"time": at} for at, row in enumerate(rows)]
@@ -284,6 +288,7 @@ def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tm
         assert (len(versions) == 2) is is_other
 
 
+@pytest.mark.slow
 def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.write("items.jsonl", [{"question": QUESTION}])
@@ -305,6 +310,7 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
     assert len(built.segments()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(("coverage", "rows"), [(0.5, [20, 1314, 5162]), (0.8, [])])
 def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_question(
@@ -325,6 +331,7 @@ def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_questi
     assert [json.loads(one["detail"])["item"] for one in rejects] == [632, 602, 602][: len(rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path: Path, real_data: Path) -> None:
     content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()

@@ -17,7 +17,7 @@ from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
 from rowmill.stages.canonical_rows.rewrite_part import rewrite_parts
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, lines
 
-pytestmark = pytest.mark.usefixtures("small_parts")
+pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]
 
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 FILES = 4

@@ -38,6 +38,7 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
             assert check.name in names_of(stage), stage.name
 
 
+@pytest.mark.slow
 def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     chats = {"train_urls": [workspace.write("chats.jsonl", [chat(i) for i in range(20)])]}
@@ -84,6 +85,7 @@ def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
     assert name_facts(Facts(2, 3)) == {"rows": 2, "records": 3, "note": None}
 
 
+@pytest.mark.slow
 def test_table_has_no_facts_of_messages_and_templates(tmp_path: Path) -> None:
     source = {"train_urls": [Workspace(tmp_path).write("table.csv", as_csv(purchases(60)))]}
     built = (

@@ -19,6 +19,7 @@ from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation
 from tests.support.recipes import CHAT, Built, Workspace
+from tests.support.tiers import draw, mark_all_but
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -50,16 +51,19 @@ def _mask_on_fast_path(masker: Masker, roles: Sequence[str], contents: Sequence[
     return shape.mask(contents)
 
 
-@pytest.mark.parametrize("name", ON_FAST_PATH)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mark_all_but(list(ON_FAST_PATH)[:2], ON_FAST_PATH))
 def test_shape_of_a_real_template_gives_the_mask_of_the_reference_path(real_data: Path, name: str) -> None:
     _hold_the_check((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
 def test_shape_of_a_bundled_template_gives_the_mask_of_the_reference_path(name: str) -> None:
     _hold_the_check(read_named_template(name), Loss())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [Loss(supervise="last_assistant"), Loss(mask={"user": "train"}, mask_default="mask"), Loss(end_of_turn="mask"),
@@ -74,7 +78,7 @@ def _hold_the_check(template: str, loss: Loss) -> None:
     masker = Masker(_renderer(template), loss, MaskRules())
     taken = 0
 
-    @settings(max_examples=60)
+    @settings(max_examples=draw(60))
     @given(contents=st.lists(CONTENTS, min_size=2, max_size=5), system=st.booleans())
     def check(contents: list[str], system: bool) -> None:
         nonlocal taken
@@ -183,6 +187,7 @@ QUESTIONS = (
 """All that a template may ask of a content."""
 
 
+@pytest.mark.slow
 @given(text=st.text(min_size=1))
 def test_text_that_keeps_the_notes_renders_like_the_placeholder(text: str) -> None:
     source = (

@@ -19,6 +19,8 @@ from rowmill.schema.manifest import StageKey
 from tests.support.recipes import CHAT, LENIENT, Built, Workspace
 from tests.support.tables import records
 
+pytestmark = pytest.mark.slow
+
 FORM = {"data": {"group_training_examples_by": "shop", "order_training_examples_by": "day"}}
 SALES = [{"shop": f"s{shop}", "day": f"2024-01-{day:02d}", "units": day} for shop in range(6) for day in range(1, 6)]
 FRESH = [{"shop": f"s{shop}", "day": f"2024-02-{day:02d}", "units": day} for shop in (1, 2) for day in range(1, 4)]

@@ -121,6 +121,7 @@ def with_backend(workspace: Workspace, base_url: str, **options: Any) -> Workspa
 # ── Stages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_build_skips_stages_that_need_a_trained_model(grouped: Workspace) -> None:
     steps = plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
@@ -230,6 +231,7 @@ def test_reasons_of_parsing_are_reject_reasons_of_the_ledger() -> None:
 # ── Comparison with the training table ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_generated_records_are_compared_with_their_training_table(grouped: Workspace, generated: Path) -> None:
     fresh = [sale("s1", day, units=7) for day in range(10, 13)]
     written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
@@ -274,6 +276,7 @@ def following(request: dict[str, Any]) -> Reply:
     return Reply([texts(reading(last["shop"], hour))] * request["n"], finish_reason="length")
 
 
+@pytest.mark.slow
 def test_series_are_generated_over_http_from_the_training_setup(series: Workspace) -> None:
     with serving(following) as server:
         made, results, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
@@ -353,6 +356,7 @@ def test_grouped_records_are_generated_until_there_are_enough(grouped: Workspace
     assert made.facts["series"] == 0
 
 
+@pytest.mark.slow
 def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
     form = {
         **SERIES,
@@ -421,6 +425,7 @@ def test_bad_option_of_generation_is_a_config_error(tmp_path: Path, generation: 
 # ── Commands ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_parse_runs_the_stage_and_writes_the_records(
     grouped: Workspace, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -448,6 +453,7 @@ def test_parse_of_a_file_stores_nothing(grouped: Workspace, tmp_path: Path, caps
     assert _current(grouped, "parsed_records") == before
 
 
+@pytest.mark.slow
 def test_generate_calls_the_backend(series: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(following) as server:
         status = main.main(["generate", str(with_backend(series, server.base_url).config)])

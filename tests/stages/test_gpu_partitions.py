@@ -11,6 +11,8 @@ from rowmill.schema.manifest import Manifest
 from rowmill.stages.gpu_partitions import copied_ranks
 from tests.support.recipes import CHAT, Workspace, chat
 
+pytestmark = pytest.mark.slow
+
 
 def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     rows = [chat(i) for i in range(30)]

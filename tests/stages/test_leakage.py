@@ -67,6 +67,7 @@ def texts(first: int, count: int) -> list[dict[str, Any]]:
     return [{"text": " ".join(sentence(7 * i + k, 40) for k in range(12))} for i in range(first, first + count)]
 
 
+@pytest.mark.slow
 def test_text_half_of_which_is_in_train_is_a_near_duplicate(tmp_path: Path) -> None:
     train = texts(0, 30)
     fresh = [{"text": " ".join(f"{i}-{k} {k * i}" for k in range(400))} for i in range(91, 97)]

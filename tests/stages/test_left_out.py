@@ -115,6 +115,7 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(tmp_pat
     assert (found > 0.1) == (strategy != "split")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_data: Path) -> None:
     workspace = Workspace(tmp_path)
@@ -143,6 +144,7 @@ def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:
     assert states["kept"] + states.get("tail", 0) == len(rows)
 
 
+@pytest.mark.slow
 def test_segment_limit_that_costs_sequences_is_told(tmp_path: Path) -> None:
     rows = [pair(i, words=1) for i in range(40)]
     limited = built_of(tmp_path / "limited", rows, PAIR, max_segments_per_example=1)
@@ -205,6 +207,7 @@ def test_shard_that_is_not_what_was_written_closes_the_gate(tmp_path: Path, rott
 # ── Ranks and files that are not there any more ────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR}
@@ -236,6 +239,7 @@ def test_file_without_records_is_told(tmp_path: Path) -> None:
     assert [one.check for one in results if one.failed] == ["empty_files"]
 
 
+@pytest.mark.slow
 def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     files = {

@@ -16,6 +16,8 @@ from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, sentence, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['reasoning_content'] %}({{ m['reasoning_content'] }})"
     "{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ from rowmill.stages.truncation_stats.measured_examples import (
     measure_examples,
     measure_files,
 )
+from tests.support.tiers import draw
+
+pytestmark = pytest.mark.slow
 
 SCHEMA = pa.schema([EXAMPLE_SCHEMA.field(name) for name in COLUMNS])
 
@@ -50,7 +54,7 @@ def describe(measured: MeasuredExamples) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=draw(60))
 @given(st.lists(lines(), max_size=12), st.integers(0, 12))
 def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], cut: int) -> None:
     folder: Path = tmp_path_factory.mktemp("store")

@@ -49,6 +49,7 @@ def test_the_shorter_of_two_similar_rows_goes_from_the_threshold_on(tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_the_same_rows_stay_in_any_order_of_files_and_a_second_time(tmp_path: Path) -> None:
     rows = [text(i, changed=changed, more=more) for i in range(3) for changed, more in ((0, 0), (1, 0), (0, 3), (3, 1))]
     orders = [rows, rows[::-1], rows[5:] + rows[:5]]
@@ -61,6 +62,7 @@ def test_the_same_rows_stay_in_any_order_of_files_and_a_second_time(tmp_path: Pa
     assert (again.rejects(), kept_texts(again)) == ([], kept[0])
 
 
+@pytest.mark.slow
 def test_files_in_another_order_and_many_parts_leave_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_short_rows_are_left_alone(tmp_path: Path) -> None:
     assert len(kept_texts(build(tmp_path / "long", rows, min_words=19))) == 1
 
 
+@pytest.mark.slow
 def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     built = build(tmp_path, [text(0), text(0, changed=1)], action="report")
 
@@ -106,6 +109,7 @@ def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     assert query_views(built.project.store, "select count(*) from near_duplicate_groups")[1] == [(1,)]
 
 
+@pytest.mark.slow
 def test_view_and_page_show_what_goes_beside_what_stays(tmp_path: Path) -> None:
     rows = [text(0, more=2), text(1), text(0, more=1), text(0)]
     built = build(tmp_path, rows)
@@ -153,6 +157,7 @@ def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> Non
         _ = workspace.project
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     ("file", "rows", "gone"),

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_a_sixteenth_of_all_ngrams_is_kept() -> None:
     assert len(set(hashes)) == len(hashes)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), before=st.integers(0, 40), after=st.integers(0, 40))
 def test_ngrams_of_a_text_are_found_at_any_position(seed: int, before: int, after: int) -> None:
     text = ids_of(seed, 300)

@@ -55,6 +55,7 @@ def describe(built: Built) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixture", "partitions"),
     [

@@ -10,6 +10,8 @@ from rowmill.executors import local
 from rowmill.reader import Reader
 from tests.support.recipes import PAIR, Built, Workspace, pair
 
+pytestmark = pytest.mark.slow
+
 ALL_STAGES_BELOW = {"training_splits", "gpu_partitions"}
 
 
@@ -138,7 +140,6 @@ def test_changed_mixture_rebuilds_the_order_and_nothing_before_it(workspace: Wor
     assert built.made() <= ALL_STAGES_BELOW
 
 
-@pytest.mark.slow
 def test_two_workers_hold_out_the_same_rows_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     rows = [pair(i) | {"user": f"u{i % 9}", "when": i} for i in range(60)]

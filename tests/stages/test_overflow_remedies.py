@@ -87,6 +87,7 @@ def read_suggestions(message: str) -> Iterator[dict[str, Any]]:
             yield {"packing": {"slice_strategy": strategy}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", mark_all_but(list(CASES.values())[::4], CASES.values()), ids=list(CASES))
 def test_every_suggestion_for_an_example_that_is_too_long_helps(tmp_path: Path, stopped: Stopped) -> None:
     with pytest.raises(ContextOverflowError, match=r"^datasets\.rows: .*1 (row|example) is ") as caught:

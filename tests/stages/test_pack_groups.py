@@ -18,7 +18,7 @@ from rowmill.stages.tokenized_examples import table_tasks
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
 
-pytestmark = pytest.mark.usefixtures("small_parts")
+pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 SEQ_LEN = 256

@@ -65,6 +65,7 @@ def pieces(built: Built) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...
     return found
 
 
+@pytest.mark.slow
 def test_every_segment_is_padded_and_no_token_is_lost(padded: Built) -> None:
     examples = {one["example_id"]: one["input_ids"] for one in padded.examples()}
 
@@ -95,6 +96,7 @@ def test_ranks_are_padded_and_count_padding_beside_their_tokens(padded: Built) -
     assert counted["padding"] == sum(2 * row["filler"] + sum(row["segment_padding"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_indexes_of_padded_sequences_have_the_batches_and_counts_of_copies(padded: Built, tmp_path: Path) -> None:
     indexed = build(tmp_path, CHATS, CHAT, layout="index", segment_multiple_of=MULTIPLE)
 
@@ -161,6 +163,7 @@ def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:
     assert int(batch["attention_mask"].sum()) == int(real.sum()) == int((batch["segment_ids"] >= 0).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["keep", "drop"])
 def test_joined_documents_are_cut_at_multiples(tmp_path: Path, tail: str) -> None:
     rows = [document(i, words=3 + i % 90) for i in range(60)]
@@ -177,6 +180,7 @@ def test_joined_documents_are_cut_at_multiples(tmp_path: Path, tail: str) -> Non
     assert sorted(sizes)[2 if tail == "keep" else 0] == 256
 
 
+@pytest.mark.slow
 def test_estimated_sequences_are_those_of_padded_segments(tmp_path: Path) -> None:
     """Of 3, 5 and 6 ids padded to 4, 8 and 8 none share a sequence of 8; without padding, 3 and 5 do."""
     rows = [{"input_ids": list(range(3, 3 + n)), "response_length": 1} for n in (3, 5, 6)]
@@ -210,6 +214,7 @@ def test_room_of_padded_segments_by_hand() -> None:
     assert measure_padded_room(lengths, 2, 4)[0].tolist() == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_flops_count_the_padding_that_is_computed(tmp_path: Path) -> None:
     """With 10 n + n², 3 and 5 ids padded to 4 and 8 cost 56 + 144, and without padding 39 + 75."""
     rows = [{"input_ids": list(range(3, 3 + n)), "response_length": 1} for n in (3, 5)]
@@ -225,6 +230,7 @@ def test_flops_count_the_padding_that_is_computed(tmp_path: Path) -> None:
     assert costs == {1: 39 + 75, 4: 56 + 144}
 
 
+@pytest.mark.slow
 def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) -> None:
     rows = [{"prompt": sentence(i, 5), "chosen": sentence(i + 1, 9), "rejected": sentence(i, 7)} for i in range(30)]
 

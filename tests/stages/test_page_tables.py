@@ -42,6 +42,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     return first, workspace.build()
 
 
+@pytest.mark.slow
 def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Built, Built]) -> None:
     first, second = (lines(built, "chats", "raw_dataset", table="files") for built in twice)
 
@@ -52,6 +53,7 @@ def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Bu
     assert len({one["digest"] for one in [*first, *second]}) == 4
 
 
+@pytest.mark.slow
 def test_report_of_new_data_changes_no_version(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(5)])
     first = workspace.build()
@@ -92,6 +94,7 @@ def telling(i: int) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_were_kept(tmp_path: Path) -> None:
     # Two copies, one of them with every feature, so that the counts of a rewritten part are tested, too.
     rows = [telling(i) for i in (*range(20), 0, 15)]

@@ -14,6 +14,8 @@ from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.stages.canonical_rows.row_columns import RowColumns
 from tests.support.recipes import CHAT, Built, Workspace, chat, lines
 
+pytestmark = pytest.mark.slow
+
 UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 
 
@@ -55,8 +57,8 @@ def build(folder: Path, pick: Callable[[int], dict[str, Any]], **groups: Any) ->
     [
         {"splits": {"validation": 0.2, "test": 0.1}},
         {"splits": {"validation": 0, "max_rows": None}, "filters": {"deduplicate": "prefix200"}},
-        {"filters": {"max_items": 100}},
-        {"reasoning": {"extract_think_tags": False}},
+        pytest.param({"filters": {"max_items": 100}}, marks=pytest.mark.campaign),
+        pytest.param({"reasoning": {"extract_think_tags": False}}, marks=pytest.mark.campaign),
     ],
     ids=["splits", "prefix200", "max_items", "literal_tags"],
 )

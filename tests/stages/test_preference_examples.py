@@ -61,6 +61,7 @@ def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -
     assert _trained(short) == [*range(12, 17), *range(30, 35)]
 
 
+@pytest.mark.slow
 def test_template_that_prints_the_prompt_by_the_answer_is_refused(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     counting = "{{ messages[-1]['content'] | length }}" + CHATML
@@ -150,6 +151,7 @@ def _shard_rows(made: Any) -> list[dict[str, Any]]:
     return [row for file in files for row in made.project.store.table(file).to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [{}, {"pack": True}, {"pack": 3}], ids=["single", "packed", "three"])
 def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any]) -> None:
     workspace = Workspace(tmp_path)
@@ -205,6 +207,7 @@ def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
     assert ranks.facts["conservation"] == 0
 
 
+@pytest.mark.slow
 def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
     [shard] = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
@@ -227,6 +230,7 @@ def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     assert count("example_ids", renamed) == {"pair_intact": 12, "prompt_identical": 0}
 
 
+@pytest.mark.slow
 def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     pairs = [{"prompt": f"{i}?", "chosen": sentence(i, 12), "rejected": sentence(i, 3)} for i in range(20)]
     pairs += [{**pairs[0], "chosen": pairs[0]["rejected"], "rejected": pairs[0]["chosen"]}]
@@ -246,6 +250,7 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, "not_applicable")
 
 
+@pytest.mark.slow
 def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
     records = [{"prompt": sentence(i % 20, 6), "chosen": sentence(i, 7), "rejected": sentence(i + 1, 7)}
                for i in range(200)]  # fmt: skip
@@ -261,6 +266,7 @@ def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
     assert made.manifest("training_splits").facts["same_group"] == 0
 
 
+@pytest.mark.slow
 def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None:
     workspace = Workspace(tmp_path)
     lines = (real_data / "preference/v1_dpo_demo.jsonl").read_bytes()

@@ -27,6 +27,7 @@ def _vector(folder: Path, limit: int, **row: Any) -> list[dict[str, Any]]:
     return vector_workspace(folder).one("a.jsonl", [record], PROMPTS, truncation={"max_length": limit}).examples()
 
 
+@pytest.mark.slow
 def test_vector_of_the_specification_has_twelve_ids_and_no_target(tmp_path: Path) -> None:
     [example] = _vector(tmp_path / "12", 12)
 
@@ -69,6 +70,7 @@ def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
     assert "failed" not in results.values()
 
 
+@pytest.mark.slow
 def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_path: Path) -> None:
     form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$", "carry_fields": ["level"]}
     workspace = Workspace(tmp_path).one("a.jsonl", [*_records(40), {"question": "nothing?", "answer": "none"}], form)
@@ -124,6 +126,7 @@ def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
     assert (result.passed, result.blocking) == (False, False)
 
 
+@pytest.mark.slow
 def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> None:
     records = [{"prompt": sentence(1, 200), "answer": "5"}, {"prompt": "short?", "answer": "6"}]
 
@@ -138,6 +141,7 @@ def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> 
         build("raise")
 
 
+@pytest.mark.slow
 def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None:
     form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$"}
     content = (real_data / "math/gsm8k_train.jsonl").read_bytes()

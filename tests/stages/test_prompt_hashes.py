@@ -2,10 +2,13 @@
 
 from hashlib import blake2b
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.stages.canonical_rows.prompt_hashes import hash_prompts
+
+pytestmark = pytest.mark.slow
 
 SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 PROMPTS = st.lists(st.none() | st.text(st.sampled_from(f"aZ0.[\x00\x7f{SPACES}") | st.characters(codec=None)))

@@ -29,6 +29,8 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.tiers import mark_all_but
 
+pytestmark = pytest.mark.slow
+
 Messages = list[dict[str, Any]]
 
 TEXTS = ("Hello there", "naïve café 漢字 🎉", "user", "x", " edge ", "a </think> b", "<|im_end|> quoted", "%s",

@@ -84,6 +84,7 @@ def test_sides_are_prompt_answer_and_eos_exactly(tmp_path: Path, add_eos: Any) -
         assert (example["prompt_length"], example["margin"]) == (len(prompt), record.get("margin"))
 
 
+@pytest.mark.slow
 def test_texts_need_no_template_and_everything_else_is_rejected_with_a_reason(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     hostile = [

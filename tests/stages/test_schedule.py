@@ -23,6 +23,7 @@ def lines_of(built: Built) -> dict[tuple[str, str], tuple[int, int, int]]:
     return {row[:2]: row[2:] for row in built.manifest("training_splits").tables["schedule"].rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixture", "partitions", "wanted"),
     [

@@ -56,6 +56,7 @@ def make_workspace(folder: Path) -> Workspace:
     return Workspace(folder).one("rows.jsonl", lines(chat(i) for i in range(40)), CHAT)
 
 
+@pytest.mark.slow
 def test_a_fork_after_the_requirements_has_the_template_that_trial_and_build_use(
     tmp_path: Path, opened: Counter[str]
 ) -> None:

@@ -29,6 +29,8 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
+pytestmark = pytest.mark.slow
+
 OptionPath = tuple[str | int, ...]
 
 BACKEND = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}

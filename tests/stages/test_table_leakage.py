@@ -12,6 +12,8 @@ import pytest
 from tests.support.recipes import LENIENT, PAIR, Built, Workspace, pair
 from tests.support.tables import as_csv, purchases, records
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND = "measured_temperature_of_the_first_sensor", "measured_pressure_of_the_second_sensor"
 
 

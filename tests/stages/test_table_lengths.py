@@ -17,6 +17,8 @@ from rowmill.reports.statistics import render_statistics
 from tests.support.recipes import LENIENT, Built, Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
+pytestmark = pytest.mark.slow
+
 SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
 MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
 

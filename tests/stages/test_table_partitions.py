@@ -22,6 +22,8 @@ from rowmill.tabular.table_partitions import assign_partitions
 from tests.support.recipes import Built, Workspace, sentence
 from tests.support.tables import grouped, records
 
+pytestmark = pytest.mark.slow
+
 UP_TO_LENGTHS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
 FILES, ROWS_OF_A_FILE = 6, 500
 """So many rows are a part of their own: some 110 KiB."""

@@ -152,6 +152,7 @@ def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
     ]
 
 
+@pytest.mark.slow
 def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Path) -> None:
     built = Workspace(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
 
@@ -175,6 +176,7 @@ def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Pat
     assert "".join(text_of({"input_ids": ids}) for _, ids in _spans(example)) == text
 
 
+@pytest.mark.slow
 def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     options = {**PAIR, "separate_with": "\n"}
     built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
@@ -185,6 +187,7 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     assert example["trained_tokens"] == sum(example["loss_mask"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [{}, {"mask": {"prompt": "train"}}])
 def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path: Path, loss: dict[str, Any]) -> None:
     rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "green paper ", "answer": "boats answer"}]
@@ -255,6 +258,7 @@ def _ledger_is_whole(built: Built) -> bool:
     return counted == original and found.facts["accounted"] == 0
 
 
+@pytest.mark.slow
 def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -51,7 +51,7 @@ def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
     assert built(tmp_path, short, long)[1].value == 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     ("sample_by", "share"), mark_all_but(["line"], [("line", 0.95), ("paragraph", 0.4), ("document", 0)])

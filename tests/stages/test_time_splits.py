@@ -74,6 +74,7 @@ STRADDLING = [
 BOUNDARIES = {"validation": 10, "test": 20}
 
 
+@pytest.mark.slow
 def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one(
         "rows.jsonl", STRADDLING, CHAT, splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}

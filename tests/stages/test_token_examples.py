@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.recipes import LENIENT, Workspace, chat, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TOKENS: dict[str, Any] = {"kind": "tokens"}
 
 

@@ -15,6 +15,8 @@ from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import encoder, engines
 from tests.support.recipes import TEXT, Workspace, document
 
+pytestmark = pytest.mark.slow
+
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 

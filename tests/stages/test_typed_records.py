@@ -12,6 +12,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,9 @@ from rowmill.tabular.table_contract import ColumnContract, TableContract, make_c
 from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_cells, write_strings
 from rowmill.tabular.table_contract.value_shapes import shape_of
 from rowmill.tabular.time_order import SortKey
+from tests.support.tiers import draw
+
+pytestmark = pytest.mark.slow
 
 BEYOND_64_BITS = "1180591620717411303424"
 NUMBERS = st.sampled_from(
@@ -163,7 +167,7 @@ CONTRACTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=draw(300))
 @given(st.lists(CELLS, min_size=1, max_size=40))
 def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
     column = CellColumn.from_cells(cells)
@@ -191,7 +195,7 @@ def test_evidence_of_parts_is_the_same_together_and_alone(parts: list[list[str]]
         assert json.dumps(one.to_json()) == json.dumps(alone.to_json())
 
 
-@settings(max_examples=300)
+@settings(max_examples=draw(300))
 @given(
     st.lists(CELLS, min_size=1, max_size=40, unique=True),
     CONTRACTS,

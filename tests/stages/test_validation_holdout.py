@@ -97,6 +97,7 @@ def segments_of(built: Built, dataset: str, split: str) -> set[str]:
     return {row["example_id"] for row in rows if row["split"] == split}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(WANTED))
 def test_exactly_as_many_validation_sequences_as_asked_for(built: Built, dataset: str) -> None:
     splits = {row[1]: row[3] for row in built.manifest(dataset, "packed_shards").tables["splits"].rows}
@@ -158,6 +159,7 @@ def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:
     assert traces[0].places == ()
 
 
+@pytest.mark.slow
 def test_left_out_examples_can_be_asked_for(built: Built) -> None:
     sql = "select state, count(*), sum(tokens) from left_out where state = 'validation_surplus' group by all"
     left = [row for name in WANTED for row in built.rows_of(name, "packed_shards", file="left_out")]
@@ -166,6 +168,7 @@ def test_left_out_examples_can_be_asked_for(built: Built) -> None:
     assert stats.query_views(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
 
 
+@pytest.mark.slow
 def test_second_build_reuses_everything_and_another_number_only_packs_again(workspace: Workspace, built: Built) -> None:
     assert workspace.build().made() == set()
 
@@ -206,6 +209,7 @@ def test_number_beside_another_way_to_hold_out_is_refused(
         _ = one(tmp_path, 1, groups, source).project
 
 
+@pytest.mark.slow
 def test_number_beside_a_validation_split_that_the_hub_has_is_refused(tmp_path: Path) -> None:
     """Whether a dataset has such a split is known only once it is read."""
     folder = tmp_path / "hub"

@@ -16,6 +16,8 @@ from rowmill.stages import catalog, inputs
 from rowmill.stages.training_splits import stage as training_splits
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
+pytestmark = pytest.mark.slow
+
 GROUPED = {"kind": "records", "data": {"group_training_examples_by": "who", "max_sequences_per_example": 1}}
 SERIES = {
     "kind": "records",

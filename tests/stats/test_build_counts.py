@@ -21,7 +21,7 @@ from rowmill.stages import catalog
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 RECORDS: dict[str, Any] = {
     "kind": "records",

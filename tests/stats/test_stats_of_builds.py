@@ -55,6 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return workspace.recipe(datasets).build()
 
 
+@pytest.mark.slow
 def test_stats_builds_the_same_outputs_as_build(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
     aside = Workspace(built.project.base, str(built.project.base / "aside"))
 
@@ -131,6 +132,7 @@ def test_report_shows_all_of_it(built: Built) -> None:
         assert reason in text
 
 
+@pytest.mark.slow
 def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> None:
     """Even at the present limit it is not what truncation removed, so it must not look like a count."""
     made = built.manifest("rows", "truncation_stats")

@@ -25,6 +25,8 @@ from rowmill.stages import catalog
 from rowmill.stages.part_files import write_parquet, write_table
 from rowmill.stats import column_docs
 
+pytestmark = pytest.mark.slow
+
 CHATS: tuple[str, str] = ("support", "chats")
 
 
@@ -564,7 +566,6 @@ for number in range(1, int(sys.argv[2]) + 1):
 """
 
 
-@pytest.mark.slow
 def test_open_reader_during_writes_always_sees_one_complete_version(store: Store) -> None:
     """A view that lists the table before the pointers shows no rows in one of six of these reads."""
     stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))

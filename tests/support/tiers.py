@@ -1,9 +1,13 @@
-"""Which cases of a matrix CI runs: the campaign runs all of them."""
+"""How much of a matrix or a property CI tries: the campaign tries all of it."""
 
+import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+CAMPAIGN_VARIABLE = "ROWMILL_TEST_CAMPAIGN"
+"""Set by `--campaign`, before any test module is imported."""
 
 
 def mark_all_but(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
@@ -21,3 +25,8 @@ def mark_all_but(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
         else:
             marked.append(pytest.param(*values, marks=pytest.mark.campaign))
     return marked
+
+
+def draw(count: int) -> int:
+    """Return how many examples a property draws: all of them in the campaign, a third in CI."""
+    return count if os.environ.get(CAMPAIGN_VARIABLE) else max(10, count // 3)

@@ -221,6 +221,7 @@ CAPS = st.one_of(st.none(), st.integers(1, 4))
 WANTED = st.one_of(st.none(), st.integers(1, 60))
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40), cap=CAPS, room=st.integers(40, 120), wanted=WANTED
 )
@@ -265,6 +266,7 @@ def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[l
     assert set(of.groups.tolist()) <= {*firsts.tolist(), len(of.tokens)}
 
 
+@pytest.mark.slow
 @given(groups=GROUPS, cap=CAPS, room=st.integers(40, 120), wanted=WANTED, seed=st.integers(0, 99))
 def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None, seed: int

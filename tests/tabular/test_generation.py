@@ -447,6 +447,7 @@ def adversaries(draw: st.DrawFn) -> Callable[..., Any]:
     return model
 
 
+@pytest.mark.slow
 @given(
     adversaries(),
     st.integers(3, 30),
@@ -567,6 +568,7 @@ class FlakyModel:
             return self.troubles.pop(0) if self.troubles else perfect_reply(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "status", "invalid"),
     [

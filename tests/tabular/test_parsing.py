@@ -18,6 +18,7 @@ from rowmill.tabular.schema import Column, Mode, RecordSchema
 from rowmill.tabular.serialization import Serialiser
 from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, SortKey
 from tests.support.record_strategies import SPECIAL, records, schemas
+from tests.support.tiers import draw
 
 BOS, EOS = "<s>", "</s>"
 SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
@@ -343,6 +344,7 @@ def test_any_text_is_partitioned_and_nothing_is_raised(
     assert_partition(text, parsed)
 
 
+@pytest.mark.slow
 @given(texts, repairs, st.sampled_from(REPAIRS), flags)
 def test_no_repair_lowers_the_valid_count(
     text: str, repairs: dict[str, bool], option: str, flags: dict[str, bool]
@@ -353,7 +355,8 @@ def test_no_repair_lowers_the_valid_count(
     assert on.valid >= off.valid
 
 
-@settings(max_examples=40)
+@pytest.mark.slow
+@settings(max_examples=draw(40))
 @given(st.data())
 def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them(data: st.DataObject) -> None:
     schema = data.draw(schemas())

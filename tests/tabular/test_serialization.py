@@ -17,6 +17,7 @@ from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, ColumnType, RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
 from tests.support.record_strategies import SPECIAL, records, schemas, schemas_with_record
+from tests.support.tiers import draw
 
 
 def same(one: Any, other: Any) -> bool:
@@ -61,13 +62,15 @@ def test_record_read_back_is_the_same_and_one_line_without_delimiters(
     assert same(RecordDecoder(schema)(read_json(line)), record)
 
 
-@settings(max_examples=40)
+@pytest.mark.slow
+@settings(max_examples=draw(40))
 @given(schemas())
 def test_schema_as_json_reads_back(schema: RecordSchema) -> None:
     assert RecordSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 
-@settings(max_examples=40)
+@pytest.mark.slow
+@settings(max_examples=draw(40))
 @given(st.data())
 def test_record_written_again_gives_the_same_line(data: st.DataObject) -> None:
     schema = data.draw(schemas())

@@ -81,6 +81,7 @@ def test_columns_that_lost_their_association_are_first_in_the_table() -> None:
     assert column(found, "kind")["distance"] == column(found, "n")["distance"] == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30),
        st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30))  # fmt: skip
 def test_distances_are_between_0_and_1(left: list[tuple[int, Any]], right: list[tuple[int, Any]]) -> None:

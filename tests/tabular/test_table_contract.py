@@ -216,6 +216,7 @@ CELLS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(CELLS, min_size=1, max_size=30))
 def test_every_cell_that_is_written_reads_back_under_the_proposed_schema(cells: list[str]) -> None:
     evidence = seen(cells)

@@ -45,6 +45,7 @@ def test_used_sort_key_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(order)).read("2024-01") == 1704067200
 
 
+@pytest.mark.slow
 @given(st.datetimes(timezones=st.just(UTC)), st.datetimes(timezones=st.timezones()))
 def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, other: datetime) -> None:
     order = SortKey("iso8601")

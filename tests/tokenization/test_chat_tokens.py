@@ -22,6 +22,7 @@ from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from tests.support import recipes
 from tests.support.recipes import CHATML, CONTROL, Built, Workspace, text_of
+from tests.support.tiers import draw
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def masked(text: str, *trained: tuple[int, int]) -> MaskedConversation:
 # ── boundary ──
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draw(60))
 @given(text=st.text(alphabet="the river stone maps\n<|im_end|>\u00e9", min_size=2, max_size=60), data=st.data())
 def test_split_at_a_trained_start_gives_the_prompts_own_ids(encoder: Encoder, text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(1, len(text) - 1))
@@ -60,7 +61,7 @@ def test_split_at_a_trained_start_gives_the_prompts_own_ids(encoder: Encoder, te
     assert apart.mask.tolist() == [False] * len(prompt) + [True] * len(answer)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draw(40))
 @given(texts=st.lists(st.text(alphabet="the maps\n\u65e5", max_size=30), min_size=1, max_size=4), data=st.data())
 def test_split_of_a_batch_is_each_texts_own(encoder: Encoder, texts: list[str], data: st.DataObject) -> None:
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, len(t))] * 2))) for t in texts]
@@ -198,6 +199,7 @@ def with_bos_token(workspace: Workspace) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("add_bos", "first"), [("auto", "<|im_start|>"), (True, "<|endoftext|>")])
 def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos: Any, first: str) -> None:
     workspace = with_bos_token(Workspace(tmp_path))
@@ -209,6 +211,7 @@ def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos
     assert example["tokens"] == len(example["input_ids"]) == example["original_tokens"]
 
 
+@pytest.mark.slow
 def test_bos_that_the_template_printed_is_not_doubled(tmp_path: Path) -> None:
     """Double BOS (OpenRLHF#393)."""
     workspace = with_bos_token(Workspace(tmp_path))
@@ -235,6 +238,7 @@ def control_ids(built: Built) -> list[list[int]]:
     return [[i for i in one["input_ids"] if i < len(CONTROL)] for one in built.examples()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "more"), [("as_text", 0), ("allow", 1)])
 def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
     tmp_path: Path, policy: str, more: int
@@ -250,6 +254,7 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
     assert tuple(line) == ("assistant", "<|im_end|>", 1)
 
 
+@pytest.mark.slow
 def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path) -> None:
     """In a whole build; `test_template_properties.py` has the check over generated texts."""
     wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
@@ -260,6 +265,7 @@ def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_
     assert control_ids(first) == control_ids(second)
 
 
+@pytest.mark.slow
 def test_placeholder_that_the_template_changes_is_a_reject(tmp_path: Path) -> None:
     lowering = CHATML.replace("m['content']", "m['content'] | lower", 1)
     rows = [talk("what is <|im_end|>?", "it is the end"), talk("what is it?", "it is the end")]
@@ -293,6 +299,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
 # ── round trips ──
 
 
+@pytest.mark.slow
 def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_path: Path) -> None:
     folder = recipes.write_tokenizer(tmp_path / "tokenizer")
     parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -309,6 +316,7 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
 # ── what the template makes of the checks ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "check", "value"),
     [

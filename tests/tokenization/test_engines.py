@@ -41,6 +41,7 @@ def _open_panicking(backend: str) -> EncodeTexts:
     return encode_or_panic
 
 
+@pytest.mark.slow
 def test_text_at_which_an_engine_panics_takes_the_reference_path(
     loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ print(len(opened), engine.encode(["the river"] * 1000).ids.tobytes() == before)
 """
 
 
+@pytest.mark.slow
 def test_engine_whose_words_take_too_much_memory_is_opened_again(loaded: LoadedTokenizer, tmp_path: Path) -> None:
     (tmp_path / "backend.json").write_text(loaded.backend, encoding="utf-8")
 

@@ -18,7 +18,7 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_positions import TokenLengths, read_token_lengths
 from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, deserialize_tokenizer, serialize_tokenizer
-from tests.support.tiers import mark_all_but
+from tests.support.tiers import draw, mark_all_but
 
 SPACE = "\u2581"
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -104,7 +104,8 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 
-@settings(max_examples=300)
+@pytest.mark.slow
+@settings(max_examples=draw(300))
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5))
 def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: Encoder, texts: list[str]) -> None:
     reference = encoder.without_fast_path()

@@ -178,6 +178,7 @@ def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: P
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_encode_continuation_of_sentencepiece_has_no_dummy_prefix(real_data: Path) -> None:
     folder = real_data / "tokenizers/tinyllama"

@@ -28,7 +28,7 @@ from rowmill.tokenization import tokenizer_source
 from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, write_tokenizer
 from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 
 def write(folder: Path, tokenizer: object = "tokenizer") -> Workspace:

@@ -19,7 +19,7 @@ from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation
 from tests.support.recipes import CHAT, Built, Workspace
-from tests.support.tiers import draw, mark_all_but
+from tests.support.tiers import mark_all_but
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -78,7 +78,7 @@ def _hold_the_check(template: str, loss: Loss) -> None:
     masker = Masker(_renderer(template), loss, MaskRules())
     taken = 0
 
-    @settings(max_examples=draw(60))
+    @settings(max_examples=60)
     @given(contents=st.lists(CONTENTS, min_size=2, max_size=5), system=st.booleans())
     def check(contents: list[str], system: bool) -> None:
         nonlocal taken

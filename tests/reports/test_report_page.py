@@ -1,7 +1,6 @@
 """The report and the pages of expectations: complete, harmless, small, and leading somewhere."""
 
 import http.client
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from rowmill.reports import report_page, report_rows
 from rowmill.schema import manifest
 from tests.reports.conftest import make_hostile_rows
 from tests.support.markup import Page
+from tests.support.ports import take_free_ports
 from tests.support.recipes import Built, Workspace, chat
 
 
@@ -204,9 +204,7 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
 def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "report.html").write_text("<p>whole</p>", encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = take_free_ports()
     command = [sys.executable, "-m", "rowmill.reports.server", str(tmp_path), "127.0.0.1", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:

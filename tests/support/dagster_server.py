@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.support.ports import take_free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 AnswerT = TypeVar("AnswerT")
@@ -100,7 +101,8 @@ class Server:
 @contextmanager
 def serving(configs: Path, store: Path, home: Path) -> Generator[Server, None, None]:
     """Start what `rowmill ui` starts, in a session of its own, so that everything it starts can be found and ended."""
-    port = _two_free_ports()
+    # Pages on the first, reports on the second.
+    port = take_free_ports(2)
     # A shell's job in the background ignores SIGINT, and so would whatever it starts.
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -134,19 +136,6 @@ def eventually(ask: Callable[[], AnswerT], what: str, *, within_s: float = 300) 
 
 def _if_ended(status: str) -> str:
     return status if status in ENDED else ""
-
-
-def _two_free_ports() -> int:
-    """Return a free port whose next is free as well: pages on the one, reports on the other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def _loaded(server: Server) -> bool:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 from rowmill.build import prepare
 from rowmill.build.steps import plan_steps
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
+from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 from tests.support.recipes import Workspace, document
 
 pytestmark = [pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform"), pytest.mark.slow]
@@ -50,7 +51,7 @@ def opened_by() -> int:
 
 def describe_worker(number: int) -> tuple[int, int, int, int, bool]:
     del number
-    time.sleep(0.05)
+    meet_as_told()
     masked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     return os.getpid(), opened_by(), pl.thread_pool_size(), pa.cpu_count(), masked
 
@@ -59,15 +60,16 @@ def die(number: int) -> None:
     os._exit(number)
 
 
-def run(script: str) -> list[str]:
+def run(script: str, workers: int = 2) -> list[str]:
     """Run a script in a process without threads; what it writes to stderr, a warning for example, is a failure."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", BEGIN + script],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", BEGIN + script],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"{workers}:{folder}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -82,7 +84,7 @@ def test_a_process_with_a_thread_is_not_forked() -> None:
     busy = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     thread = f"forked_workers.THREAD_END_SECONDS = 0\n{busy}"
 
-    assert run(f"{thread}assert pool.start(SMALL) is None\n{DESCRIBE}")[0] == "1 {True} {True}"
+    assert run(f"{thread}assert pool.start(SMALL) is None\n{DESCRIBE}", workers=1)[0] == "1 {True} {True}"
     assert run(f"{thread}pool.start(LARGE).result()\n{DESCRIBE.replace('SMALL', 'LARGE')}")[0] == "2 {False} {False}"
 
 
@@ -102,16 +104,16 @@ except Exception as error:
 pool.start(LARGE).result()
 print(os.getpid() in {pid for pid, *_ in pool.map(here.describe_worker, range(8), size_bytes=LARGE)})
 """
-    assert run(script) == ["IntegrityError", "False"]
+    assert run(script, workers=1) == ["IntegrityError", "False"]
 
 
-def test_workers_end_when_the_calling_process_is_killed() -> None:
+def test_workers_end_when_the_calling_process_is_killed(tmp_path: Path) -> None:
     script = """
 pool.start(SMALL)
 print(*{pid for pid, *_ in pool.map(here.describe_worker, range(8), size_bytes=SMALL)}, flush=True)
 list(pool.map(time.sleep, [600, 600], size_bytes=SMALL))
 """
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"2:{tmp_path}"}
     with subprocess.Popen(
         [sys.executable, "-c", BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:

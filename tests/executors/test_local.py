@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rowmill.core.errors import IntegrityError
 from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES, LocalPool
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
+from tests.support.meeting import meet
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +28,20 @@ def take_time(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
+def take_turns(task: tuple[int, Path]) -> tuple[int, int]:
+    """Do nothing before both workers have a task."""
+    number, folder = task
+    meet(folder, 2)
+    return number, os.getpid()
+
+
 class CountedLoad:
     """A shared value that adds a line to a file each time that it is unpickled."""
 
     def __init__(self, log: Path, numbers: "NDArray[np.int64]") -> None:
         self.log, self.numbers, self.empty = log, numbers, numbers[:0]
+        self.meeting = log.with_name("meeting")
+        self.meeting.mkdir()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
@@ -40,7 +50,7 @@ class CountedLoad:
 
 
 def add_shared(number: int, shared: CountedLoad) -> tuple[int, int, bool]:
-    time.sleep(0.02)
+    meet(shared.meeting, 2 if len(shared.numbers) > 1 else 1)
     return int(shared.numbers[number]), os.getpid(), shared.numbers.flags.writeable
 
 
@@ -62,10 +72,10 @@ def start_workers(pool: LocalPool) -> None:
         pass
 
 
-def test_results_come_in_task_order_wherever_the_tasks_ran(pool: LocalPool) -> None:
+def test_results_come_in_task_order_wherever_the_tasks_ran(pool: LocalPool, tmp_path: Path) -> None:
     start_workers(pool)
 
-    made = list(pool.map(take_time, range(50), size_bytes=INLINE_BELOW_BYTES))
+    made = list(pool.map(take_turns, [(number, tmp_path) for number in range(50)], size_bytes=INLINE_BELOW_BYTES))
 
     assert [number for number, _ in made] == list(range(50))
     assert len({pid for _, pid in made} - {os.getpid()}) == 2

@@ -10,10 +10,12 @@ import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from rowmill.executors.worker_processes import HAS_FORK_SERVER, start_processes
+from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +41,21 @@ def opened_by() -> int:
 
 def find_opener(number: int) -> tuple[int, int]:
     del number
-    time.sleep(0.05)
+    meet_as_told()
     return os.getpid(), opened_by()
 
 
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
-def test_what_the_fork_server_opened_is_opened_by_no_worker() -> None:
+def test_what_the_fork_server_opened_is_opened_by_no_worker(tmp_path: Path) -> None:
     """A process of its own, since a fork server that runs already opens nothing more."""
-    shown = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True, cwd=os.getcwd())
+    shown = subprocess.run(
+        [sys.executable, "-c", SHARED],
+        env={**os.environ, MEETING_VARIABLE: f"2:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=os.getcwd(),
+    )
 
     assert shown.stdout.strip() == "[(True, False), (True, False)]"
 

@@ -16,7 +16,6 @@ TESTS := $(VENV)/tests
 CHECKS := $(VENV)/checks
 BIN := $(VENV)/bin
 CAMPAIGN_PYTHONS ?= python3.12 python3.13
-EVERYTHING := .[browser,ray,test,train]
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 
 # No program that runs here sends telemetry.
@@ -61,7 +60,7 @@ fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff check --fix .
 
 campaign: $(CHECKS)  ## run every test there is with torch, Ray and a browser, then those of CI on other Pythons: hours
-	@$(call install,$(EVERYTHING))
+	@$(call install,.[campaign])
 	@$(BIN)/python -m pytest -q --campaign --timeout 3600 $(PYTEST_ARGS)
 	@for one in $(CAMPAIGN_PYTHONS); do \
 	  if "$$one" -c 'import venv, ensurepip' 2>/dev/null; then \
@@ -83,7 +82,7 @@ docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 
 lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock
-	build/lock/bin/pip install --quiet --editable '.[browser,dev,ray,train]'
+	build/lock/bin/pip install --quiet --editable '.[campaign]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > build/lock/frozen.txt
 	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt

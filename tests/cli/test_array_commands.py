@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rowmill.build import share_versions
 from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus
 from tests.support.cli_project import FOREIGN_WARNINGS
@@ -50,7 +51,7 @@ def finish(started: Sequence["subprocess.Popen[str]"], status: int = ExitStatus.
     """Wait for processes that must end with a status; return what they printed."""
     printed: list[str] = []
     for one in started:
-        out, err = one.communicate(timeout=300)
+        out, err = one.communicate(timeout=60)
         assert one.returncode == status, (out, err)
         printed.append(out)
     return printed
@@ -75,6 +76,7 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
     whole = workspace.build()
     assert whole.versions() == plain.versions()
     assert whole.digests() == plain.digests()
+    assert not list(workspace.store.rglob(share_versions.FOLDER_NAME))
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
     made = len(list(workspace.store.rglob("part.json")))
 
     second = context(workspace, 2, "--only", "canonical_rows")
-    _, err = second.communicate(timeout=300)
+    _, err = second.communicate(timeout=60)
 
     assert second.returncode == ExitStatus.INVALID
     assert "share 1/3 was made with the code of rowmill " in err

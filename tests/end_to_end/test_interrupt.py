@@ -100,6 +100,11 @@ def test_interrupted_build_prints_one_line_and_leaves_no_process(
             while not list(workspace.store.glob(moment)):
                 assert process.poll() is None and time.monotonic() < deadline, "the build never came so far"
                 time.sleep(0.002)
+            if inline_below_bytes:
+                # The command, two workers, Python's resource tracker.
+                while len(group_of(process.pid)) < 4:
+                    assert process.poll() is None and time.monotonic() < deadline, "the workers were never there"
+                    time.sleep(0.002)
             os.killpg(process.pid, signal.SIGINT)
             _, said = process.communicate(timeout=PATIENCE_S)
         finally:

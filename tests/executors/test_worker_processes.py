@@ -5,8 +5,10 @@ Ctrl-C during a build (`end_to_end/test_interrupt.py`).
 """
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.executors.worker_processes import HAS_FORK_SERVER, start_processes
+from rowmill.executors.worker_processes import HAS_FORK_SERVER, hold_interrupts, start_processes
 from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 
 pytestmark = pytest.mark.slow
@@ -67,3 +69,27 @@ def test_worker_ends_when_the_leash_is_closed_whatever_it_does() -> None:
     leash.close()
 
     assert isinstance(busy.exception(timeout=60), BrokenProcessPool)
+
+
+def test_an_interrupt_waits_until_the_block_is_left() -> None:
+    """Another thread does not block the signal and takes it, and Python would interrupt the main thread at once."""
+    rest = threading.Event()
+    other = threading.Thread(target=rest.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached: list[str] = []
+    try:
+        with pytest.raises(KeyboardInterrupt), hold_interrupts():
+            with hold_interrupts():
+                os.kill(os.getpid(), signal.SIGINT)
+                # Python handles a signal between two steps of its own.
+                for _ in range(10_000):
+                    pass
+            reached.append("the end of the block")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        rest.set()
+        other.join()
+
+    assert reached == ["the end of the block"]

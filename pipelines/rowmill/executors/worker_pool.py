@@ -29,12 +29,14 @@ class WorkerPool:
         """Fork the processes from this one, unless it has threads or others were started."""
         if self._starting is not None or self._pool is not None:
             return
-        forked = fork_processes(self.workers)
-        if forked is not None:
-            self._keep(*forked)
-            self.are_forked = True
-            self._starting = Future()
-            self._starting.set_result(None)
+        # Interrupted between the fork and the note, nobody would end the processes.
+        with hold_interrupts():
+            forked = fork_processes(self.workers)
+            if forked is not None:
+                self._keep(*forked)
+                self.are_forked = True
+                self._starting = Future()
+                self._starting.set_result(None)
 
     def start_in_background(self) -> "Future[None]":
         """Start the fork server and the first process in a thread; done as soon as processes can be had."""

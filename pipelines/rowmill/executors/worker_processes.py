@@ -80,13 +80,23 @@ def _start_fork_server() -> None:
 def hold_interrupts() -> Generator[None]:
     """Hold interrupts back while a worker may start: it inherits that, so Ctrl-C in a terminal reaches us alone.
 
-    A worker that it reached would print a traceback, even before it has run a line of ours.
+    A worker that it reached would print a traceback, even before it has run a line of ours. The mask is what a worker
+    inherits. It does not hold the signal off this process, where a thread of a library that does not block it takes it
+    and Python then interrupts its main thread: a pool whose processes run, but not yet the thread that ends them, would
+    never end. So the main thread notes it, and is interrupted when the block is left.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    noted: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number)) if in_main_thread else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+            if noted:
+                signal.raise_signal(signal.SIGINT)
 
 
 def start_worker(watched: Any, leash: Any = None) -> None:

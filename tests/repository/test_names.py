@@ -19,5 +19,5 @@ def test_class_name_is_unique() -> None:
         if isinstance(node, ast.ClassDef)
     )
 
-    assert len(counts) > 100
+    assert len(counts) > 300
     assert {name for name, count in counts.items() if count > 1} == set()

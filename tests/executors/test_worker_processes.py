@@ -78,14 +78,19 @@ def test_an_interrupt_waits_until_the_block_is_left() -> None:
     other.start()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     reached: list[str] = []
-    try:
-        with pytest.raises(KeyboardInterrupt), hold_interrupts():
+
+    def interrupt_inside() -> None:
+        with hold_interrupts():
             with hold_interrupts():
                 os.kill(os.getpid(), signal.SIGINT)
                 # Python handles a signal between two steps of its own.
                 for _ in range(10_000):
                     pass
             reached.append("the end of the block")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_inside()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,6 +1,7 @@
 """How commands end: exit status and message for every kind of exception, never a bare traceback."""
 
 import errno
+import io
 import os
 import pickle
 import re
@@ -77,6 +78,16 @@ STATUS = [
 @pytest.mark.parametrize(("error", "status"), STATUS, ids=[repr(error) for error, _ in STATUS])
 def test_exit_status_says_who_has_to_act(error: BaseException, status: int) -> None:
     assert choose_exit_status(error) == status
+
+
+def test_what_a_stream_cannot_encode_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, "ascii"))
+
+    assert main.main(["build", str(tmp_path / "é.yaml")]) == ExitStatus.INVALID
+
+    sys.stderr.flush()
+    assert b"?.yaml" in written.getvalue()
 
 
 def test_statuses_are_told_apart() -> None:

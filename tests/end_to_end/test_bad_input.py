@@ -83,6 +83,7 @@ def assert_accounted(built: Built) -> None:
 BAD_CHATS = {
     "not-utf8": (b'{"messages":[{"role":"user","content":"\xff"}]}', "not_utf8"),
     "not-json": (b'{"messages": [', "invalid_json"),
+    "not-json-though-nested": (b'{"messages": ' + b"[" * 40, "invalid_json"),
     "lone-surrogate": (b'{"messages":[{"role":"user","content":"\\ud800"}]}', "invalid_json"),
     "not-an-object": (b"[1]", "not_an_object"),
     "null": (b'{"messages": null}', "unknown_schema"),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
 from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES, LocalPool
+from rowmill.executors.worker_pool import WorkerPool
 from rowmill.executors.worker_processes import HAS_FORK_SERVER
 from tests.support.meeting import meet
 
@@ -140,3 +141,16 @@ def test_a_dead_worker_is_an_error_and_the_next_map_has_new_workers(pool: LocalP
     with pytest.raises(IntegrityError, match="a worker process died"):
         list(pool.map(die, [os.getpid()] * 50, size_bytes=INLINE_BELOW_BYTES))
     start_workers(pool)
+
+
+def test_a_closed_pool_has_ended_its_processes_and_may_start_others() -> None:
+    pool = WorkerPool(1)
+    pool.start_in_background().result(timeout=60)
+    first = pool.wait_for_pool().submit(os.getpid).result(timeout=60)
+
+    pool.close()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert pool.wait_for_pool().submit(os.getpid).result(timeout=60) != first
+    pool.close()

@@ -75,7 +75,17 @@ def test_files_may_be_a_folder_a_pattern_or_a_list(built: Built) -> None:
     assert lengths == [30, 30, 30]
     one = TokenizedDataset(parts, _Tokenizer("some/model"), {}, max_samples=4)
     assert len(one) == 4
+    assert len(TokenizedDataset(parts, _Tokenizer("some/model"), {}, max_samples=0)) == 30
     assert one.get_arrays(3)["input_ids"].tolist() == _open(built).get_arrays(3)["input_ids"].tolist()
+
+
+@pytest.mark.usefixtures("cache")
+def test_longest_row_may_be_as_long_as_the_limit(built: Built) -> None:
+    longest = max(len(one["input_ids"]) for one in built.examples("chats"))
+
+    assert len(_open(built, max_length=longest)) == 30
+    with pytest.raises(ConfigError, match=f"set data.max_length={longest}"):
+        _open(built, max_length=longest - 1)
 
 
 @pytest.mark.usefixtures("cache")

@@ -395,6 +395,11 @@ def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
     assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(lengths.tolist(), 100_000, None)
 
 
+def test_best_fit_puts_a_long_example_and_three_short_ones_into_each_sequence() -> None:
+    """Best fit decreasing joins the long ones and needs nine."""
+    assert plan_best_fit(np.array([40] * 8 + [20] * 24), 100, 4).sequences == 8
+
+
 @pytest.mark.parametrize(("max_segments", "bound"), [(None, 1.001), (64, 1.005)])
 def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: int | None, bound: float) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)

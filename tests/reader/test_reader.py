@@ -347,6 +347,15 @@ def test_flat_layout_filled_up_to_a_length_has_one_span_more() -> None:
     }
 
 
+def test_flat_layout_filled_up_has_padding_alone_in_its_last_span() -> None:
+    padded = [replace(TWO[0], padding=np.array([1, 0], np.int32)), replace(TWO[1], padding=np.array([1], np.int32))]
+
+    batch = join_flat(padded, pad_id=9, length=8)
+
+    assert batch["cu_seqlens_padded"].tolist() == [0, 2, 3, 5, 8]
+    assert batch["cu_seqlens"].tolist() == [0, 1, 2, 3, 3]
+
+
 def test_flat_layout_of_just_that_length_is_not_filled() -> None:
     assert same(join_flat(TWO, pad_id=9, length=5), join_flat(TWO, pad_id=9, length=None))
     with pytest.raises(ConfigError, match="pad_to: 4"):

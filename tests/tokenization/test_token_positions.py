@@ -124,6 +124,13 @@ def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: En
     assert encoder.encode([f"a{SPACE}"]).reference_texts == 1
 
 
+def test_no_text_and_texts_of_nothing_have_no_token(encoder: Encoder) -> None:
+    reference = encoder.without_fast_path()
+
+    for empty in (encoder.encode([]), reference.encode([]), encoder.encode_around("", []), reference.encode([""])):
+        assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("name", ["before_section", "before_text"])
 def test_tokenizers_that_change_text_take_the_reference_path(tmp_path: Path, name: str) -> None:
     parsed = json.loads(_sentencepiece_json(PIPELINES[name]))

@@ -184,3 +184,5 @@ def test_columns_of_a_shard_that_are_not_ours_are_fields() -> None:
     assert (fields.per_token, fields.per_row) == (("a", "b", "c"), ("reward",))
     assert find_token_fields(schema.names) == ["a", "b", "c"]
     assert find_token_fields(SEQUENCE_SCHEMA.names) == []
+    # A null list would be a sequence without a number for each of its tokens.
+    assert not any(schema.field(name).nullable for name in fields.per_token)

@@ -400,6 +400,10 @@ def test_best_fit_puts_a_long_example_and_three_short_ones_into_each_sequence() 
     assert plan_best_fit(np.array([40] * 8 + [20] * 24), 100, 4).sequences == 8
 
 
+def test_best_fit_takes_the_longest_that_fits_where_none_is_as_short_as_its_share() -> None:
+    assert plan_best_fit(np.array([9, 2, 6, 3, 1, 4, 8, 3]), 12, 3).sequences == 3
+
+
 @pytest.mark.parametrize(("max_segments", "bound"), [(None, 1.001), (64, 1.005)])
 def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: int | None, bound: float) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)

@@ -97,9 +97,11 @@ def test_two_builders_on_separate_hosts_end_with_the_same_versions(
 def wait_for_nodes(address: str, count: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     executor = RayExecutor(kind="ray", address=address).open(workers=1)
-    while len(executor.run_on_hosts(os.getpid)) < count:
-        assert time.monotonic() < deadline
-    executor.close()
+    try:
+        while len(executor.run_on_hosts(os.getpid)) < count:
+            assert time.monotonic() < deadline, "the nodes did not join"
+    finally:
+        executor.close()
 
 
 @contextmanager

@@ -18,13 +18,16 @@ pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 BASE = ("fsspec", "numpy", "orjson", "pyarrow")
 
 ONLY_BASE = f"""
-import importlib.abc, importlib.metadata, sys
+import importlib.metadata, sys
 installed = importlib.metadata.packages_distributions().keys() - set({BASE!r}) - {{"rowmill"}}
-class Refused(importlib.abc.MetaPathFinder):
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in installed:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Refused())
+        return None if name.partition(".")[0] in installed else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
 """Makes a program see the packages of the base install alone."""
 

@@ -211,14 +211,21 @@ FIRST_RECORDS: dict[str, Mistake] = {
         ),
     ),
     "messages under other keys": Mistake(
-        chats_of({"dialog": [{"speaker": "user", "text": f"Question {i}"}]} for i in range(30)),
-        (r"unknown_schema: 20, the first is data/rows\.jsonl line 1: .*no known shape in dialog", "the record: "),
+        chats_of(
+            {"dialog": [{"speaker": "user", "text": f"Is it {i}?"}, {"speaker": "assistant", "text": f"It is {i}."}]}
+            for i in range(30)
+        ),
+        (
+            r"bad_messages: 20, the first is data/rows\.jsonl line 1: .*role is null, expected text",
+            "the record: ",
+            r"all 20 records fit format: \{kind: chat, role_field: speaker, content_field: text\}",
+        ),
     ),
     "roles that no template prints": Mistake(
-        chats_of(dialogue(i, user="Human", model="Bot") for i in range(30)),
+        chats_of(dialogue(i, user="Seeker", model="Guru") for i in range(30)),
         (
             r"small: datasets\.chats\.format: .*unknown_roles is 100 %.*map the role in format\.role_map",
-            "role 'Bot': 20",
+            "role 'Guru': 20",
         ),
     ),
     "answers marked as bad": Mistake(

@@ -145,7 +145,8 @@ def test_plain_chat_is_the_row_that_reading_the_record_gives(
     chat = reader.read_plain(record)
 
     if chat is not None:
-        whole = Row("conversation", tuple(chat.messages), report=make_plain_report(chat.schema))
+        report = make_plain_report(chat.schema)
+        whole = Row("conversation", tuple(chat.messages), report=report, read_columns=chat.read_columns)
         assert reader.read(record, arrow=arrow) == (whole,)
         assert hash_plain_contents([chat.messages]) == [hash_row_content(whole)]
         assert not list_present_columns(record, reader.unread_preferences)
@@ -155,17 +156,26 @@ HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "cont
 
 
 @pytest.mark.parametrize(
-    ("record", "schema"),
+    ("record", "schema", "columns"),
     [
-        ({"messages": HI, "id": "7"}, "messages"),
-        ({"messages": to_json(HI)}, "messages"),
-        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "sharegpt"),
-        ({"prompt": "Hi", "response": "Hello"}, "prompt_response"),
-        ({"instruction": "Hi", "output": "Hello"}, "alpaca"),
+        ({"messages": HI, "id": "7"}, "messages", ("messages",)),
+        ({"messages": to_json(HI)}, "messages", ("messages",)),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+            "sharegpt",
+            ("conversations",),
+        ),
+        ({"conversation": [{"input": "Hi", "output": "Hello"}]}, "exchanges", ("conversation",)),
+        ({"dialog": ["Hi", "Hello"]}, "turns", ("dialog",)),
+        ({"chat": "USER: Hi\nASSISTANT: Hello"}, "transcript", ("chat",)),
+        ({"prompt": "Hi", "response": "Hello"}, "prompt_response", ("prompt", "response")),
+        ({"instruction": "Hi", "output": "Hello"}, "alpaca", ("instruction", "output", "history")),
     ],
 )
-def test_chat_of_roles_and_texts_is_plain_in_every_shape(record: dict[str, Json], schema: str) -> None:
-    assert Canonicalizer(RowOptionValues(Chat())).read_plain(record) == PlainChat(schema, HI)
+def test_chat_of_roles_and_texts_is_plain_in_every_shape(
+    record: dict[str, Json], schema: str, columns: tuple[str, ...]
+) -> None:
+    assert Canonicalizer(RowOptionValues(Chat())).read_plain(record) == PlainChat(schema, HI, columns)
 
 
 @pytest.mark.parametrize(
@@ -410,8 +420,7 @@ def test_report_counts_the_noticed_features() -> None:
         ("chat/mt_bench_question.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 80}),
         ("chat/mt_bench_reference_gpt4.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 30}),
         ("instruct/identity.json", RowOptionValues(Auto()), {"alpaca": 91}, {}),
-        # `response` for `output`: the rest of the prompt must be configured.
-        ("instruct/gpteacher_roleplay.json", RowOptionValues(Auto()), {}, {"unknown_schema": 1923}),
+        ("instruct/gpteacher_roleplay.json", RowOptionValues(Auto()), {"prompt_response": 1923}, {}),
         ("instruct/gpteacher_roleplay.json", RowOptionValues(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
         ("instruct/identity.json", RowOptionValues(Supervised()), {"alpaca": 91}, {}),
         ("tools/glaive_toolcall_en_demo.json", RowOptionValues(Auto()), {"sharegpt": 300}, {}),

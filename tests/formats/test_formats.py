@@ -13,17 +13,19 @@ from pydantic import TypeAdapter, ValidationError
 from rowmill import formats
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
-from rowmill.core.json import Json
+from rowmill.core.json import Json, to_json
 from rowmill.core.option_docs import describe_field
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
+from rowmill.formats.tool_calls import Tools
 from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
     *("built_examples", "canonicalization", "columns", "conversation_rows", "custom", "custom_rows", "detection"),
     *("filters", "kind", "media_placeholders", "messages", "plain_chats", "preference_columns", "preference_shapes"),
-    *("reasoning", "record_values", "removal_filters", "splits", "token_fields", "tool_calls", "unread_columns"),
+    *("prompt_columns", "reasoning", "recognition", "record_values", "removal_filters", "splits", "token_fields"),
+    *("tool_calls", "transcripts", "unread_columns", "unread_text"),
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 
@@ -206,10 +208,10 @@ def test_keys_of_messages_by_configuration() -> None:
     assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
 
 
-def test_alpaca_with_another_response_column_must_be_named() -> None:
+def test_alpaca_with_another_response_column_has_its_input() -> None:
     record = {"instruction": "U", "input": "more", "response": "A"}
 
-    assert reason(record) == "unknown_schema"
+    assert turns(kept(record)) == [("user", "U\nmore"), ("assistant", "A")]
     assert turns(kept(record, Chat(dataset_schema="alpaca"))) == [("user", "U\nmore"), ("assistant", "A")]
     assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U\nmore"), ("assistant", "A")]
 
@@ -223,8 +225,9 @@ INSTRUCTIONS = Chat(prompt_fields=["question", "instruction"], response_fields=[
         ({"instruction": "I", "input": "X", "answer": "A"}, "I\nX"),
         ({"instruction": "I", "input": " ", "answer": "A"}, "I"),
         ({"instruction": "I", "input": None, "answer": "A"}, "I"),
-        ({"instruction": [{"role": "user", "content": "I"}], "input": "X", "answer": "A"}, "I"),
-        ({"instruction": "I", "input": "X", "question": "Q", "answer": "A"}, "Q"),
+        ({"instruction": [{"role": "user", "content": "I"}], "answer": "A"}, "I"),
+        ({"instruction": "I", "input": "X", "context": "Y", "answer": "A"}, "I\nX\nY"),
+        ({"instruction": "Q", "question": "Q", "answer": "A"}, "Q"),
         ({"instruction": "I", "input": "A"}, "I"),
     ],
 )
@@ -233,6 +236,40 @@ def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> Non
 
     assert row.report.schema == "prompt_response"
     assert turns(row) == [("user", prompt), ("assistant", "A")]
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"instruction": [{"role": "user", "content": "I"}], "input": "X", "answer": "A"}, "input"),
+        ({"instruction": "I", "question": "Q", "answer": "A"}, "instruction"),
+        ({"question": "Q", "answer": "A", "history": "We spoke before."}, "history"),
+        ({"question": "Q", "answer": "A", "choices": ["a", "b"]}, "choices"),
+    ],
+)
+def test_column_that_belongs_to_the_prompt_is_read_or_refused_or_ignored_on_purpose(record: Json, column: str) -> None:
+    refused = canonicalize_row(record, RowOptionValues(INSTRUCTIONS))
+
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "unread_prompt"
+    assert refused.detail.startswith(f"{column} holds ")
+    kept(record, INSTRUCTIONS.model_copy(update={"ignore_columns": [column]}))
+
+
+@pytest.mark.parametrize("column", ["system", "system_prompt"])
+def test_system_message_in_a_column_is_read_in_every_shape_and_once(column: str) -> None:
+    said = [("system", "Be brief."), ("user", "U"), ("assistant", "A")]
+    messages = [{"role": role, "content": text} for role, text in said]
+
+    for record in (
+        {"messages": messages[1:]},
+        {"messages": messages},
+        {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+        {"question": "U", "response": "A"},
+        {"chat": "USER: U\n\nASSISTANT: A"},
+        {"conversation": ["U", "A"]},
+    ):
+        assert turns(kept({**record, column: "Be brief."})) == said
 
 
 def test_prompt_in_instruction_with_an_input_that_is_no_text_is_rejected() -> None:
@@ -471,7 +508,6 @@ def test_role_of_the_model_by_configuration_is_known() -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, ""),
         ([], ""),
         ([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}], "ab"),
         ([{"text": "a"}], "a"),
@@ -675,3 +711,130 @@ def test_document_is_kept_as_it_is() -> None:
 
     assert isinstance(row, Row)
     assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")
+
+
+# What people have: conversations of bug reports
+
+
+@pytest.mark.parametrize("value", [{"temp": 3}, 3, 0, False, [1, 2], [{"temp": 3}]])
+def test_result_of_a_tool_that_is_no_text_is_kept_as_json(value: Json) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+
+    row = kept({"messages": [{"role": "user", "content": "U"}, called, {"role": "tool", "content": value}]})
+
+    assert row.messages[2]["content"] == to_json(value)
+    assert row.report.notes == ("tool_result_as_json",)
+
+
+def test_results_among_a_users_parts_are_messages_of_the_tool() -> None:
+    call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}
+    said = {"type": "text", "text": "And now?"}
+    record = {
+        "messages": [
+            {"role": "user", "content": "Add."},
+            {"role": "assistant", "content": [{"type": "text", "text": "I add."}, call]},
+            {"role": "user", "content": [result, said]},
+            {"role": "assistant", "content": "It is 1."},
+        ]
+    }
+
+    row = kept(record)
+
+    assert turns(row) == [
+        ("user", "Add."), ("assistant", "I add."), ("tool", "1"), ("user", "And now?"), ("assistant", "It is 1."),
+    ]  # fmt: skip
+    assert row.messages[2]["tool_call_id"] == "tu0" == row.messages[1]["tool_calls"][0]["id"]
+
+
+def test_contents_with_parts_are_messages_with_calls_and_results() -> None:
+    call = {"name": "add", "args": {"a": 1}}
+    record = {
+        "systemInstruction": {"parts": [{"text": "Be "}, {"text": "brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Add "}, {"text": "1."}]},
+            {
+                "role": "model",
+                "parts": [{"text": "First", "thought": True}, {"functionCall": call}],
+            },
+            {"role": "user", "parts": [{"functionResponse": {"name": "add", "response": {"sum": 1}}}]},
+            {"role": "model", "parts": [{"text": "It is 1."}]},
+        ],
+    }
+
+    row = kept(record)
+
+    assert turns(row) == [
+        ("system", "Be brief."),
+        ("user", "Add 1."),
+        ("assistant", ""),
+        ("tool", '{"sum":1}'),
+        ("assistant", "It is 1."),
+    ]
+    assert row.messages[2]["reasoning_content"] == "First"
+    assert row.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+def test_reasoning_details_are_reasoning() -> None:
+    details = [{"type": "reasoning.text", "text": "because"}, {"type": "reasoning.summary", "summary": " so"}]
+    message = {"role": "assistant", "content": "A", "reasoning_details": details}
+
+    [_, answer] = kept({"messages": [{"role": "user", "content": "U"}, message]}).messages
+
+    assert answer == {"role": "assistant", "content": "A", "reasoning_content": "because so"}
+
+
+@pytest.mark.parametrize("role", ["User", "USER", " user ", "Human"])
+def test_role_in_another_case_is_that_role_and_noted(role: str) -> None:
+    row = kept(chat((role, "U"), ("Assistant", "A")))
+
+    assert turns(row) == [("user", "U"), ("assistant", "A")]
+    assert row.report.notes == ("role_name_case", "role_name_case")
+    assert row.report.unknown_roles == ()
+
+
+def test_user_without_content_is_rejected_and_one_without_text_is_not() -> None:
+    assert reason(chat(("user", None), ("assistant", "A"))) == "empty_user"
+    assert turns(kept(chat(("user", ""), ("assistant", "A"))))[0] == ("user", "")
+
+
+def test_arguments_that_are_no_json_are_rejected_unless_strings_are_asked_for() -> None:
+    call = {"id": "c", "function": {"name": "find", "arguments": "{city: Oslo"}}
+    record = {
+        "messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    }
+
+    assert reason(record) == "bad_tool_arguments"
+    row = kept(record, Chat(), tools=Tools(arguments="string"))
+    assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == "{city: Oslo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("USER: U\n\n\nASSISTANT: A <|endoftext|>\n\n\n", [("user", "U"), ("assistant", "A")]),
+        ("\n\nHuman: U\n\nAssistant: A\nHuman: is a word", [("user", "U"), ("assistant", "A\nHuman: is a word")]),
+        ("Human: U\nAssistant: A\nHuman: V", [("user", "U"), ("assistant", "A"), ("user", "V")]),
+        ("### Human: U### Assistant: A", [("user", "U"), ("assistant", "A")]),
+        ("SYSTEM: S\nUSER: U\nASSISTANT: A", [("system", "S"), ("user", "U"), ("assistant", "A")]),
+        (
+            "USER: what does Assistant: mean?\nASSISTANT: A",
+            [("user", "what does Assistant: mean?"), ("assistant", "A")],
+        ),
+    ],
+)
+def test_transcript_is_parted_at_the_names_of_its_speakers(text: str, said: list[tuple[str, str]]) -> None:
+    assert turns(kept({"chat": text})) == said
+
+
+@pytest.mark.parametrize(
+    "text", ["Human: U", "A text. Human: U\nAssistant: A", "human: U\nassistant: A", "USER\nASSISTANT"]
+)
+def test_text_that_does_not_begin_with_a_speaker_or_has_no_answer_is_no_transcript(text: str) -> None:
+    assert reason({"chat": text}) in ("unknown_schema", "bad_messages")
+
+
+def test_one_message_of_a_tree_is_no_document() -> None:
+    record = {"message_id": "m1", "parent_id": None, "text": "Why?", "role": "prompter"}
+
+    assert reason(record, Auto()) == "unknown_schema"

@@ -163,7 +163,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"chosen": [A], "rejected": [B]}, "prompt_mismatch"), ({"chosen": [U, U2], "rejected": [U, A]}, "prompt_mismatch"),
     ({"prompt": "U1", "completions": [{"completion": "A", "rank": 1}, {"completion": "B", "rank": 1}]}, "tied"),
     ({"prompt": "U1", "completions": [{"completion": "A", "rank": "1"}]}, "bad_messages"),
-    ({"prompt": "U1", "completions": [{"text": "A", "rank": 1}, {"text": "B", "rank": 2}]}, "content_not_text"),
+    ({"prompt": "U1", "completions": [{"words": "A", "rank": 1}, {"words": "B", "rank": 2}]}, "content_not_text"),
     ({"prompt": "U1", "completion": "A1", "label": True}, "unpaired_row"),
     ({"prompt": "U1", "completion": "A1", "label": "yes"}, "bad_label"),
     ({"prompt": "U1", "completion": "A1", "label": 2}, "bad_label"),

@@ -34,8 +34,8 @@ def call(arguments: Json, **more: Json) -> dict[str, Json]:
     return {"type": "function", "function": {"name": "f", "arguments": arguments}, **more}
 
 
-def arguments_of(arguments: Json, **options: Any) -> Json:
-    row = row_of([{"role": "assistant", "content": None, "tool_calls": [call(arguments)]}], **options)
+def arguments_of(text: Json, **options: Any) -> Json:
+    row = row_of([{"role": "assistant", "content": None, "tool_calls": [call(text)]}], **options)
     return row.messages[0]["tool_calls"][0]["function"]["arguments"]
 
 
@@ -192,15 +192,16 @@ def test_arguments_become_an_object(arguments: Json, expected: Json) -> None:
 def test_arguments_three_layers_deep_are_not_parsed() -> None:
     text = orjson.dumps(orjson.dumps(orjson.dumps({"a": 1}).decode()).decode()).decode()
 
-    assert arguments_of(text) == text
+    assert arguments_of(text, arguments="string") == text
 
 
 @pytest.mark.parametrize("text", ["{a: 1}", "[1]", "3", "plain"])
-def test_arguments_unparsable_are_kept_unless_objects_are_asked_for(text: str) -> None:
+def test_arguments_unparsable_are_rejected_unless_strings_are_asked_for(text: str) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
 
-    assert arguments_of(text) == text
-    assert reason([message], arguments="object") == "bad_tool_arguments"
+    assert arguments_of(text, arguments="string") == text
+    for form in ("auto", "object"):
+        assert reason([message], arguments=form) == "bad_tool_arguments"
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,9 @@ def test_arguments_unparsable_are_kept_unless_objects_are_asked_for(text: str) -
 def test_arguments_that_repeat_a_key_count_as_unparsable(text: str) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
 
-    assert arguments_of(text) == text
-    assert reason([message], arguments="object") == "bad_tool_arguments"
+    assert arguments_of(text, arguments="string") == text
+    for form in ("auto", "object"):
+        assert reason([message], arguments=form) == "bad_tool_arguments"
 
 
 def test_arguments_may_use_a_key_at_several_levels() -> None:

@@ -1,7 +1,7 @@
 """Beginning a project: the recipe that is written loads and reads the data it was made from; no file is overwritten.
 
-What belongs here: folders before and after. What does not: guesses (`test_format_guess.py`), building what was written
-(`tests/end_to_end/test_installed_wheel.py`).
+What belongs here: folders before and after. What does not: what is proposed (`test_recognition.py`), building what
+was written (`tests/end_to_end/test_installed_wheel.py`).
 """
 
 import gzip

@@ -53,6 +53,8 @@ CHATS: dict[str, Any] = {
     "empty_conversation": {"messages": []},
     "empty_assistant": said(content=" "),
     "content_not_text": said(content=3),
+    "unread_prompt": {"messages": [USER, BOT], "context": "what nobody reads"},
+    "empty_user": {"messages": [{"role": "user", "content": None}, BOT]},
     "multimodal_content": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, BOT]},
     "unknown_content_part": {"messages": [{"role": "user", "content": [{"type": "smell"}]}, BOT]},
     "unclosed_think": said(content="<think>the answer was cut o"),

@@ -59,14 +59,14 @@ def test_unknown_roles_are_named_with_their_counts_and_a_line_of_the_most_freque
 
 
 def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: Path) -> None:
-    bad = [b"{", b'{"dialog": []}', b"{", b'{"messages": []}', b"{", b'{"dialog": []}', b'{"messages": "x"}', b""]
+    bad = [b"{", b'{"talk": []}', b"{", b'{"messages": []}', b"{", b'{"talk": []}', b'{"messages": "x"}', b""]
     content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
 
     one = find_result(make_workspace(tmp_path, content).build(only=ROWS), "canonical_rows", "rejects")
 
     first, second, third, rest = one.causes
     assert re.fullmatch(r"invalid_json: 3, the first is data/a\.jsonl line 5 \(\w+:3\): .+", first)
-    assert re.fullmatch(r"unknown_schema: 2, the first is data/a\.jsonl record \d+ \(\w+:4\): .*dialog.*", second)
+    assert re.fullmatch(r"unknown_schema: 2, the first is data/a\.jsonl record \d+ \(\w+:4\): .*talk.*", second)
     assert re.match(r"\w+: 1, the first is ", third)
     assert rest == "1 other reason: 1"
 

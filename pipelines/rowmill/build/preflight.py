@@ -17,7 +17,7 @@ import math
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,9 +34,12 @@ from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET
 from rowmill.core.storage import Store
+from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
+from rowmill.formats.recognition import Sample, recognise_format, write_options
 from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
@@ -169,7 +172,8 @@ def _try_step(project: Project, trial: Project, step: Step, made: dict[StageKey,
     read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
     made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
     unread = _note_unread_columns(trial, step, made[step.key]) if step.name == RAW_DATASET else ()
-    return [*unread, *_judge_output(project, trial, step, made[step.key], tried=_count_records(made))]
+    closer = partial(_propose_format, trial, step, made)
+    return [*unread, *_judge_output(project, trial, step, made[step.key], closer, tried=_count_records(made))]
 
 
 def _limit_records(step: Step) -> Step:
@@ -197,7 +201,9 @@ def _place_error(step: Step, error: PipelineError) -> str:
 # ── What the first records show ────────────────────────────────────────────────────────────────────
 
 
-def _judge_output(project: Project, trial: Project, step: Step, output: Manifest, *, tried: int) -> list[Finding]:
+def _judge_output(
+    project: Project, trial: Project, step: Step, output: Manifest, closer: Callable[[], str], *, tried: int
+) -> list[Finding]:
     """Return the checks that fail for certain, and those that probably will once all records are read."""
     if step.name == PACKED_SHARDS:
         # What packing leaves over is most of a few records.
@@ -210,6 +216,9 @@ def _judge_output(project: Project, trial: Project, step: Step, output: Manifest
         certain = [one for one in certain if one.check != "nonempty"]
     probable = [one for one in failed if one not in certain and _is_probable(one, tried)]
     texts = {one.check: _word_result(project, trial, step, output, one, tried) for one in (*certain, *probable)}
+    if step.name == CANONICAL_ROWS and not _CHECKS_OF_REJECTS.isdisjoint(texts) and (proposal := closer()):
+        check = next(name for name in texts if name in _CHECKS_OF_REJECTS)
+        texts[check] += f"\n  {proposal}"
     mistakes = [Finding(texts[one.check], GateError(texts[one.check])) for one in certain]
     return [*mistakes, *(Finding(texts[one.check], is_warning=True) for one in probable)]
 
@@ -277,6 +286,26 @@ def _find_first_rejected(store: Store, output: Manifest) -> str | None:
     return raw.decode(errors="replace")
 
 
+def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> str:
+    """Return a sentence with the format that reads all records that were tried, if it is another than the recipe's."""
+    dataset = trial.recipe.datasets[step.dataset or ""]
+    raw = next(one for one in made.values() if one.stage == RAW_DATASET)
+    records = [record for record in _read_records(trial, raw) if isinstance(record, dict)]
+    found = recognise_format(Sample(records), KINDS.values()).proposal
+    if found is None or (found.kind in ("records", "text", dataset.format.kind) and len(found.options) == 1):
+        return ""
+    return f"all {found.fits} records fit format: {write_options(found.options)}"
+
+
+def _read_records(trial: Project, raw: Manifest) -> list[Json]:
+    return [
+        remove_nulls(record.value) if part.arrow else record.value
+        for part in inputs.load_source_parts(raw)
+        for record in sources.read_records(part, trial.base)
+        if record.value is not None
+    ]
+
+
 def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:
     """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
     dataset = step.dataset or ""
@@ -286,13 +315,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     reader = options.format.open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):
         return
-    records = [
-        remove_nulls(record.value) if part.arrow else record.value
-        for part in inputs.load_source_parts(raw)
-        for record in sources.read_records(part, trial.base)
-        if record.value is not None
-    ]
-    unread = detect_unread_columns(reader, records)
+    unread = detect_unread_columns(reader, _read_records(trial, raw))
     at = f"{trial.recipe.name}: datasets.{dataset}.format"
     for one in unread:
         if one.is_preference:

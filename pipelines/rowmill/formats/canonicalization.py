@@ -16,10 +16,12 @@ from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
 from rowmill.formats.media_placeholders import MEDIA_COLUMNS, reject_placeholders
 from rowmill.formats.preference_columns import find_unread_columns
+from rowmill.formats.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import Tools
-from rowmill.schema.rows import PlainChat, Rejected, Row
+from rowmill.formats.unread_text import holds_text, measure_unread_text
+from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -42,6 +44,10 @@ class RecordFormat(Protocol):
     @property
     def domain_key(self) -> str | None:
         """Column that names the row's domain."""
+        ...
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
         ...
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
@@ -126,6 +132,10 @@ class Canonicalizer:
         self._domain_key: str | None = options.format.domain_key
         self._has_keys: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
         others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
+        self._read_elsewhere: tuple[str, ...] = (
+            *(name.partition(".")[0] for name in (*others, self._domain_key) if name),
+            *options.format.list_ignored_columns(),
+        )
         self.unread_preferences: frozenset[str] = find_unread_columns(options.format.list_answer_columns(), others)
         """Columns of preference data that no option of this dataset reads."""
         self._plain_reader: PlainChatReader | None = None
@@ -159,7 +169,30 @@ class Canonicalizer:
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its group, order and domain."""
         row = self._read(record)
-        return row if isinstance(row, Rejected) else reject_placeholders(row, record) or row
+        if isinstance(row, Rejected):
+            return row
+        if not PROMPT_COLUMNS.isdisjoint(record) and (refused := self._refuse_unread_prompt(row, record)) is not None:
+            return refused
+        return reject_placeholders(row, record) or row
+
+    def _refuse_unread_prompt(self, row: Row, record: Mapping[str, Json]) -> Rejected | None:
+        """Reject a record with text that belongs to its prompt by its column's name, and that the row does not have."""
+        if row.kind not in _KINDS_WITH_PROMPT:
+            return None
+        for name in list_prompt_columns(record, (*row.read_columns, *self._read_elsewhere)):
+            value = record[name]
+            if type(value) is not str or not holds_text(row, value):
+                return Rejected(
+                    "unread_prompt",
+                    f"{name} holds {describe_type(value)}, which belongs to the prompt by its name, and nothing reads "
+                    f"it; name it in format.context_fields or format.system_prompt, or accept it in "
+                    "format.ignore_columns",
+                )
+        return None
+
+    def measure_unread(self, row: Row, record: Mapping[str, Json]) -> dict[str, int]:
+        """Return the characters of each of the record's columns of text that nothing reads."""
+        return measure_unread_text(record, row, {*row.read_columns, *self._read_elsewhere})
 
     def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
         """Add group, order and domain, each read from the original record."""
@@ -180,6 +213,9 @@ class Canonicalizer:
             value = get_at_path(record, self._domain_key)
             domain = value if type(value) is str and value.strip() else DEFAULT_DOMAIN
         return replace(row, group_key=group, order_key=order, domain=domain)
+
+
+_KINDS_WITH_PROMPT: frozenset[RowKind] = frozenset({"conversation", "pair", "preference", "prompt"})
 
 
 def remove_nulls(value: Json) -> Json:

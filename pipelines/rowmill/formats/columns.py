@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.json import Json
 from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
 from rowmill.formats.record_values import rename_aliases
 from rowmill.schema.rows import RowKind
 
@@ -43,13 +44,17 @@ class MessageColumns(DatasetKind):
     unknown_roles: Literal["warn", "reject"] = "warn"
     """How to treat a role that no template is known to print: keep and list it, or reject the row."""
     system_prompt: str | None = None
-    """Column whose text, or whose mapping's `content`, is the system message; null: none."""
+    """Column whose text, or whose mapping's `content`, is the system message; null: `system` or `system_prompt`, if the
+    record has one."""
     on_existing_system: Literal["merge", "replace", "keep", "reject"] = "merge"
     """If the conversation already has a system message; merge: the column's text, a blank line, the existing one."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """Roles of the model's messages."""
     message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
     """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name
+    says that they belong to the prompt."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -70,6 +75,10 @@ class MessageColumns(DatasetKind):
         refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
         super().check_options(options)
 
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return self.ignore_columns
+
     def get_token_options(self) -> TokenOptions:
         """Return the model's roles and BOS."""
         return TokenOptions(assistant_roles=frozenset(self.assistant_roles), add_bos=self.add_bos)
@@ -80,14 +89,22 @@ class ConversationColumns(MessageColumns):
 
     ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
 
-    dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
+    dataset_schema: Literal[
+        "auto", "messages", "prompt_response", "sharegpt", "alpaca", "exchanges", "turns", "transcript", "calls"
+    ] = "auto"
     """Shape of every record; `auto` decides per record. A record of another shape is rejected as `unknown_schema`."""
     messages_field: str = "messages"
-    """Column with the list of messages, or its JSON text."""
-    prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
-    """Columns that may hold the prompt, as text or messages; the first that is not null is used. `instruction` joins
-    Alpaca's `input` to it."""
-    response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
+    """Column with the list of messages, its JSON text, or a transcript; `messages` is also looked for under the names
+    that public datasets use, such as `conversations`."""
+    prompt_fields: list[str] = Field(
+        default=["prompt", "question", "instruction", "query", "problem", "input", "inputs"], min_length=1
+    )
+    """Columns that may hold the prompt, as text or messages; the first that is not null is used."""
+    context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
+    """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""
+    response_fields: list[str] = Field(
+        default=["response", "completion", "answer", "output", "outputs", "targets", "target", "solution"], min_length=1
+    )
     """Columns that may hold the response, as text or messages; the first that is not null is used."""
     single_turn: bool = False
     """Keep only the system message, the first user message and the next assistant message."""

@@ -14,17 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json
+from rowmill.core.json import Json, to_json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, MessageColumns
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.messages import read_flags, read_kwargs, read_parts
+from rowmill.formats.messages import has_typed_parts, read_flags, read_kwargs, read_parts, split_tool_results
 from rowmill.formats.plain_chats import PlainMessages
+from rowmill.formats.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.formats.reasoning import (
+    DETAILS_KEY,
     REASONING_KEY,
     REASONING_SEPARATOR,
     ThinkTagReader,
     join_reasoning,
+    join_reasoning_details,
     move_reasoning_keys,
     remove_keys,
 )
@@ -132,8 +135,11 @@ class ConversationReader:
         if isinstance(found, Rejected) or found.system is not None or not found.messages:
             return None
         messages: list[Message] = []
-        is_plain = self._plain.take(found, 0, messages) == len(found.messages)
-        return PlainChat(found.schema, messages) if is_plain else None
+        if self._plain.take(found, 0, messages) < len(found.messages):
+            return None
+        if not PROMPT_COLUMNS.isdisjoint(record) and list_prompt_columns(record, found.columns):
+            return None
+        return PlainChat(found.schema, messages, found.columns)
 
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row | Rejected:
         """Return the row of a record whose messages were found."""
@@ -159,7 +165,7 @@ class ConversationReader:
         report = make_plain_report(found.schema)
         if tally.noticed or offered.present:
             report = tally.report(found.schema, offered)
-        return Row("conversation", tuple(messages), offered.tools, kwargs, report=report)
+        return Row("conversation", tuple(messages), offered.tools, kwargs, report=report, read_columns=found.columns)
 
     def _read_template_kwargs(
         self, record: Mapping[str, Json], tally: _ConversationTally
@@ -186,11 +192,15 @@ class ConversationReader:
             if not is_mapping(message):
                 return Rejected("bad_messages", f"message {len(out)} is {describe_type(message)}, expected a mapping")
             tally.noticed = True
-            read = self._read_message(message, found, columns, tally)
-            if isinstance(read, Rejected):
-                return read
-            if read is not None:
-                out.append(read)
+            pieces: Sequence[Mapping[str, Json]] = ()
+            if type(message.get(found.content_key)) is list:
+                pieces = split_tool_results(message, found.content_key)
+            for piece in pieces or (message,):
+                read = self._read_message(piece, found, columns, tally)
+                if isinstance(read, Rejected):
+                    return read
+                if read is not None:
+                    out.append(read)
             place = self._plain.take(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
         if tally.thoughts:
             return Rejected("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
@@ -213,7 +223,12 @@ class ConversationReader:
         if role == FUNCTION_CALL:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
+        if value is None and role == "user":
+            return Rejected("empty_user", "a user's message without content: an answer to it would answer nothing")
         content, reasoning = "" if value is None else value, NO_REASONING
+        if role == "tool" and type(content) is not str and not has_typed_parts(content):
+            tally.note("tool_result_as_json")
+            content = to_json(content)
         if type(content) is not str:
             parts = read_parts(content, speaks=speaks)
             if isinstance(parts, Rejected):
@@ -239,6 +254,9 @@ class ConversationReader:
         if type(source) is not str or not source:
             return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
+        if role not in self._known and (folded := self._roles.get(source.strip().lower())) is not None:
+            role = folded
+            tally.note("role_name_case")
         if role not in self._known:
             if columns.unknown_roles == "reject":
                 return Rejected("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
@@ -263,6 +281,8 @@ class ConversationReader:
         tally: _ConversationTally,
     ) -> Message | Rejected:
         """Finish a message of the model: join its reasoning, and reject it if it is empty."""
+        if DETAILS_KEY in extras:
+            extras = join_reasoning_details(extras)
         text, extras, moved, others = move_reasoning_keys(extras, self._reasoning_keys)
         tally.moved += moved
         tally.note("extra_reasoning_key", others)

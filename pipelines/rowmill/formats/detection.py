@@ -1,18 +1,21 @@
-"""Detects which of the known conversation shapes a record has, and returns its messages.
+r"""Detects which of the known conversation shapes a record has, and returns its messages.
 
-What belongs here: the order in which shapes are tried, and each shape's columns. What does not: reading a
-message (`messages.py`).
-
-    messages         {"messages": [{"role": …, "content": …}, …]}, or the list as JSON text
+    messages         {"messages": [{"role": …, "content": …}, …]}, or the list as JSON text; `contents` with `parts`
     sharegpt         {"conversations": [{"from": …, "value": …}, …], "system": …}
+    exchanges        {"conversation": [{"input": …, "output": …}, …]}, or a list of pairs of texts
+    turns            {"conversations": ["…", "…"]}: texts of user and model in turn
+    transcript       {"chat": "USER: …\nASSISTANT: …"} (`transcripts.py`)
     alpaca           {"instruction": …, "input": …, "output": …, "system": …, "history": [[…, …], …]}
-    prompt_response  {"prompt": …, "response": …}, each text, messages or one message;
-                     a prompt column `instruction` joins `input` as Alpaca does
+    calls            {"query": …, "answers": "[{\"name\": …}]", "tools": "…"}
+    prompt_response  {"prompt": …, "response": …}, each text, messages or one message
     text             {"text": …}, for `auto` only
 
-The first shape that matches wins. `instruction` with a response column but without `output` is not a known shape:
-whether other columns (`input`, `context`) belong to the prompt is unknown, so such a record is rejected, unless
-`dataset_schema: alpaca` is set.
+The first shape that matches wins. What belongs to a prompt is read in every shape: a system message in a column of its
+own, text in `context_fields` after the prompt, earlier turns in `history`. A column of such a name that a shape cannot
+use rejects the record (`canonicalization.py`), so nothing of a prompt is left out silently.
+
+A list of messages is looked for in `messages_field`, and, while that is not set, in the columns that public datasets
+use for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +24,30 @@ from typing import NamedTuple
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json
 from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.prompt_columns import (
+    SYSTEM_COLUMNS,
+    find_first_column,
+    find_system,
+    join_context,
+    pair_history,
+    read_history,
+)
 from rowmill.formats.record_values import is_list, is_mapping
+from rowmill.formats.transcripts import split_transcript
 from rowmill.schema.rows import Rejected
+
+LIST_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat", "contents")
+"""Columns that hold a conversation, in the order in which they are tried."""
+
+EXCHANGE_KEYS = (
+    *(("input", "output"), ("user", "assistant"), ("human", "assistant"), ("prompt", "response")),
+    *(("question", "answer"), ("instruction", "output"), ("instruction", "response"), ("human", "bot")),
+    *(("user", "bot"), ("human", "gpt"), ("prompt", "completion"), ("query", "response")),
+)
+"""Keys of a user's and a model's text in one item of a list."""
+
+CALL_COLUMNS = ("answers", "answer", "calls", "tool_calls", "function_calls", "output", "response")
+"""Columns whose JSON text may be the calls that answer a prompt."""
 
 
 class DetectedMessages(NamedTuple):
@@ -34,9 +59,12 @@ class DetectedMessages(NamedTuple):
     content_key: str = "content"
     system: Json = None
     """A system message outside the list of messages."""
+    columns: tuple[str, ...] = ()
+    """Columns of the record that hold the messages and the system message."""
 
 
 _PAIR_LENGTH = 2
+_SYSTEM_COLUMNS = frozenset(SYSTEM_COLUMNS)
 _ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
 
 
@@ -48,54 +76,195 @@ def detect_messages(
     A record without a conversation's shape that has a value under `text_key` is a document.
     """
     wanted = columns.dataset_schema
+    found = _detect_list(record, columns)
+    if found is None or (wanted not in ("auto", found.schema) and isinstance(found, DetectedMessages)):
+        found = _detect_pair(record, columns, wanted)
+    if found is not None:
+        is_alone = isinstance(found, Rejected) or _SYSTEM_COLUMNS.isdisjoint(record)
+        return found if is_alone else _add_system(record, found, columns)
     if wanted != "auto":
-        return SHAPE_DETECTORS[wanted](record, columns) or _explain_mismatch(record, columns)
-    for shape in SHAPE_DETECTORS.values():
-        found = shape(record, columns)
-        if found is not None:
+        return _explain_mismatch(record, columns)
+    document = None if text_key is None else record.get(text_key)
+    if document is None:
+        return _explain_unknown_shape(record, columns)
+    if type(document) is str and (messages := split_transcript(document)) is not None:
+        return _add_system(record, DetectedMessages("transcript", messages, columns=(str(text_key),)), columns)
+    return explain_tree(record) or DetectedMessages("text", [], columns=(str(text_key),))
+
+
+def _detect_pair(
+    record: Mapping[str, Json], columns: ConversationColumns, wanted: str
+) -> DetectedMessages | Rejected | None:
+    for name, shape in _PAIR_SHAPES.items():
+        if wanted in ("auto", name) and (found := shape(record, columns)) is not None:
             return found
-    if text_key is not None and record.get(text_key) is not None:
-        return DetectedMessages("text", [])
-    return _explain_unknown_shape(record, columns)
+    return None
 
 
-def _detect_message_list(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
-    value = record.get(columns.messages_field)
+def explain_tree(record: Mapping[str, Json]) -> Rejected | None:
+    """Return the reject of a record that is one message of a tree of conversations, as in OASST."""
+    if "parent_id" in record and type(record.get("role")) is str:
+        return Rejected(
+            "unknown_schema",
+            "the record is one message of a tree, linked by parent_id; a conversation is a path from its root: join "
+            "the messages of each path to a list",
+        )
+    return None
+
+
+# ── Lists of messages ──────────────────────────────────────────────────────────────────────────────
+
+
+def _detect_list(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
+    # Messages in the column `messages` are what most records have.
+    first = columns.messages_field
+    value = record.get(first)
+    if value is not None and (found := _read_list(first, value, columns)) is not None:
+        return found
+    for name in LIST_COLUMNS if first == "messages" else ("conversations",):
+        value = record.get(name)
+        if value is not None and (found := _read_list(name, value, columns)) is not None:
+            return found
+    return None
+
+
+def _read_list(name: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
+    """Read a list by its first item; the other items are checked when they are read."""
+    # Types are compared without calls: this is done for every record.
     if type(value) is str:
-        value = _parse_list(value)
-    return _read_message_list("messages", value, columns)
-
-
-def _detect_sharegpt(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
-    value = record.get("conversations")
-    if type(value) is str:
-        value = _parse_list(value)
-    found = _read_message_list("sharegpt", value, columns)
-    if found is None or (found.messages and found.role_key == "role" and columns.role_field is None):
+        parsed = _parse_list(value)
+        if parsed is None:
+            messages = split_transcript(value)
+            return None if messages is None else DetectedMessages("transcript", messages, columns=(name,))
+        value = parsed
+    if type(value) is not list:
         return None
-    return found._replace(system=record.get("system"))
+    first: Json = value[0] if value else {}
+    if type(first) is str:
+        # MT-Bench's `turns` are prompts alone.
+        return None if name == "turns" else _read_turns(name, value)
+    if type(first) is not dict:
+        return _read_pairs(name, value) if type(first) is list else None
+    schema, role_key, content_key = "sharegpt" if name == "conversations" else "messages", "role", "content"
+    if "role" in first or columns.role_field is not None or columns.content_field is not None:
+        schema = "messages" if columns.role_field is None else schema
+    # ShareGPT's keys in any column: users often set `messages_field: conversations`.
+    elif "from" in first:
+        schema, role_key, content_key = "sharegpt", "from", "value"
+    else:
+        for keys in EXCHANGE_KEYS:
+            if keys[0] in first and keys[1] in first:
+                return _read_exchanges(name, value, keys)
+    if "parts" in first and "content" not in first and columns.content_field is None:
+        value = [message for item in value for message in _read_gemini(item)]
+    return DetectedMessages(
+        schema, value, columns.role_field or role_key, columns.content_field or content_key, columns=(name,)
+    )
+
+
+def _read_exchanges(name: str, items: list[Json], keys: tuple[str, str]) -> DetectedMessages:
+    """Return two messages for each item; one that is something else is left to whoever reads messages."""
+    messages: list[Json] = []
+    for item in items:
+        if not is_mapping(item):
+            messages.append(item)
+            continue
+        for role, key in zip(("user", "assistant"), keys, strict=True):
+            messages.append({"role": role, "content": item.get(key)})
+    return DetectedMessages("exchanges", messages, columns=(name,))
+
+
+def _read_turns(name: str, texts: list[Json]) -> DetectedMessages | None:
+    if len(texts) < _PAIR_LENGTH or any(type(text) is not str for text in texts):
+        return None
+    roles = ("user", "assistant")
+    return DetectedMessages(
+        "turns", [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)], columns=(name,)
+    )
+
+
+def _read_pairs(name: str, pairs: list[Json]) -> DetectedMessages | None:
+    messages = pair_history(pairs)
+    return None if messages is None else DetectedMessages("exchanges", messages, columns=(name,))
+
+
+def _read_gemini(item: Json) -> list[Json]:
+    """Return the messages of one entry of `contents`, whose parts are text, calls and their results."""
+    if not is_mapping(item) or not is_list(parts := item.get("parts")):
+        return [item]
+    others = {key: value for key, value in item.items() if key not in ("role", "parts")}
+    results: list[Json] = []
+    calls: list[Json] = []
+    content: list[Json] = []
+    for part in parts:
+        call = _find_first_value(part, ("functionCall", "function_call")) if is_mapping(part) else None
+        result = _find_first_value(part, ("functionResponse", "function_response")) if is_mapping(part) else None
+        if is_mapping(call):
+            calls.append({"name": call.get("name"), "arguments": call.get("args"), "id": call.get("id")})
+        elif is_mapping(result):
+            results.append({"role": "tool", "name": result.get("name"), "content": result.get("response")})
+        elif is_mapping(part) and part.get("thought") is True:
+            content.append({"type": "thinking", "thinking": part.get("text")})
+        else:
+            content.append(part)
+    message = {"role": item.get("role"), "content": content, **others} | ({"tool_calls": calls} if calls else {})
+    return [*results, message] if content or calls or not results else results
+
+
+# ── A prompt and a response ────────────────────────────────────────────────────────────────────────
 
 
 def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
     if record.get("instruction") is None:
         return None
-    response = record.get("output")
+    response_field, response = "output", record.get("output")
     if response is None and columns.dataset_schema == "alpaca":
-        _, response = _find_first_column(record, columns.response_fields)
-    return None if response is None else _read_alpaca_turns(record, response)
+        response_field, response = find_first_column(record, columns.response_fields)
+    if response is None:
+        return None
+    prompt = join_context(record, "instruction", columns.context_fields, response_field)
+    if isinstance(prompt, Rejected):
+        return prompt
+    history = read_history(record)
+    if isinstance(history, Rejected):
+        return history
+    turns = [*history, {"role": "user", "content": prompt.text}, {"role": "assistant", "content": response}]
+    return DetectedMessages("alpaca", turns, columns=(*prompt.columns, response_field, "history"))
+
+
+def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
+    """Return a prompt whose answer is nothing but calls, beside the tools that are called."""
+    if not any(record.get(name) for name in ("tools", "functions")):
+        return None
+    prompt_field, prompt = find_first_column(record, columns.prompt_fields)
+    response_field, response = find_first_column(record, CALL_COLUMNS)
+    calls = _parse_list(response) if type(response) is str else response
+    if type(prompt) is not str or not is_list(calls) or not calls or response_field == prompt_field:
+        return None
+    if not all(is_mapping(call) and ("name" in call or "function" in call) for call in calls):
+        return None
+    turns: list[Json] = [
+        {"role": "user", "content": prompt},
+        {"role": "assistant", "content": "", "tool_calls": response},
+    ]
+    return DetectedMessages("calls", turns, columns=(prompt_field, response_field))
 
 
 def _detect_prompt_response(
     record: Mapping[str, Json], columns: ConversationColumns
 ) -> DetectedMessages | Rejected | None:
-    prompt_field, prompt = _find_first_column(record, columns.prompt_fields)
-    response_field, response = _find_first_column(record, columns.response_fields)
+    prompt_field, prompt = find_first_column(record, columns.prompt_fields)
+    response_field, response = find_first_column(
+        record, [name for name in columns.response_fields if name != prompt_field]
+    )
     if prompt is None or response is None:
         return None
-    if prompt_field == "instruction" and type(prompt) is str and response_field != "input":
-        prompt = join_alpaca_prompt(record)
-        if isinstance(prompt, Rejected):
-            return prompt
+    used: tuple[str, ...] = (prompt_field, response_field)
+    if type(prompt) is str:
+        joined = join_context(record, prompt_field, columns.context_fields, response_field)
+        if isinstance(joined, Rejected):
+            return joined
+        prompt, used = joined.text, (*joined.columns, response_field)
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
     for role, value in (("user", prompt), ("assistant", response)):
@@ -109,56 +278,33 @@ def _detect_prompt_response(
             return Rejected(
                 "content_not_text", f"the {role}'s side is {describe_type(value)}, expected text or messages"
             )
-    return DetectedMessages("prompt_response", turns, role_key, content_key)
+    history = read_history(record)
+    if isinstance(history, Rejected):
+        return history
+    if history and (role_key, content_key) == ("role", "content"):
+        turns, used = [*history, *turns], (*used, "history")
+    return DetectedMessages("prompt_response", turns, role_key, content_key, columns=used)
 
 
-SHAPE_DETECTORS: dict[str, _ShapeReader] = {
-    "messages": _detect_message_list,
-    "sharegpt": _detect_sharegpt,
+_PAIR_SHAPES: dict[str, _ShapeReader] = {
     "alpaca": _detect_alpaca,
+    "calls": _detect_calls,
     "prompt_response": _detect_prompt_response,
 }
 
 
-def join_alpaca_prompt(record: Mapping[str, Json]) -> str | Rejected:
-    """Append `input` to `instruction` on a new line, unless it is blank."""
-    instruction, extra = record.get("instruction"), record.get("input")
-    if type(instruction) is not str:
-        return Rejected("content_not_text", f"instruction is {describe_type(instruction)}")
-    if extra is None or extra == "":
-        return instruction
-    if type(extra) is not str:
-        return Rejected("content_not_text", f"input is {describe_type(extra)}")
-    return instruction if extra.isspace() else f"{instruction}\n{extra}"
+# ── Beside the messages ────────────────────────────────────────────────────────────────────────────
 
 
-def _read_alpaca_turns(record: Mapping[str, Json], response: Json) -> DetectedMessages | Rejected:
-    prompt = join_alpaca_prompt(record)
-    if isinstance(prompt, Rejected):
-        return prompt
-    turns: list[Json] = []
-    history = record.get("history")
-    for pair in history if is_list(history) else [] if history is None else [history]:
-        if not is_list(pair) or len(pair) != _PAIR_LENGTH:
-            return Rejected("bad_messages", "history is not a list of [user, assistant] pairs")
-        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-    return DetectedMessages("alpaca", turns, system=record.get("system"))
-
-
-def _read_message_list(schema: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
-    """Accept a list whose first item is a mapping; the other items are checked when they are read."""
-    # Types are compared without calls: this is done for every record.
-    if type(value) is not list:
-        return None
-    first: Json = value[0] if value else {}
-    if type(first) is not dict:
-        return None
-    role_key, content_key = "role", "content"
-    # ShareGPT's keys in the messages column: users often set `messages_field: conversations`.
-    if "from" in first and "role" not in first:
-        schema, role_key, content_key = "sharegpt", "from", "value"
-    return DetectedMessages(schema, value, columns.role_field or role_key, columns.content_field or content_key)
+def _add_system(record: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns) -> DetectedMessages:
+    """Add the system message of a column, unless the messages begin with the same text."""
+    name, value = find_system(record, (*found.columns, columns.system_prompt))
+    if name is None:
+        return found
+    opening = found.messages[0] if found.messages else None
+    is_repeated = is_mapping(opening) and opening.get(found.role_key) == "system"
+    is_repeated = is_repeated and opening.get(found.content_key) == value
+    return found._replace(system=None if is_repeated else value, columns=(*found.columns, name))
 
 
 def _parse_list(text: str) -> Json:
@@ -170,16 +316,18 @@ def _parse_list(text: str) -> Json:
         return None
 
 
-def _find_first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
-    """Return the name and the value of the first column that is not null; if there is none, an empty name and None."""
-    return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
+def _find_first_value(value: Mapping[str, Json], keys: Iterable[str]) -> Json:
+    return next((one for key in keys if (one := value.get(key)) is not None), None)
+
+
+# ── What is wrong ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _explain_mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
     """Return the reject of a record that does not have the recipe's shape."""
-    for name, shape in SHAPE_DETECTORS.items():
-        if name != columns.dataset_schema and shape(record, columns) is not None:
-            return Rejected("unknown_schema", f"the record is {name}, expected {columns.dataset_schema}")
+    found = _detect_list(record, columns) or _detect_pair(record, columns, "auto")
+    if isinstance(found, DetectedMessages):
+        return Rejected("unknown_schema", f"the record is {found.schema}, expected {columns.dataset_schema}")
     return _explain_unknown_shape(record, columns)
 
 
@@ -193,9 +341,4 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
         wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
-    hint = ""
-    if is_list(record.get("conversations")):
-        hint = "; set format.messages_field: conversations to read its list"
-    elif record.get("instruction") is not None:
-        hint = "; dataset_schema: alpaca reads instruction, input and a response column"
-    return Rejected("unknown_schema", f"no known shape in {present}{hint}")
+    return explain_tree(record) or Rejected("unknown_schema", f"no known shape in {present}")

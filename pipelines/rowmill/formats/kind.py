@@ -31,6 +31,7 @@ from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
+    from rowmill.formats.recognition import Recognition, Sample
     from rowmill.formats.records import Records
 
 OPTION_GROUPS: dict[str, type[Config]] = {
@@ -135,6 +136,8 @@ class DatasetKind(Config):
     """Whether a kind with the group `template` needs a chat template; a user's class may make no conversations."""
     OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = get_args(OverlongPolicy)
     """What can be done to its rows that are too long, by `truncation.overlong`."""
+    PRECEDENCE: ClassVar[int] = 100
+    """Of several kinds that read some records, the one with the lowest number is proposed."""
     IS_TABLE: ClassVar[bool] = False
     """Whether all its rows follow one table contract, and an example joins several of them."""
 
@@ -148,6 +151,11 @@ class DatasetKind(Config):
     def list_fields(cls) -> set[str]:
         """Return the names of its fields, including aliases."""
         return set(cls.model_fields) | set(cls.ALIASES)
+
+    @classmethod
+    def recognise(cls, sample: "Sample") -> "Recognition | None":
+        """Return the options under which the kind reads most of some records; None if it reads none of them."""
+        return None
 
     @classmethod
     def complete_options(
@@ -232,6 +240,10 @@ class DatasetKind(Config):
     def get_token_options(self) -> TokenOptions:
         """Return the kind's options for the tokens of its rows."""
         return TokenOptions()
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return ()
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
         """Return the columns of answers and their prompts; None if the kind has no such columns."""

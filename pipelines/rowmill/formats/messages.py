@@ -53,6 +53,32 @@ def read_parts(content: Json, *, speaks: bool) -> ContentParts | Rejected:
     return parts
 
 
+def has_typed_parts(content: Json) -> bool:
+    """Return whether content is a list of parts that say what they are; other lists and objects are JSON."""
+    return is_list(content) and all(is_mapping(part) and type(part.get("type")) is str for part in content)
+
+
+def split_tool_results(message: Mapping[str, Json], content_key: str) -> list[Message]:
+    """Return a message whose parts hold results of tools as one message for each; none if it holds no results.
+
+    Anthropic's results are parts of the user's next message, which may hold nothing else.
+    """
+    content = message.get(content_key)
+    if not is_list(content) or not any(is_mapping(part) and part.get("type") == "tool_result" for part in content):
+        return []
+    results: list[Message] = []
+    others: list[Json] = []
+    for part in content:
+        if not is_mapping(part) or part.get("type") != "tool_result":
+            others.append(part)
+            continue
+        given = part.get("content")
+        key = {} if part.get("tool_use_id") is None else {"tool_call_id": part["tool_use_id"]}
+        role_key = "from" if "from" in message and "role" not in message else "role"
+        results.append({role_key: "tool", content_key: "" if given is None else given, **key})
+    return [*results, *([{**message, content_key: others}] if others else [])]
+
+
 def _sort_part(part: Json, parts: ContentParts, *, speaks: bool) -> Rejected | None:
     if not is_mapping(part):
         return Rejected("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")

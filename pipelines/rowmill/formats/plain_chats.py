@@ -38,7 +38,7 @@ class PlainMessages:
         While reasoning waits for the model's next message, that message is not plain.
         """
         roles, speakers, hints = self._roles, self._speakers, self._hints
-        _, messages, role_key, content_key, _ = found
+        _, messages, role_key, content_key, *_ = found
         renames = role_key != "role" or content_key != "content"
         for place in range(start, len(messages)):
             message = messages[place]

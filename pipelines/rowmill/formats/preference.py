@@ -27,9 +27,21 @@ from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
 from rowmill.formats.messages import remove_flags
 from rowmill.formats.preference_shapes import FoundSides, find_sides
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.formats.record_values import get_at_path, is_mapping
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
+
+SIDE_COLUMNS = (
+    *(("response_chosen", "response_rejected"), ("chosen_answer", "rejected_answer"), ("accepted", "rejected")),
+    *(("chosen_conversations", "rejected_conversations"), ("chosen_conversation", "rejected_conversation")),
+    *(("win", "lose"), ("better", "worse"), ("preferred", "dispreferred"), ("good", "bad"), ("positive", "negative")),
+)
+"""Columns of a better and a worse answer beside those that are read by themselves."""
+
+PROMPT_COLUMNS = ("history", "query", "problem", "input", "inputs", "context", "post", "title", "text")
+"""Columns of a prompt beside those that are read by themselves."""
 
 
 class Preference(MessageColumns):
@@ -37,6 +49,7 @@ class Preference(MessageColumns):
 
     MEANT_BY: ClassVar = ("dpo", "kto", "orpo", "trl")
 
+    PRECEDENCE: ClassVar[int] = 20
     ROW_KIND: ClassVar[RowKind] = "preference"
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
         "filters": frozenset({"min_chars", "max_chars"}),
@@ -54,8 +67,10 @@ class Preference(MessageColumns):
     """paired: an example is both sides (reward models, DPO); unpaired: an example is one side with its label (KTO), so
     that a pair gives two."""
     prompt_fields: list[str] = Field(default=["prompt", "question", "instruction"], min_length=1)
-    """Columns that may hold the prompt, as text or messages; the first that is not null is used. With `instruction`,
-    Alpaca's `input`, `system` and `history` belong to it."""
+    """Columns that may hold the prompt, as text or messages; the first that is not null is used. Columns `system` and
+    `history` belong to it."""
+    context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
+    """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""
     chosen_fields: list[str] = Field(default=["chosen", "chosen_messages", "chosen_response"], min_length=1)
     """Columns that may hold the better side, as text, a message or messages."""
     rejected_fields: list[str] = Field(default=["rejected", "rejected_messages", "rejected_response"], min_length=1)
@@ -72,6 +87,25 @@ class Preference(MessageColumns):
     """With `text: raw`: whether the end-of-text token ends a side; auto: if the tokenizer has one."""
     margin_field: str | None = "auto"
     """Path of a pair's margin; auto: `margin`, else `score_chosen` minus `score_rejected`; null: no margins."""
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise pairs of answers, answers with a rank, and answers with a label."""
+        present = set(sample.columns)
+        named = [
+            {"chosen_fields": [one], "rejected_fields": [other]}
+            for one, other in SIDE_COLUMNS
+            if {one, other} <= present
+        ]
+        prompts = [name for name in PROMPT_COLUMNS if name in present]
+        known = present & {"prompt", "question", "instruction"}
+        prompt = {} if known or not prompts else {"prompt_fields": prompts[:1]}
+        options: list[dict[str, Any]] = [prompt, *({**prompt, **sides} for sides in named)]
+        return choose_best(
+            try_options(cls, {**objective, **one}, sample)
+            for objective in ({}, {"objective": "unpaired"})
+            for one in options
+        )
 
     @classmethod
     def select_group_defaults(
@@ -176,7 +210,13 @@ class _PreferenceReader:
             return margin
         chosen, rejected = (None if side is None else to_json(list(side)) for side in read.sides)
         columns = {"chosen": chosen, "rejected": rejected, "label": found.label, "margin": margin}
-        row = replace(read.whole, kind="preference", messages=tuple(read.prompt), columns=columns)
+        row = replace(
+            read.whole,
+            kind="preference",
+            messages=tuple(read.prompt),
+            columns=columns,
+            read_columns=(*found.columns, "margin", "score_chosen", "score_rejected"),
+        )
         return replace(row, group_key=_digest_prompt(row)) if self._groups_by_prompt else row
 
     def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides | Rejected:

@@ -5,6 +5,7 @@ What belongs here: the order in which shapes are tried, and each shape's columns
 
     ranked           {"prompt": …, "completions": [{"completion": …, "score": 3}, …]}: the best against the worst
     hh_text          {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "\n\nHuman: …"}
+    compared         {"prompt": …, "response_0": …, "response_1": …, "better_response_id": 1}
     sharegpt_pair    {"conversations": […], "chosen": {…}, "rejected": {…}}
     rejected_branch  {"messages": […], "rejected_response": "…"}, or "rejected_messages": […]
     explicit         {"prompt": …, "chosen": …, "rejected": …}, each text, a message or messages
@@ -16,20 +17,25 @@ The first shape that matches wins.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import describe_type
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
-from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
+from rowmill.formats.detection import DetectedMessages
+from rowmill.formats.prompt_columns import find_first_column, find_system, join_context, read_history
 from rowmill.formats.record_values import is_list, is_mapping
+from rowmill.formats.transcripts import split_open_transcript, split_transcript
 from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:
     from rowmill.formats.preference import Preference
 
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
-_RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1}
+_RANKED_COLUMNS = ("completions", "answers", "responses", "candidates")
+_RANKED_TEXTS = ("completion", "response", "answer", "text", "content", "output")
+_RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1, "pm_score": 1, "rating": 1}
 """Columns that rank answers, and whether a higher value is better."""
 
 
@@ -46,6 +52,8 @@ class FoundSides:
     rejected: Sequence[Json] | None
     label: bool | None = None
     system: Json = None
+    columns: tuple[str, ...] = ()
+    """Columns of the record that hold the prompt and the sides."""
 
     def as_detected(self, messages: list[Json]) -> DetectedMessages:
         """Return some of the messages as those of one conversation."""
@@ -56,17 +64,53 @@ def find_sides(record: Mapping[str, Json], columns: "Preference") -> FoundSides 
     """Return the sides of the first shape that matches; null counts as absent."""
     for find_shape in _SHAPES:
         found = find_shape(record, columns)
-        if found is not None:
+        if isinstance(found, Rejected):
             return found
+        if found is not None:
+            return _add_columns(record, found, columns)
     present = ", ".join(sorted(record)[:20]) or "no column"
     return Rejected("unknown_schema", f"neither two sides nor an answer with a label in {present}")
+
+
+def _add_columns(record: Mapping[str, Json], found: FoundSides, columns: "Preference") -> FoundSides:
+    """Add the system message of a column, and the names of the columns that were read."""
+    if found.prompt is None or found.schema in _WHOLE_SHAPES:
+        prompt: tuple[str, ...] = ()
+    else:
+        name = find_first_column(record, columns.prompt_fields)[0]
+        prompt = (name, "history", *(columns.context_fields if type(record.get(name)) is str else ()))
+    sides = (*columns.chosen_fields, *columns.rejected_fields, *columns.completion_fields, *columns.label_fields)
+    read = (*prompt, *sides, "messages", "conversations", "completions", *_WHOLE_COLUMNS.get(found.schema, ()))
+    if columns.text == "raw":
+        return replace(found, columns=read)
+    system_column, system = find_system(record, (columns.system_prompt,))
+    if system_column is None:
+        return replace(found, columns=read)
+    whole = found.prompt if found.prompt is not None else found.chosen if found.chosen is not None else found.rejected
+    opening = whole[0] if whole else None
+    is_repeated = _read_role(opening) == "system" and is_mapping(opening) and opening.get("content") == system
+    return replace(found, system=None if is_repeated else system, columns=(*read, system_column))
+
+
+_WHOLE_SHAPES = frozenset({"sharegpt_pair", "rejected_branch"})
+_WHOLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "rejected_branch": ("rejected_messages", "rejected_response"),
+    "ranked": ("context", *_RANKED_COLUMNS),
+    "compared": tuple(
+        f"{stem}{between}{suffix}"
+        for stem in ("response", "answer", "completion", "conversation", "output", "human_ref")
+        for between in ("_", "")
+        for suffix in ("0", "1", "2", "a", "b", "A", "B", "j", "k")
+    ),
+}
+"""Columns of a shape beside those that options name."""
 
 
 # ── Shapes of pairs ────────────────────────────────────────────────────────────────────────────────
 
 
 def _find_ranked(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
-    answers = record.get("completions")
+    answers = _find_value(record, _RANKED_COLUMNS)
     if not is_list(answers) or not answers or not all(map(is_mapping, answers)):
         return None
     rank = next((name for name in _RANKS if all(answer.get(name) is not None for answer in answers)), None)
@@ -80,7 +124,7 @@ def _find_ranked(record: Mapping[str, Json], columns: "Preference") -> FoundSide
     worst, best = ordered[0], next(i for i in range(len(values)) if values[i] == values[ordered[-1]])
     if values[worst] == values[best]:
         return Rejected("tied", f"every completion has the {rank} {values[best]}")
-    sides = [_find_value(answers[i], ("completion", "response")) for i in (best, worst)]
+    sides = [_find_value(answers[i], _RANKED_TEXTS) for i in (best, worst)]
     return _pair_sides("ranked", prompt, sides, columns)
 
 
@@ -88,9 +132,14 @@ def _find_hh_text(record: Mapping[str, Json], columns: "Preference") -> FoundSid
     sides = _find_both(record, columns)
     if sides is None or _find_prompt(record, columns) is not None:
         return None
-    texts = [side for side in sides if type(side) is str and side.startswith("\n\nHuman:")]
+    texts = [side for side in sides if type(side) is str]
     if len(texts) != len(sides):
         return None
+    if not all(text.startswith("\n\nHuman:") for text in texts):
+        parted = [split_transcript(text) for text in texts]
+        if columns.text == "raw" or parted[0] is None or parted[1] is None:
+            return None
+        return FoundSides("hh_text", None, parted[0], parted[1])
     if columns.text == "raw":
         return _part_hh_texts(*texts)
     return FoundSides("hh_text", None, _cut_hh_text(texts[0]), _cut_hh_text(texts[1]))
@@ -134,7 +183,7 @@ def _find_sharegpt_pair(record: Mapping[str, Json], columns: "Preference") -> Fo
     asked, sides = _find_value(record, ("conversations", "messages")), _find_both(record, columns)
     if not is_list(asked) or sides is None or not all(map(is_mapping, sides)):
         return None
-    return _pair_sides("sharegpt_pair", asked, sides, columns, system=record.get("system"))
+    return _pair_sides("sharegpt_pair", asked, sides, columns)
 
 
 def _find_rejected_branch(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
@@ -163,8 +212,64 @@ def _find_explicit(record: Mapping[str, Json], columns: "Preference") -> FoundSi
     prompt, sides = _find_prompt(record, columns), _find_both(record, columns)
     if prompt is None or sides is None:
         return None
-    system = record.get("system") if _names_alpaca(record, columns) else None
-    return _pair_sides("explicit", prompt, sides, columns, system=system)
+    return _pair_sides("explicit", prompt, sides, columns)
+
+
+_ANSWER_STEMS = ("response", "answer", "completion", "conversation", "output", "human_ref")
+_SIDE_SUFFIXES = (("0", "1"), ("1", "2"), ("a", "b"), ("A", "B"))
+_CHOICES = ("better_response_id", "winner", "preferred", "preference", "choice", "labels", "label")
+
+
+def find_answer_pair(record: Mapping[str, Json]) -> tuple[str, str] | None:
+    """Return the names of two columns that hold answers to the same prompt, such as `response_a` and `response_b`."""
+    for stem in _ANSWER_STEMS:
+        for first, second in _SIDE_SUFFIXES:
+            for between in ("_", ""):
+                names = f"{stem}{between}{first}", f"{stem}{between}{second}"
+                if all(record.get(name) not in (None, "") for name in names):
+                    return names
+    return None
+
+
+def _find_compared(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
+    """Return two answers in the order that another column, or their scores, give them."""
+    if record.get("response_j") is not None and record.get("response_k") is not None:
+        names, better = ("response_j", "response_k"), 0
+    else:
+        pair = find_answer_pair(record)
+        if pair is None or _find_both(record, columns) is not None:
+            return None
+        names, better = pair, _read_choice(record, pair)
+        if better is None or isinstance(better, Rejected):
+            return better
+    sides = [record[names[better]], record[names[1 - better]]]
+    prompt = _find_prompt(record, columns)
+    if prompt is None and all(map(is_list, sides)):
+        whole = [_read_side(side, columns) for side in sides]
+        if isinstance(whole[0], Rejected) or isinstance(whole[1], Rejected):
+            return next(one for one in whole if isinstance(one, Rejected))
+        return FoundSides("compared", None, whole[0], whole[1])
+    return None if prompt is None else _pair_sides("compared", prompt, sides, columns)
+
+
+def _read_choice(record: Mapping[str, Json], names: tuple[str, str]) -> int | Rejected | None:
+    """Return which of two answers is better; None if no column says so in a way that is known."""
+    suffixes = [name[-1] for name in names]
+    first, second = (record.get(f"score_{suffix}") for suffix in suffixes)
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return Rejected("tied", f"both answers have the score {first}") if first == second else int(second > first)
+    name, value = find_first_column(record, _CHOICES)
+    if type(value) is str:
+        said = value.strip().rpartition("_")[2].lower()
+        if said.startswith("tie") or value.lower().startswith(("tie", "both")):
+            return Rejected("tied", f"{name} is a tie")
+        return next((i for i, suffix in enumerate(suffixes) if said == suffix.lower()), None)
+    if type(value) is int and name != "label":
+        # Stanford's `labels` are 1 where the first answer is preferred; others name the answer by its suffix.
+        if name == "labels":
+            return 1 - value if value in (0, 1) else None
+        return next((i for i, suffix in enumerate(suffixes) if str(value) == suffix), None)
+    return None
 
 
 def _find_implicit(record: Mapping[str, Json], columns: "Preference") -> FoundSides | Rejected | None:
@@ -179,9 +284,7 @@ def _find_implicit(record: Mapping[str, Json], columns: "Preference") -> FoundSi
     return FoundSides("implicit", None, chosen, rejected)
 
 
-def _pair_sides(
-    schema: str, prompt: Json, sides: Sequence[Json], columns: "Preference", *, system: Json = None
-) -> FoundSides | Rejected:
+def _pair_sides(schema: str, prompt: Json, sides: Sequence[Json], columns: "Preference") -> FoundSides | Rejected:
     """Return a prompt with two sides; sides that repeat the prompt lose it."""
     if isinstance(prompt, Rejected):
         return prompt
@@ -213,7 +316,7 @@ def _pair_sides(
             if all(whole)
             else Rejected("prompt_mismatch", "one side repeats the prompt, and the other does not")
         )
-    return FoundSides(schema, asked, found[0], found[1], system=system)
+    return FoundSides(schema, asked, found[0], found[1])
 
 
 # ── One answer ─────────────────────────────────────────────────────────────────────────────────────
@@ -230,23 +333,23 @@ def _find_unpaired(record: Mapping[str, Json], columns: "Preference") -> FoundSi
         if isinstance(prompt, Rejected):
             return prompt
         asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
-        system = record.get("system") if _names_alpaca(record, columns) else None
     else:
         whole = _find_value(record, ("messages", "conversations"))
         if not is_list(whole):
             return None
-        asked, answered, system = None, _read_side(whole, columns), record.get("system")
+        asked, answered = None, _read_side(whole, columns)
     if isinstance(asked, Rejected):
         return asked
     if isinstance(answered, Rejected):
         return answered
     sides = (answered, None) if label else (None, answered)
-    return FoundSides("unpaired", asked, *sides, label=label, system=system)
+    return FoundSides("unpaired", asked, *sides, label=label)
 
 
 _SHAPES: Sequence[Callable[[Mapping[str, Json], "Preference"], FoundSides | Rejected | None]] = (
     _find_ranked,
     _find_hh_text,
+    _find_compared,
     _find_sharegpt_pair,
     _find_rejected_branch,
     _find_explicit,
@@ -268,27 +371,20 @@ def _find_both(record: Mapping[str, Json], columns: "Preference") -> tuple[Json,
     return None if chosen is None or rejected is None else (chosen, rejected)
 
 
-def _names_alpaca(record: Mapping[str, Json], columns: "Preference") -> bool:
-    """Return whether the prompt is Alpaca's `instruction`, with which other columns belong."""
-    used = next((name for name in columns.prompt_fields if record.get(name) is not None), None)
-    return used == "instruction" and type(record["instruction"]) is str
-
-
 def _find_prompt(record: Mapping[str, Json], columns: "Preference") -> Any:
     """Return the prompt as text or messages, the reject of one that cannot be joined, or None."""
-    prompt = _find_value(record, columns.prompt_fields)
-    if not _names_alpaca(record, columns):
+    name, prompt = find_first_column(record, columns.prompt_fields)
+    if type(prompt) is not str:
         return prompt
-    joined = join_alpaca_prompt(record)
-    history = record.get("history")
-    if isinstance(joined, Rejected) or not history:
+    joined = join_context(record, name, columns.context_fields)
+    history = read_history(record)
+    if isinstance(joined, Rejected):
         return joined
-    turns: list[Json] = []
-    for pair in history if is_list(history) else [history]:
-        if not is_list(pair) or len(pair) != len(("user", "assistant")):
-            return Rejected("bad_messages", "history is not a list of [user, assistant] pairs")
-        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    return [*turns, {"role": "user", "content": joined}]
+    if isinstance(history, Rejected):
+        return history
+    if (parted := split_open_transcript(joined.text)) is not None:
+        return [*history, *parted]
+    return [*history, {"role": "user", "content": joined.text}] if history else joined.text
 
 
 def _read_side(value: Json, columns: "Preference", *, role: str = "assistant") -> Sequence[Json] | Rejected:

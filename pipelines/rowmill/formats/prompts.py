@@ -20,12 +20,18 @@ from rowmill.core.json import Json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
-from rowmill.formats.detection import DetectedMessages, join_alpaca_prompt
+from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.formats.messages import remove_flags
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, find_system, join_context
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
+from rowmill.formats.transcripts import split_open_transcript
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind
+
+_TELLING_PATHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
+"""Paths that only prompts of reinforcement learning have."""
 
 
 class Prompts(MessageColumns):
@@ -33,6 +39,7 @@ class Prompts(MessageColumns):
 
     MEANT_BY: ClassVar = ("grpo", "rl", "trl")
 
+    PRECEDENCE: ClassVar[int] = 60
     ROW_KIND: ClassVar[RowKind] = "prompt"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"loss", "packing"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
@@ -48,8 +55,9 @@ class Prompts(MessageColumns):
     prompt_fields: list[str] = Field(
         default=["prompt", "messages", "question", "problem", "input", "instruction"], min_length=1
     )
-    """Paths that may hold the prompt; the first that is not null is used. A text is a user message; Alpaca's
-    `instruction` and `input` are joined."""
+    """Paths that may hold the prompt; the first that is not null is used. A text is a user message."""
+    context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
+    """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""
     ground_truth_fields: list[str] = Field(
         default=[
             "reward_model.ground_truth",
@@ -99,6 +107,16 @@ class Prompts(MessageColumns):
                 "others as (?:…)"
             )
         return pattern
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise prompts with a ground truth, and prompts alone."""
+        found = choose_best([try_options(cls, {}, sample)])
+        if found is not None and found.fits == found.of:
+            named = any(get_at_path(record, path) is not None for record in sample.whole for path in _TELLING_PATHS)
+            return replace(found, precedence=30) if named else found
+        alone = [name for name in sample.columns if name in ("prompt", "messages", "question", "instruction")]
+        return choose_best([try_options(cls, {"require_ground_truth": False}, sample)]) if alone else None
 
     @classmethod
     def select_group_defaults(
@@ -172,23 +190,42 @@ class _PromptReader:
                 continue
             role_key, content_key = columns.role_field or "role", columns.content_field or "content"
             if type(value) is str:
-                is_alpaca = path in ("instruction", "input") and record.get("instruction") is not None
-                text = join_alpaca_prompt(record) if is_alpaca else value
-                if isinstance(text, Rejected):
-                    return text
+                text, used = value, (path,)
+                if path in record:
+                    # Alpaca's `input` belongs to its `instruction`, whichever of them is looked for first.
+                    name = "instruction" if path == "input" and type(record.get("instruction")) is str else path
+                    joined = join_context(record, name, columns.context_fields)
+                    if isinstance(joined, Rejected):
+                        return joined
+                    text, used = joined
                 if not text or text.isspace():
                     return Rejected("empty_text", f"{path} is blank")
-                return DetectedMessages(path, [{role_key: "user", content_key: text}], role_key, content_key)
+                parted = split_open_transcript(text)
+                if parted is not None:
+                    return self._add_system(record, DetectedMessages(path, parted, columns=used))
+                asked: list[Json] = [{role_key: "user", content_key: text}]
+                return self._add_system(record, DetectedMessages(path, asked, role_key, content_key, columns=used))
             messages = [value] if is_mapping(value) else value
             if not is_list(messages):
                 return Rejected("content_not_text", f"{path} is {describe_type(value)}, expected text or messages")
             if messages and is_mapping(messages[0]) and "from" in messages[0] and "role" not in messages[0]:
                 role_key, content_key = columns.role_field or "from", columns.content_field or "value"
-            return DetectedMessages(path, messages, role_key, content_key)
+            return self._add_system(
+                record, DetectedMessages(path, messages, role_key, content_key, columns=(path.partition(".")[0],))
+            )
         present = ", ".join(sorted(record)[:20]) or "no column"
         return Rejected(
             "missing_field", f"{', '.join(columns.prompt_fields)} are absent or null; the record has {present}"
         )
+
+    def _add_system(self, record: Mapping[str, Json], found: DetectedMessages) -> DetectedMessages:
+        name, value = find_system(record, (*found.columns, self._columns.system_prompt))
+        if name is None:
+            return found
+        opening = found.messages[0] if found.messages else None
+        is_repeated = is_mapping(opening) and opening.get(found.role_key) == "system"
+        is_repeated = is_repeated and opening.get(found.content_key) == value
+        return found._replace(system=None if is_repeated else value, columns=(*found.columns, name))
 
     def _split_answer(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
         """Return the messages that ask, and those of the model after them."""

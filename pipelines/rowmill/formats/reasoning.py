@@ -29,7 +29,9 @@ REASONING_SEPARATOR = "\n\n"
 class Reasoning(Config):
     """How reasoning is found, and how much of it is kept."""
 
-    reasoning_keys: list[str] = Field(default=["reasoning", "reasoning_content", "thinking", "reason"])
+    reasoning_keys: list[str] = Field(
+        default=["reasoning", "reasoning_content", "thinking", "reason", "reasoning_details"]
+    )
     """Keys of a message that may hold reasoning; the first that is not blank is used."""
     extract_think_tags: bool = True
     """Whether tagged reasoning is extracted from an assistant's content."""
@@ -227,6 +229,21 @@ def _find_common_ending(opening: str, closing: str) -> str:
         if closing[start:] in opening:
             return closing[start:]
     return ""
+
+
+DETAILS_KEY = "reasoning_details"
+"""OpenRouter's key: a list of objects with the text of the reasoning, or a summary of it."""
+
+
+def join_reasoning_details(extras: Message) -> Message:
+    """Return the extras with the text of `reasoning_details` as their reasoning, if no other key holds it."""
+    details = extras.get(DETAILS_KEY)
+    if not isinstance(details, list):
+        return extras
+    texts = [one.get("text") or one.get("summary") for one in details if isinstance(one, dict)]
+    text = "".join(one for one in texts if isinstance(one, str))
+    rest = remove_keys(extras, [DETAILS_KEY])
+    return rest if not text or any(extras.get(key) == text for key in rest) else {DETAILS_KEY: text, **rest}
 
 
 class MovedReasoning(NamedTuple):

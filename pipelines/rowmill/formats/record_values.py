@@ -42,13 +42,19 @@ def apply_eos_alias(values: Json) -> Json:
 
 
 def get_at_path(record: Mapping[str, Json], path: str) -> Json:
-    """Look up `a.b` in a record: as one key if it exists, else step by step; None if a step is missing."""
+    """Look up `a.b` in a record: as one key if it exists, else step by step; None if a step is missing.
+
+    A step that is a number is the place of an item in a list: `answers.text.0`.
+    """
     value = record.get(path)
     if value is not None or "." not in path:
         return value
     here: Json = record
     for step in path.split("."):
-        if not is_mapping(here):
+        if is_list(here) and step.isdecimal():
+            here = here[int(step)] if int(step) < len(here) else None
+        elif is_mapping(here):
+            here = here.get(step)
+        else:
             return None
-        here = here.get(step)
     return here

@@ -4,7 +4,7 @@ What belongs here: the kind's configuration, and its mode. What does not: the te
 columns get their types (`inference.py`), how examples are assembled (`assembly/`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, field_validator, model_validator
@@ -13,8 +13,12 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.formats.kind import DatasetKind, DatasetOptions
+from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
+from rowmill.formats.recognition import Recognition, Sample
+from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splits
+from rowmill.formats.supervised import PAIR_COLUMNS
 from rowmill.schema.rows import RowKind
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.schema import Mode, choose_mode
@@ -188,6 +192,25 @@ class Delimiters(Config):
 _SERIES_OPTIONS = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
 
 
+TELLING_COLUMNS = frozenset(
+    {
+        *PREFERENCE_COLUMNS - {"label"},
+        *(name for pair in PAIR_COLUMNS for name in pair if name not in ("source", "target", "user", "code")),
+        *("messages", "conversations", "conversation", "role", "from", "system", "system_prompt", "context", "history"),
+        *("text", "tools", "functions", "parent_id"),
+    }
+)
+"""Columns whose names belong to conversations, pairs, preferences or prompts."""
+
+LONG_TEXT_CHARS = 120
+"""Texts of this many characters on average are no values of a table."""
+
+
+def _is_long_text(values: Sequence[Json]) -> bool:
+    texts = [value for value in values if type(value) is str]
+    return bool(texts) and sum(map(len, texts)) > LONG_TEXT_CHARS * len(texts)
+
+
 class Records(DatasetKind):
     """Each record is a row of a table; its columns are inferred from the data."""
 
@@ -201,6 +224,8 @@ class Records(DatasetKind):
         "splits": frozenset({"gap", "crossing_groups"}),
     }
     IS_TABLE: ClassVar[bool] = True
+
+    PRECEDENCE: ClassVar[int] = 90
 
     kind: Literal["records"] = "records"
     """Rows of tables, in tabular, grouped or sequential mode; the mode follows from the options."""
@@ -228,6 +253,38 @@ class Records(DatasetKind):
     """How records are generated with a trained model, and how its texts are parsed; null: not at all."""
     domain_key: OptionalColumnName = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise rows of single values: the last resort, since any file of texts would be a table.
+
+        A file that is no table by its kind is one only if no column is long text and none has a name of another kind.
+        """
+        records, columns = sample.whole, sample.columns
+        flat = [
+            record for record in records if not any(is_list(value) or is_mapping(value) for value in record.values())
+        ]
+        if not flat or not columns:
+            return None
+        told = sorted(name for name in columns if name.lower() in TELLING_COLUMNS)
+        long = [name for name in columns if _is_long_text([record.get(name) for record in flat])]
+        problem = ""
+        if not sample.is_table_file and (told or long):
+            what = f"{told[0]} is a name" if told else f"{long[0]} is long text, as"
+            problem = f"{what} of prompts, answers or documents, so that it is a table only if the recipe says so"
+        notes = [
+            f"records: each of the {len(columns)} columns holds single values in {len(flat)} of {len(records)} records",
+            "where rows belong together, name their column: data: {group_training_examples_by: COLUMN}",
+        ]
+        return Recognition(
+            {"kind": "records"},
+            len(flat),
+            len(records),
+            len(sample.records),
+            problem=problem,
+            notes=notes,
+            precedence=cls.PRECEDENCE,
+        )
 
     @property
     def mode(self) -> Mode:

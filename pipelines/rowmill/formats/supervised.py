@@ -5,6 +5,7 @@ prompt. What does not: separators and special tokens, which are ids (`tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -13,7 +14,6 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
-from rowmill.formats.detection import join_alpaca_prompt
 from rowmill.formats.kind import (
     ALL_GROUPS,
     PAIR_SIDES,
@@ -23,13 +23,33 @@ from rowmill.formats.kind import (
     refuse_mask_names,
     refuse_overlong_policy,
 )
-from rowmill.formats.record_values import apply_eos_alias, rename_aliases
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, JoinedPrompt, join_context
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.formats.record_values import apply_eos_alias, get_at_path, rename_aliases
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+
+PAIR_COLUMNS = (
+    *(("prompt", "response"), ("prompt", "completion"), ("prompt", "answer"), ("question", "answer")),
+    *(("question", "response"), ("instruction", "output"), ("instruction", "response"), ("query", "response")),
+    *(("input", "output"), ("inputs", "targets"), ("source", "target"), ("prompt", "output")),
+    *(("input", "target"), ("input", "response"), ("input", "completion"), ("query", "answer"), ("query", "output")),
+    *(("instruction", "answer"), ("instruction", "completion"), ("question", "output"), ("question", "completion")),
+    *(("problem", "solution"), ("problem", "generated_solution"), ("question", "generated_solution")),
+    *(("question", "solution"), ("problem", "response"), ("problem", "answer"), ("prompt", "solution")),
+    *(("prompt", "target"), ("prompt", "generation"), ("user", "assistant"), ("human", "assistant")),
+    *(("document", "summary"), ("article", "highlights"), ("article", "summary"), ("article", "abstract")),
+    *(("dialogue", "summary"), ("text", "summary"), ("question", "final_answer"), ("instruction", "code")),
+)
+"""Columns that hold a prompt and its response, the most likely first."""
+
+NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")
+"""Paths of a response inside a column, as in SQuAD."""
 
 
 class Supervised(DatasetKind):
     """Each record is a prompt and a response."""
 
+    PRECEDENCE: ClassVar[int] = 50
     ROW_KIND: ClassVar[RowKind] = "pair"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
@@ -50,10 +70,15 @@ class Supervised(DatasetKind):
     kind: Literal["supervised"] = "supervised"
     """Pairs of prompt and response, joined without a chat template."""
     input_field: str = "prompt"
-    """Column with the prompt. For `instruction`, Alpaca's `input` is joined to it; if the column is absent, an Alpaca
-    record (`instruction`, `output`) is read as such."""
+    """Column with the prompt, or its path; if it is absent, an Alpaca record (`instruction`, `output`) is read as
+    such."""
+    context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
+    """Columns whose text belongs to the prompt: each is appended to it on a new line."""
     output_field: str = "response"
-    """Column with the response."""
+    """Column with the response, or its path, as in `answers.text.0`."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name
+    says that they belong to the prompt."""
     separate_with: str | Annotated[int, Field(ge=0)] | None = None
     """Text, or one token id, between prompt and response; it belongs to the prompt."""
     domain_key: str | None = None
@@ -70,6 +95,27 @@ class Supervised(DatasetKind):
             rename_aliases(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"})
         )
 
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise two columns of text, one of which answers the other."""
+        present = set(sample.columns)
+        named = ((sample.find_column(one), sample.find_column(other)) for one, other in PAIR_COLUMNS)
+        paths = [path for path in NESTED_RESPONSES if path.partition(".")[0] in present]
+        nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
+        found = choose_best(
+            try_options(cls, {"input_field": prompt, "output_field": response}, sample)
+            for prompt, response in (*named, *nested)
+            if prompt is not None and response is not None
+        )
+        if found is None:
+            return None
+        prompt, response = found.options["input_field"], found.options["output_field"]
+        notes = [
+            "they are joined without a chat template; to have one, write:",
+            f"{{kind: chat, prompt_fields: [{prompt}], response_fields: [{response}]}}",
+        ]
+        return replace(found, notes=notes if "." not in response else [])
+
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse what can be done to conversations only."""
         refuse_overlong_policy(self, options, "cannot be done to a pair, which has one response")
@@ -80,6 +126,10 @@ class Supervised(DatasetKind):
     def get_token_options(self) -> TokenOptions:
         """Return BOS, EOS and separator of a pair."""
         return TokenOptions(separate_with=self.separate_with, add_bos=self.add_bos, add_eos=self.add_eos)
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return self.ignore_columns
 
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of prompt and response."""
@@ -93,7 +143,8 @@ class Supervised(DatasetKind):
         pair = read_pair(record, self)
         if isinstance(pair, Rejected):
             return pair
-        return Row("pair", text=pair[1], output=pair[2], report=make_plain_report(pair[0]))
+        schema, prompt, response, columns = pair
+        return Row("pair", text=prompt, output=response, report=make_plain_report(schema), read_columns=columns)
 
 
 def refuse_joined_separator(separator: str | int | None, options: DatasetOptions) -> None:
@@ -105,12 +156,12 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
         )
 
 
-def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str] | Rejected:
-    """Return schema, prompt and response of a record."""
+def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]] | Rejected:
+    """Return schema, prompt and response of a record, and the columns that they were read from."""
     prompt_field, response_field, schema = options.input_field, options.output_field, "prompt_response"
     if _is_alpaca(record, options):
         prompt_field, response_field, schema = "instruction", "output", "alpaca"
-    prompt, response = record.get(prompt_field), record.get(response_field)
+    prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
     for name, value in ((prompt_field, prompt), (response_field, response)):
         if value is None:
             return Rejected(
@@ -120,8 +171,13 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
             return Rejected("content_not_text", f"{name} is {describe_type(value)}")
     if not response or response.isspace():
         return Rejected("empty_text", f"{response_field} is blank")
-    whole = join_alpaca_prompt(record) if prompt_field == "instruction" else str(prompt)
-    return whole if isinstance(whole, Rejected) else (schema, whole, str(response))
+    whole = JoinedPrompt(str(prompt), (prompt_field.partition(".")[0],))
+    if prompt_field in record:
+        joined = join_context(record, prompt_field, options.context_fields, response_field)
+        if isinstance(joined, Rejected):
+            return joined
+        whole = joined
+    return schema, whole.text, str(response), (*whole.columns, response_field.partition(".")[0])
 
 
 def _is_alpaca(record: Mapping[str, Json], options: Supervised) -> bool:

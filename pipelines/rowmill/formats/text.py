@@ -4,18 +4,23 @@ What belongs here: the kind's configuration and reading its column. What does no
 (`filters.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
+from rowmill.formats.detection import explain_tree
 from rowmill.formats.filters import Filters, check_length
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind, TokenOptions
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+
+TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")
+"""Columns that hold a document, the most likely first."""
 
 
 class Text(DatasetKind):
@@ -23,6 +28,7 @@ class Text(DatasetKind):
 
     MEANT_BY: ClassVar = ("pretraining", "pretrain", "cpt")
 
+    PRECEDENCE: ClassVar[int] = 70
     ROW_KIND: ClassVar[RowKind] = "text"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"truncation": frozenset({"truncate_side", "token_cut"})}
@@ -32,6 +38,8 @@ class Text(DatasetKind):
     """Documents, without a chat template and without a prompt."""
     text_key: str = "text"
     """Column with the document."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns of text that are left out on purpose; others that nothing reads are reported."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -44,9 +52,22 @@ class Text(DatasetKind):
     def _text_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(values)
 
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise one column of text: a known one, or the only column."""
+        if sample.count(explain_tree(record) is not None for record in sample.whole):
+            return None
+        columns = sample.columns
+        names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
+        return choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
+
     def get_token_options(self) -> TokenOptions:
         """Return BOS and EOS of a document."""
         return TokenOptions(add_bos=self.add_bos, add_eos=self.add_eos)
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return self.ignore_columns
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a document."""
@@ -61,7 +82,7 @@ def make_document_reader(column: str, filters: Filters) -> RecordReader:
         text = read_text(record, column)
         if isinstance(text, Rejected):
             return text
-        return check_length(text, filters) or Row("text", text=text, report=report)
+        return check_length(text, filters) or Row("text", text=text, report=report, read_columns=(column,))
 
     return read
 

@@ -32,6 +32,7 @@ from rowmill.core.json import Json
 from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.token_fields import TokenPlaces, read_row_field, read_token_values
 from rowmill.schema.examples import IGNORED_LABEL
@@ -71,6 +72,7 @@ class _MaskedIds:
 class Tokens(DatasetKind):
     """Each record is a list of token ids with its mask; nothing is encoded again."""
 
+    PRECEDENCE: ClassVar[int] = 10
     ROW_KIND: ClassVar[RowKind] = "tokens"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
@@ -129,6 +131,11 @@ class Tokens(DatasetKind):
     def get_rollout_fields(self) -> RolloutFields:
         """Return the declared fields."""
         return RolloutFields(tuple(self.token_fields), tuple(self.row_fields))
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise records of ids with a mask, labels or a response."""
+        return choose_best([try_options(cls, {}, sample)])
 
     @classmethod
     def select_group_defaults(

@@ -32,7 +32,8 @@ class Tools(Config):
     tools_fields: list[str] = Field(default=["tools", "tool_schemas", "functions", "function_schemas"])
     """Columns that may hold the row's tools; the first with a value that is neither null nor blank is used."""
     arguments: Literal["auto", "object", "string"] = "auto"
-    """Form in which the template receives a call's arguments; auto: the form that it prints correctly."""
+    """Form in which the template receives a call's arguments; auto: the form that it prints correctly; string: their
+    text, even if it is no JSON object, for which rows are rejected otherwise."""
     tool_ids: Literal["auto", "keep"] = "auto"
     """Whether call ids may be rewritten (to nine letters and digits) for a template that requires it."""
 
@@ -126,8 +127,8 @@ class ToolCalls:
 def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | Rejected:
     """Read calls into one shape; each value is a call, a list of calls, or the JSON text of either.
 
-    With `arguments: object`, text that is not an object is rejected; otherwise it is kept, and the renderer decides,
-    which knows whether the template prints strings.
+    Arguments that are text, but no JSON object, are rejected unless `arguments` is `string`: a model that is trained
+    on them learns to write what no parser reads.
     """
     calls: list[Json] = []
     sources: list[str | None] = []
@@ -175,7 +176,7 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
     arguments = _parse_arguments(given)
     if arguments is None:
-        if form == "object" or type(given) is not str:
+        if form != "string" or type(given) is not str:
             return Rejected("bad_tool_arguments", f"{name}: arguments are not a JSON object")
         arguments = given
     call_id = value.get("id")

@@ -1,7 +1,7 @@
 """Creates a project in a folder: a recipe for the user's data, workspace.yaml, .gitignore.
 
 What belongs here: finding the datasets among the given files, and the text of the written files. What does not:
-guessing a format (`format_guess.py`), and printing (`cli/`). An existing file is never overwritten.
+recognizing a format (`recognition.py`), and printing (`cli/`). An existing file is never overwritten.
 
     configs/<name>.yaml     the recipe
     workspace.yaml          what `rowmill ui` and `dagster dev` load
@@ -18,18 +18,15 @@ import yaml
 
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.json import Json
 from rowmill.core.storage import check_name
-from rowmill.recipe.format_guess import FormatGuess, guess_format
+from rowmill.formats import KINDS
+from rowmill.formats.recognition import RECORDS_LOOKED_AT, Recognition, Sample, recognise_format, write_options
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES
-from rowmill.sources.files import Files, find_files, read_first_records
+from rowmill.sources.files import Files, SourceFile, find_files, read_first_records
 
 DEFAULT_DATA = "data"
 """The folder that is read if no data is named."""
-
-RECORDS_LOOKED_AT = 200
-"""Records of a file that the guess is based on."""
 
 COLUMNS_SHOWN = 40
 """Columns of a dataset that the recipe's comment lists."""
@@ -59,12 +56,12 @@ class NewProject:
 
 @frozen_dataclass
 class _FoundDataset:
-    """Files with the same columns, and the format guessed from their first records."""
+    """Files with the same columns, and the format recognized in their first records."""
 
     name: str
     urls: Sequence[str]
-    records: int
-    guess: FormatGuess
+    sample: Sample
+    found: Recognition
 
 
 def create_project(
@@ -146,38 +143,47 @@ def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
 
 def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
-    alike: dict[str, tuple[FormatGuess, list[str], list[int]]] = {}
+    alike: dict[str, tuple[Recognition, list[str], Sample]] = {}
     for file in find_files(Files(train_urls=[argument]), folder):
-        records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
-        guess = _require_guess(file.url, records)
-        key = json.dumps([dict(guess.options), sorted(guess.columns)])
-        _, urls, counts = alike.setdefault(key, (guess, [], []))
-        urls.append(_shorten_url(file.url, folder))
-        counts.append(len(records))
+        sample = _take_sample(file, folder)
+        found = _require_format(file.url, sample)
+        key = json.dumps([dict(found.options), sorted(sample.columns)])
+        alike.setdefault(key, (found, [], sample))[1].append(_shorten_url(file.url, folder))
     datasets: list[_FoundDataset] = []
-    for guess, urls, counts in alike.values():
+    for found, urls, sample in alike.values():
         is_whole_argument = len(alike) == 1 and len(urls) > 1
         name = _choose_name(argument if is_whole_argument and not _has_glob(argument) else urls[0], taken)
         taken.add(name)
         patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
-        datasets.append(_FoundDataset(name, patterns, counts[0], guess))
+        datasets.append(_FoundDataset(name, patterns, sample, found))
     return datasets
 
 
-def _require_guess(url: str, records: Sequence[Mapping[str, Json]]) -> FormatGuess:
-    if not records:
+def _take_sample(file: SourceFile, folder: Path) -> Sample:
+    records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
+    has_columns = file.url.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+    numbers = file.url.lower().endswith(".parquet") and any(
+        type(value) in (int, float) for record in records for value in record.values()
+    )
+    return Sample(records, is_table_file=has_columns or numbers)
+
+
+def _require_format(url: str, sample: Sample) -> Recognition:
+    if not sample.records:
         raise ConfigError(
             f"{url}: no record could be read from its start; expected a file with records; check the file"
         )
-    guess = guess_format(records)
-    if guess is None:
-        columns = ", ".join(dict.fromkeys(name for record in records for name in record)) or "none"
+    choice = recognise_format(sample, KINDS.values())
+    if choice.proposal is None:
+        columns = ", ".join(sample.columns) or "none"
+        closest = choice.explain()
+        remedy = "write a recipe with what is meant" if choice.candidates else "convert the file"
         raise ConfigError(
-            f"{url}: no known format fits its records (columns: {columns}); expected messages with an answer, a "
-            "prompt and "
-            "a response, text, or rows of single values; convert the file, or write a rowmill.RowFormat"
+            f"{url}: no known format fits its records (columns: {columns}); expected messages with an answer, a prompt "
+            "and a response, preferences, prompts with a ground truth, token ids, text, or rows of single values; "
+            f"{f'{closest}; ' if closest else ''}{remedy}, or a rowmill.RowFormat"
         )
-    return guess
+    return choice.proposal
 
 
 def _has_glob(url: str) -> bool:
@@ -228,16 +234,17 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
         "datasets:",
     ]
     for dataset in datasets:
-        columns = ", ".join(f"{name} ({kind})" for name, kind in list(dataset.guess.columns.items())[:COLUMNS_SHOWN])
-        columns += ", …" if len(dataset.guess.columns) > COLUMNS_SHOWN else ""
+        types = dataset.sample.describe_columns()
+        columns = ", ".join(f"{name} ({kind})" for name, kind in list(types.items())[:COLUMNS_SHOWN])
+        columns += ", …" if len(types) > COLUMNS_SHOWN else ""
         lines += [
             f"  {dataset.name}:",
-            *_render_comment(f"columns in the first {dataset.records} records: {columns}"),
-            *(line for sentence in dataset.guess.evidence for line in _render_comment(sentence)),
+            *_render_comment(f"columns in the first {len(dataset.sample.records)} records: {columns}"),
+            *(line for sentence in dataset.found.evidence for line in _render_comment(sentence)),
             f"    source: {{train_urls: {_render_value(list(dataset.urls))}}}",
-            f"    format: {_render_value(dict(dataset.guess.options))}",
+            f"    format: {write_options(dataset.found.options)}",
         ]
-        if dataset.guess.uses_template and needs_template:
+        if KINDS[dataset.found.kind].model_validate(dataset.found.options).uses_template() and needs_template:
             lines += [*_render_comment("the tokenizer has no chat template"), "    template: {chat_template: chatml}"]
     return "\n".join(lines) + "\n"
 

@@ -59,6 +59,18 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "a message of the model has no text, call or reasoning",
         "fix the records, or check `reasoning.think_mode` if the message had only reasoning",
     ),
+    "unread_prompt": ReasonDescription(
+        "rows",
+        "a column whose name says that it belongs to the prompt, such as `context` or `system`, holds text that "
+        "nothing reads",
+        "name it in `format.context_fields` or `format.system_prompt`, or accept that it is left out in "
+        "`format.ignore_columns`",
+    ),
+    "empty_user": ReasonDescription(
+        "rows",
+        "a message of the user has no content, so that the model would be trained to answer nothing",
+        "remove such records, or name the key of the content in `format.content_field`",
+    ),
     "content_not_text": ReasonDescription(
         "rows", "content is neither text nor a list of parts", "convert it to text where the data is made"
     ),

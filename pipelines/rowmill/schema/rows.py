@@ -157,6 +157,8 @@ class Row:
     report: ParseReport = ParseReport()
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of the kind's own columns (`ROW_KIND_COLUMNS`), and of the fields that its options add."""
+    read_columns: tuple[str, ...] = ()
+    """Columns of the record that the row's content was read from."""
 
 
 class PlainChat(NamedTuple):
@@ -167,6 +169,7 @@ class PlainChat(NamedTuple):
 
     schema: str
     messages: list[Message]
+    read_columns: tuple[str, ...] = ()
 
 
 @frozen_dataclass

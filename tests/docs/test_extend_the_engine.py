@@ -23,6 +23,7 @@ PLACE_OR_BLOCK = re.compile(r"^`(pipelines/[\w/]+\.py)`$|^```(\w+)\n(.*?)^```$",
 
 QUESTIONS = """
 found["rows"] = query("SELECT dataset, rows FROM builds WHERE stage = 'row_census' ORDER BY 1")
+found["rejects"] = query("SELECT reason, detail FROM rejects WHERE dataset = 'questions' ORDER BY 1")
 found["checks"] = query("SELECT dataset, outcome FROM check_results WHERE check_name = 'files' ORDER BY 1")
 """
 
@@ -56,7 +57,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     (project / "configs/demo").symlink_to(ROOT / "configs/demo")
     (project / "configs/both.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     questions = [{"question": f"{i} and {i}?", "answers": [f"{i}", f"*{2 * i}"]} for i in range(12)]
-    lines = [json.dumps(one) + "\n" for one in [*questions, {"question": "no right answer", "answers": []}]]
+    lines = [
+        json.dumps(one) + "\n"
+        for one in [*questions, {"question": "no right answer", "answers": []}, {"question": "no answers"}]
+    ]
     (project / "data/questions.jsonl").write_text("".join(lines), encoding="utf-8")
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
     commands = (("plan",), ("build",), ("verify",))
@@ -68,6 +72,12 @@ def test_what_the_page_adds_is_built_and_verified(built: tuple[dict[str, Any], P
 
     assert made["rows"] == [["cards", 9], ["questions", 12]]
     assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
+
+
+def test_record_that_the_pages_reader_does_not_survive_is_a_reject(built: tuple[dict[str, Any], Path]) -> None:
+    made, _ = built
+
+    assert made["rejects"] == [["format_error", "KeyError: 'answers'"], ["missing_field", "0 right answers"]]
 
 
 def test_export_of_the_page_holds_the_segments(built: tuple[dict[str, Any], Path]) -> None:

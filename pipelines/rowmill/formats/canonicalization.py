@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
+from rowmill.core.errors import PipelineError
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
@@ -168,7 +169,12 @@ class Canonicalizer:
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its group, order and domain."""
-        row = self._read(record)
+        try:
+            row = self._read(record)
+        except (PipelineError, OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  (a mistake of a kind's reader concerns its record, whatever it is)
+            return reject_format_error(error)
         if isinstance(row, Rejected):
             return row
         if not PROMPT_COLUMNS.isdisjoint(record) and (refused := self._refuse_unread_prompt(row, record)) is not None:
@@ -216,6 +222,11 @@ class Canonicalizer:
 
 
 _KINDS_WITH_PROMPT: frozenset[RowKind] = frozenset({"conversation", "pair", "preference", "prompt"})
+
+
+def reject_format_error(error: Exception) -> Rejected:
+    """Return the reject for an exception of a user's class, or of a kind's reader: neither ends a build."""
+    return Rejected("format_error", f"{type(error).__name__}: {error}")
 
 
 def remove_nulls(value: Json) -> Json:

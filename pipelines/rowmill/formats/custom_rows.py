@@ -16,7 +16,7 @@ from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, remove_nulls
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import BuildContext, RowFormat, find_format, get_format_method
 from rowmill.formats.kind import DatasetOptions
@@ -135,8 +135,3 @@ def build_tokens(
         return row_format.build(record, context)
     except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
         return reject_format_error(error)
-
-
-def reject_format_error(error: Exception) -> Rejected:
-    """Return the reject for an exception of a user's class."""
-    return Rejected("format_error", f"{type(error).__name__}: {error}")

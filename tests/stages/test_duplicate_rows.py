@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import StageContext
+from rowmill.stages.base import StageContext, compute_share
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
 from rowmill.stages.canonical_rows.rewrite_part import rewrite_parts
@@ -107,3 +107,40 @@ def test_a_second_copy_of_real_dialogues_goes_whole(
 
     assert (once["records"], once["kept"], once["rejected"]) == (300, 265, 35)
     assert (twice["records"], twice["kept"], twice["rejected"]) == (600, 265, 335)
+
+
+def test_numbers_of_rows_are_those_of_the_rows_that_are_left(tmp_path: Path) -> None:
+    """Three hundred equal chats are one row, so two with an unknown role are two of three."""
+    said = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "Yes."}
+    others = [{"messages": [{"role": "critic", "content": f"Hm {i}."}, *said]} for i in range(2)]
+    built = build(tmp_path, [lines([{"messages": list(said)}] * 300), lines(others)], CHAT)
+
+    made = built.manifest("rows", "canonical_rows")
+    [unknown] = [one for one in built.steps["rows", "canonical_rows"][1] if one.check == "unknown_roles"]
+
+    assert (made.facts["kept"], made.facts["rejected"]) == (3, 299)
+    assert made.facts["unknown_roles"] == unknown.value == pytest.approx(2 / 3)
+    assert made.tables["schemas"].rows == (("messages", 3),)
+    assert made.tables["unknown_roles"].rows == (("critic", 2),)
+    assert dict(made.tables["roles"].rows) == {"assistant": 3, "critic": 2, "user": 3}
+
+
+def test_part_of_which_rows_go_counts_as_one_that_was_written_so(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": role, "content": f"{role} {i % 7}"} for role in ("User", "assistant")]}
+        for i in range(20)
+    ]
+    whole = build(tmp_path / "whole", [lines(rows)], CHAT)
+    distinct = build(tmp_path / "distinct", [lines(rows[:7])], CHAT)
+
+    found = [one.manifest("rows", "canonical_rows").facts for one in (whole, distinct)]
+    same = ("kept", "notes", "splits", "messages", "user_messages", "unknown_roles", "tools_present")
+
+    assert found[0]["notes"] == {"role_name_case": 7}
+    assert [found[0][name] for name in same] == [found[1][name] for name in same]
+
+
+@pytest.mark.parametrize(("count", "total"), [(3, 2), (1, 0)])
+def test_share_above_one_is_a_mistake_of_ours(count: int, total: int) -> None:
+    with pytest.raises(ValueError, match="is no share"):
+        compute_share(count, total)

@@ -256,6 +256,12 @@ def _make_check_result(
     manifest: Manifest, threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None, *, root: str
 ) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
+    check = CHECKS_BY_NAME.get(threshold.check)
+    if check is not None and check.is_share and threshold.expectation is None and value is not None and value > 1:
+        raise ValueError(
+            f"{threshold.check} is {value:g} in {'/'.join(manifest.key)}; a share is at most 1: what was counted and "
+            "what it is divided by are not the same rows"
+        )
     # A custom rule may name a fact that other kinds of data do not count.
     may_be_absent = threshold.expectation is not None or bool(CHECKS_BY_NAME[threshold.check].requested_by)
     absent = NOT_APPLICABLE if may_be_absent and threshold.applies_to else None

@@ -464,5 +464,15 @@ def format_rejected(rejected: int) -> str:
 
 
 def compute_share(count: float, total: float) -> float:
-    """Return a share, 0 if the total is 0, rounded so that it is equal on every machine."""
+    """Return a share, 0 if the total is 0, rounded so that it is equal on every machine.
+
+    Raises
+    ------
+    ValueError
+        If more are counted than there are: the two numbers count different things, such as rows before and after
+        duplicates were removed.
+
+    """
+    if count > total:
+        raise ValueError(f"{count:,} of {total:,} is no share: both must count the same rows, those that are written")
     return round(count / total, 9) if total else 0.0

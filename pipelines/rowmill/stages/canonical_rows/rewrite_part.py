@@ -23,7 +23,7 @@ from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
 from rowmill.stages.base import PartTask, StageContext, make_parts
-from rowmill.stages.canonical_rows.text_rows import count_normalizations
+from rowmill.stages.canonical_rows.text_rows import count_rows
 from rowmill.stages.part_files import RejectLog, row_as_bytes, write_table
 
 SPLITS = ("train", "validation", "test")
@@ -108,11 +108,9 @@ def rewrite_rows(task: RewriteTask) -> Part:
         "ledger": write_table(store, f"{at}/ledger.arrow", ledger),
     }
     facts = task.part.facts | {
-        "kept": kept.num_rows,
-        "noticed": count_normalizations(kept),
+        **{name: count for name, count in count_rows(kept).items() if name in task.part.facts},
         **subtract_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
         "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
-        "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
         "examples_of_rejects": _merge_reject_samples(task.part.facts["examples_of_rejects"], log),
     }
     return Part(task.fingerprint, files, facts)

@@ -58,24 +58,16 @@ class RowColumns:
         self.hashes: list[bytes] = []
         self.dedupe_keys: list[bytes | None] = []
         self.splits: list[str] = []
-        self.roles: Counter[str] = Counter()
-        self.with_unknown_roles: list[str] = []
         self.preferences: Counter[str] = Counter()
         self.with_preferences: list[str] = []
 
     def count(self) -> dict[str, Any]:
-        """Return the part's facts about its rows, but for what their table shows."""
-        schemas = Counter(row.report.schema for row in self.rows) + Counter(self.chat_schemas)
+        """Return the part's facts about its records and messages, which its table does not show."""
         conversations = chain((row.messages for row in self.rows), self.chats)
         return {
-            "kept": len(self.rows) + len(self.chats),
-            "roles": dict(sorted(self.roles.items())),
-            "rows_with_unknown_roles": len(self.with_unknown_roles),
             "preference_columns": dict(sorted(self.preferences.items())),
             "rows_with_preferences": len(self.with_preferences),
             "examples_of_preferences": {"": self.with_preferences[:3]},
-            "schemas": dict(sorted(schemas.items())),
-            "notes": dict(sorted(Counter(note for row in self.rows for note in row.report.notes).items())),
             **count_messages(conversations),
         }
 
@@ -107,9 +99,6 @@ class RowColumns:
         self.hashes.append(content)
         self.dedupe_keys.append(filters.hash_record_prefix(record) if self.by_prefix else None)
         self.splits.append(split)
-        if row.report.unknown_roles:
-            self.with_unknown_roles.append(row_id)
-            self.roles.update(row.report.unknown_roles)
         return None
 
     def add_plain(self, row_id: str, chat: PlainChat) -> None:

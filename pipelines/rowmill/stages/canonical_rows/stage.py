@@ -116,7 +116,8 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
     facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
-    facts = replace(facts, **kind_facts.measure_preferences(context, final), **kind_facts.measure_fields(context, made))
+    own = kind_facts.measure_preferences(context, final) | kind_facts.measure_fields(context, final)
+    facts = replace(facts, **own)
     conflicts = kind_facts.find_truth_conflicts(context, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
@@ -203,7 +204,7 @@ def _count_rows(
         nonempty=kept,
         # A custom class may make several rows of one record; each has its own ledger line.
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        unknown_roles=_share_unknown_roles(context, final, taken),
+        unknown_roles=_share_unknown_roles(context, final, kept),
         preference_data=_share_preference_data(context, final, taken),
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
@@ -297,11 +298,11 @@ def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple
     return *lines, f"the first record is {reject_samples.RowLocator(context).locate(first[0], reads_lines=True)}"
 
 
-def _share_unknown_roles(context: StageContext, final: Sequence[Part], taken: int) -> float | str:
+def _share_unknown_roles(context: StageContext, final: Sequence[Part], kept: int) -> float | str:
     """Return the share of rows with an unknown role; only messages have roles."""
     if context.dataset.row_kind not in MESSAGE_KINDS:
         return NOT_APPLICABLE
-    return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
+    return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), kept)
 
 
 def _share_preference_data(context: StageContext, final: Sequence[Part], taken: int) -> float | str:

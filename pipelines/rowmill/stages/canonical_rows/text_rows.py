@@ -84,9 +84,7 @@ def _save_rows(
         "further_rows": further,
         **count_accounts(log, not_taken),
         **columns.count(),
-        "splits": count_splits(table),
-        # Plain chats have nothing to note.
-        "noticed": count_normalizations(table) if columns.rows else dict.fromkeys(NORMALIZATION_COLUMNS, 0),
+        **count_rows(table),
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
@@ -95,12 +93,24 @@ def _save_rows(
     return Part(task.fingerprint, files, facts)
 
 
-def count_splits(table: pa.Table) -> dict[str, int]:
-    """Count the rows of each split."""
-    counted = table.column("split").value_counts()
+def count_rows(table: pa.Table) -> dict[str, Any]:
+    """Return the facts of a part that its rows show.
+
+    They are counted from the table that is written, here and again after rows were removed: a number that was counted
+    on the way would describe rows that are gone.
+    """
+    roles = table.column("unknown_roles")
+    return {
+        "kept": table.num_rows,
+        "splits": _count_values(table.column("split")),
+        "schemas": _count_values(table.column("schema")),
+        "roles": _count_values(pc.list_flatten(roles)),
+        "rows_with_unknown_roles": int(pc.sum(pc.greater(pc.list_value_length(roles), 0)).as_py() or 0),
+        "notes": _count_values(pc.list_flatten(table.column("notes"))),
+        "noticed": {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS},
+    }
+
+
+def _count_values(column: pa.ChunkedArray) -> dict[str, int]:
+    counted = column.value_counts()
     return dict(sorted(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
-
-
-def count_normalizations(table: pa.Table) -> dict[str, int]:
-    """Sum what canonicalization noted about the rows of a part."""
-    return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS}

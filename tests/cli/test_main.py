@@ -93,6 +93,19 @@ def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest
 
 
 @pytest.mark.slow
+def test_commands_that_a_build_proposes_are_written_as_they_are_typed(
+    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    assert built.rowmill("build") == 0
+
+    proposed = capsys.readouterr().out.partition("\nnext\n")[2].partition("\nreport")[0]
+    commands = [line.strip() for line in proposed.splitlines() if line.startswith("    ")]
+    assert len(commands) == 4
+    assert all(command.startswith("rowmill ") for command in commands)
+
+
 def test_build_of_one_stage_makes_that_stage_of_every_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

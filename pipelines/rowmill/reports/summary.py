@@ -4,11 +4,7 @@ What belongs here: the summary after `rowmill build` and in the report, where ex
 What does not: the statistics of one dataset (`statistics.py`), one step or one check (`console.py`).
 """
 
-import os
-import shutil
-import sys
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -248,12 +244,6 @@ def _name_failed_checks(failed: Sequence[CheckResult]) -> str:
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
 
 
-def _find_command() -> str:
-    """Return how the user can run rowmill: by name if that is on the PATH, else by this environment's script."""
-    script = Path(sys.executable).parent / "rowmill"
-    return "rowmill" if shutil.which("rowmill") or not script.is_file() else os.path.relpath(script)
-
-
 def _format_arguments(project: Project) -> str:
     """Return a command's arguments for the recipe and its storage root."""
     name, root = project.recipe.name, project.store.root
@@ -267,10 +257,10 @@ def render_used_version(project: Project, step: Step, version: str) -> Renderabl
     if labels:
         only = " ".join(f"--only {label}" for label in labels)
         lines.append(Text("  the stages after it were built from another version; rebuild them from this one", DIM))
-        lines.append(Text(f"    {_find_command()} build {_format_arguments(project)} {only}", "cyan"))
+        lines.append(Text(f"    rowmill build {_format_arguments(project)} {only}", "cyan"))
     lines.append(Text("  to let builds make it again", DIM))
     key = format_key(step.key)
-    lines.append(Text(f"    {_find_command()} use {_format_arguments(project)} {key} --release", "cyan"))
+    lines.append(Text(f"    rowmill use {_format_arguments(project)} {key} --release", "cyan"))
     return Group(*lines)
 
 
@@ -281,7 +271,7 @@ def render_released_version(project: Project, step: Step, held: HeldVersion | No
         return Text(f"{key} is not held at a version; nothing to release")
     lines = [
         Text(f"{key} is released; it stays at version {held.version} until the next build, which goes forward"),
-        Text(f"    {_find_command()} build {_format_arguments(project)}", "cyan"),
+        Text(f"    rowmill build {_format_arguments(project)}", "cyan"),
     ]
     return Group(*lines)
 
@@ -289,14 +279,13 @@ def render_released_version(project: Project, step: Step, held: HeldVersion | No
 def _render_next_commands(project: Project) -> list[RenderableType]:
     name = _format_arguments(project)
     built = load_current(project, None, gpu_partitions.STAGE) is not None
-    rowmill = _find_command()
     pairs = [
-        (f"{rowmill} inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
-        (f"{rowmill} stats {name}", "show lengths, and the effect of another seq_len"),
-        (f'{rowmill} sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
-        (f"{rowmill} ui", "open this in Dagster, on http://127.0.0.1:3000"),
+        (f"rowmill inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
+        (f"rowmill stats {name}", "show lengths, and the effect of another seq_len"),
+        (f'rowmill sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
+        ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),
     ]
     if not built:
-        pairs.insert(0, (f"{rowmill} build {name}", "build the remaining stages"))
+        pairs.insert(0, (f"rowmill build {name}", "build the remaining stages"))
     lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
     return [Text("\nnext", HEAD), *lines]

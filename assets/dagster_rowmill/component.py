@@ -19,7 +19,7 @@ from pydantic import Field
 
 from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.definitions import define_recipe
-from dagster_rowmill.names import dagster_name
+from dagster_rowmill.names import name_group_of_file
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project
 from rowmill.core import config
@@ -87,7 +87,7 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
         except PipelineError as error:
             if self.on_error == "raise":
                 raise
-            broken = RecipeLoadError(dagster_name(self._find_name(context.path)), str(error))
+            broken = RecipeLoadError(name_group_of_file(self._find_name(context.path)), str(error))
             return dg.Definitions(assets=[make_broken_asset(broken)])
 
     def open_project(self, folder: Path, root: Path) -> Project:

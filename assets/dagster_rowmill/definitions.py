@@ -18,7 +18,7 @@ from dagster_rowmill.automation import choose_condition, make_job, make_nightly_
 from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
-from dagster_rowmill.names import dagster_name, make_asset_key
+from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
@@ -152,7 +152,7 @@ def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Projec
         try:
             projects.append(open_project(path, store))
         except PipelineError as error:
-            broken.append(RecipeLoadError(dagster_name(path.stem), str(error)))
+            broken.append(RecipeLoadError(name_group_of_file(path.stem), str(error)))
     broken += _find_name_clashes(recipes, projects)
     unusable = {error.group for error in broken}
     return [project for project in projects if dagster_name(project.recipe.name) not in unusable], broken
@@ -160,15 +160,15 @@ def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Projec
 
 def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[RecipeLoadError]:
     """Return an error for each name clash: Dagster's names have no hyphens, so `a-b` and `a_b` are the same."""
-    by_recipe = Counter(dagster_name(path.stem) for path in recipes)
+    by_recipe = Counter(name_group_of_file(path.stem) for path in recipes)
     clashes = [
         RecipeLoadError(
-            dagster_name(path.stem),
+            name_group_of_file(path.stem),
             f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
             "'-' and '_'; rename it",
         )
         for path in recipes
-        if by_recipe[dagster_name(path.stem)] > 1
+        if by_recipe[name_group_of_file(path.stem)] > 1
     ]
     if clashes:
         return clashes

@@ -11,8 +11,12 @@ A node of Dagster's graph shows only the last part of its asset's key, so that p
 dataset, a stage or an export contains a dot.
 """
 
+import hashlib
+import re
+
 import dagster as dg
 
+from rowmill.core.storage import NAME_PATTERN
 from rowmill.schema.manifest import StageKey
 from rowmill.sources import GeneratedSource, Source
 
@@ -30,3 +34,14 @@ def list_upstream_assets(source: Source) -> list[dg.AssetKey]:
 def dagster_name(recipe: str) -> str:
     """Return a recipe's name in the form of Dagster's groups, jobs and schedules: without hyphens."""
     return recipe.replace("-", "_")
+
+
+def name_group_of_file(stem: str) -> str:
+    """Return the group of a recipe file that may have any name, such as `qwen2.5`, which no recipe can have.
+
+    Its group has letters and digits that Dagster takes, and a digest, so that it is no other recipe's.
+    """
+    if NAME_PATTERN.fullmatch(stem):
+        return dagster_name(stem)
+    digest = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9]+', '_', stem).strip('_')[:40] or 'recipe'}_{digest}"

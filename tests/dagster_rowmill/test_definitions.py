@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill.definitions import build_definitions, configs_folder
+from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from tests.support.tiny_project import RECIPE, Tiny
 
@@ -224,6 +225,41 @@ def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
     assert not result.success
     [failure] = [event for event in result.all_events if event.is_step_failure]
     assert "did you mean seq_len?" in str(failure.step_failure_data.user_failure_data)
+
+
+@pytest.mark.parametrize("stem", ["qwen2.5", "my recipe", "a[1]", "données", "数据", "-"])
+def test_recipe_file_with_a_name_that_cannot_be_is_one_broken_recipe(
+    tmp_path: Path, instance: dg.DagsterInstance, stem: str
+) -> None:
+    good = Tiny(tmp_path, instance, name="qwen2_5").write()
+    bad = good.path.with_name(f"{stem}.yaml")
+    bad.write_bytes(good.path.read_bytes())
+
+    definitions = build_definitions([bad, good.path], good.store)
+
+    graph = definitions.resolve_asset_graph()
+    [key] = [key for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"]
+    assert f"{stem!r} cannot be a name; allowed are a letter followed by" in (graph.get(key).description or "")
+    assert graph.has(good.key("gpu_partitions"))
+    assert [one.name for one in definitions.schedules or ()] == ["nightly_qwen2_5", "daily_prune_history"]
+
+
+def test_recipes_that_differ_in_a_hyphen_are_refused_alike_by_commands_and_pages(
+    tmp_path: Path, instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Tiny(tmp_path, instance, name="a-b").write()
+    second = first.path.with_name("a_b.yaml")
+    second.write_bytes(first.path.read_bytes())
+
+    graph = build_definitions([first.path, second], first.store).resolve_asset_graph()
+
+    [broken] = [key for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"]
+    shown = graph.get(broken).description or ""
+    for path, name in ((first.path, "a-b"), (second, "a_b")):
+        assert main.main(["plan", str(path)]) == main.ExitStatus.INVALID
+        said = f"{path}: recipe {name!r} is named like "
+        assert said in capsys.readouterr().err
+        assert said in shown
 
 
 def test_missing_configs_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,9 +270,26 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 
     """
     _require_text(path.resolve())
+    _require_distinct_name(path)
     values = _insert_table_contracts(config.read_yaml(path), path)
     given = apply_overrides(values, overrides) if overrides else values
     return parse_recipe(given, name=path.stem, where=str(path), base=project_folder(path))
+
+
+def _require_distinct_name(path: Path) -> None:
+    """Refuse a recipe that is named like another one of its project: commands, storage and Dagster could not differ."""
+    path = path.resolve()
+    configs = next((folder for folder in path.parents if folder.name == "configs"), path.parent)
+    alike = [
+        other
+        for other in find_recipes(configs)
+        if other.resolve() != path and other.stem.replace("-", "_") == path.stem.replace("-", "_")
+    ]
+    if alike:
+        raise ConfigError(
+            f"{path}: recipe {path.stem!r} is named like {alike[0]}; recipes must differ in more than '-' and '_'; "
+            "rename one of them"
+        )
 
 
 TABLE_SUFFIX = ".table.yaml"

@@ -25,7 +25,10 @@ from rowmill.stages.tokenized_examples.table_tokens import count_verified
 from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
 
-OTHERS = {"render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "short_documents"}
+OTHERS = {
+    *("render_equal", "content_dropped", "reasoning_dropped", "contract", "prompt_match", "date_pinned"),
+    "short_documents",
+}
 IDLE: Mapping[str, set[str]] = {
     "chats": {"group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", "short_documents"},
     "pairs": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",

@@ -232,6 +232,7 @@ def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversatio
             "tools": pa.array([to_json(one.tools) if one.tools else None for one in talks], pa.string()),
             "template_kwargs": pa.array([None] * len(talks), pa.string()),
             "content_hash": [b"0" * 16] * len(talks),
+            "extracted_think_from_content": [0] * len(talks),
         }
     )
 

@@ -50,7 +50,7 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     ),
     (CHAT, "reasoning", "extract_think_tags", True, "yes"),
     (CHAT, "reasoning", "think_tags", [["<think>", "</think>"]], ["<think>", "</think>"]),
-    (CHAT, "reasoning", "think_mode", "keep", "strip"),
+    (CHAT, "reasoning", "think_mode", "auto", "strip"),
     (CHAT, "reasoning", "think_max_tokens", 0, -1),
     (CHAT, "reasoning", "think_role", "think", True),
     (CHAT, "tools", "tools_fields", ["tools", "tool_schemas", "functions", "function_schemas"], "tools"),

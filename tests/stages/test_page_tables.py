@@ -98,7 +98,11 @@ def telling(i: int) -> dict[str, Any]:
 def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_were_kept(tmp_path: Path) -> None:
     # Two copies, one of them with every feature, so that the counts of a rewritten part are tested, too.
     rows = [telling(i) for i in (*range(20), 0, 15)]
-    built = Workspace(tmp_path).one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}).build()
+    built = (
+        Workspace(tmp_path)
+        .one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}, reasoning={"think_mode": "inline"})
+        .build()
+    )
     made = built.manifest("rows", "canonical_rows")
     stored = built.rows_of("rows", "canonical_rows", file="rows")
     messages = [message for row in stored for message in json.loads(row["messages"])]

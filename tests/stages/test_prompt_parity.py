@@ -68,6 +68,7 @@ def _make_table(chats: Sequence[Messages]) -> pa.Table:
             "domain": nulls,
             "kind": ["conversation"] * len(texts),
             "content_hash": pa.array(hashes, pa.binary(16)),
+            "extracted_think_from_content": pa.array([0] * len(hashes), pa.int32()),
             "messages": texts,
             "tools": nulls,
             "template_kwargs": nulls,

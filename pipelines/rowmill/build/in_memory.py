@@ -213,6 +213,9 @@ def _make_rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
             "messages": pa.array([to_json(row.messages) if row.messages else None for row in rows], texts),
             "tools": pa.array([to_json(row.tools) if row.tools else None for row in rows], texts),
             "template_kwargs": pa.array([to_json(k) if (k := row.template_kwargs) else None for row in rows], texts),
+            "extracted_think_from_content": pa.array(
+                [row.report.extracted_think_from_content for row in rows], pa.int32()
+            ),
             "text": pa.array([row.text for row in rows], texts),
             "output": pa.array([row.output for row in rows], texts),
             "record": pa.array([None if row.record is None else to_json(row.record) for row in rows], texts),

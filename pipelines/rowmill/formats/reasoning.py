@@ -37,8 +37,9 @@ class Reasoning(Config):
     """Whether tagged reasoning is extracted from an assistant's content."""
     think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[["<think>", "</think>"]])
     """Pairs of opening and closing tags; `inline` writes the first pair."""
-    think_mode: Literal["keep", "drop", "inline"] = "keep"
-    """keep: the template receives reasoning; drop: it is removed; inline: it is put, tagged, before the content."""
+    think_mode: Literal["auto", "keep", "drop", "inline"] = "auto"
+    """keep: the template receives reasoning; drop: it is removed; inline: it is put, tagged, before the content; auto:
+    keep, and inline for reasoning that stood in tags, if the template prints no reasoning."""
     think_max_tokens: Annotated[int, Field(ge=0)] | None = 0
     """Tokens to keep of each message's reasoning, from its start; 0 and null: all."""
     think_role: str | None = "think"

@@ -20,3 +20,5 @@ class Conversation:
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
     row_hash: bytes = b""
     """At least 8 bytes; decides whether the row is in the sample that is rendered twice for verification."""
+    had_think_tags: bool = False
+    """Whether reasoning of the row stood in tags inside an answer."""

@@ -178,6 +178,8 @@ class TokenizedExamplesFacts:
     # What the chat template does.
     render_equal: int | str
     content_dropped: float | str
+    """Share of rows that are rejected, or lose reasoning, because the template does not print all of their content."""
+    reasoning_dropped: float | str
     contract: int | str
     prompt_match: int | str
     date_pinned: int | str

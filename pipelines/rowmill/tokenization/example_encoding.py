@@ -38,6 +38,8 @@ class TokenizationCounts:
     control_strings: dict[str, int] = field(default_factory=dict[str, int])
     """Occurrences of control tokens in rows' text, by role and string: `user <|im_end|>`."""
     controlled_rows: int = 0
+    rows_losing_reasoning: int = 0
+    """Rows of which an answer trains without its reasoning, because the template prints none."""
     template: dict[str, Any] = field(default_factory=dict[str, Any])
     """The template's observed behavior, for the report."""
     reference_path_texts: int = 0

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rowmill.conversation.masking import Masker, MaskRules
 from rowmill.conversation.rendering.options import RendererSpec
@@ -19,7 +20,7 @@ from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json_column, to_json
-from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
+from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
@@ -37,9 +38,10 @@ def decode_conversations(table: pa.Table) -> list[Conversation]:
         from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
     )
     hashes = table.column("content_hash").to_pylist()
+    tagged = pc.greater(table.column("extracted_think_from_content"), 0).to_pylist()
     return [
-        Conversation(m, t, {} if k is None else k, h)
-        for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)
+        Conversation(m, t, {} if k is None else k, h, had_think_tags=tags)
+        for m, t, k, h, tags in zip(messages, tools, kwargs, hashes, tagged, strict=True)
     ]
 
 
@@ -48,7 +50,7 @@ def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[C
     value = [one.messages, one.tools, one.kwargs]
     hidden, placeholders = control.hide(value, to_json(value))
     messages, tools, kwargs = cast("list[Any]", hidden)
-    return Conversation(messages, tools, kwargs, one.row_hash), placeholders
+    return replace(one, messages=messages, tools=tools, kwargs=kwargs), placeholders
 
 
 def show_control_strings(
@@ -70,6 +72,8 @@ class ConversationEncoder:
     printer: Renderer
     masker: Masker
     control: ControlStrings
+    prints_no_reasoning: bool
+    """Whether the template has no place for reasoning, not even that of the last answer."""
     bos: int | None
     """The BOS to put before chats, only if the recipe sets it; otherwise the template decides."""
 
@@ -79,7 +83,8 @@ class ConversationEncoder:
         printer = open_renderer(spec)
         masker = Masker(printer, dataset.loss, make_mask_rules(dataset))
         control = ControlStrings(encoder.card, spec.text)
-        return cls(encoder, dataset, printer, masker, control, _resolve_chat_bos(encoder, dataset))
+        prints_none = printer.contract.reasoning == "none"
+        return cls(encoder, dataset, printer, masker, control, prints_none, _resolve_chat_bos(encoder, dataset))
 
     @property
     def cuts_apart(self) -> bool:
@@ -113,11 +118,21 @@ class ConversationEncoder:
         return replace(conversation, messages=limit_reasoning(conversation.messages, limit, self.cut_text))
 
     def inline_reasoning(self, conversation: Conversation) -> Conversation:
-        """Return the template's input: with `think_mode: inline`, reasoning is at the start of the content."""
+        """Return the template's input: with `think_mode: inline`, reasoning is at the start of the content.
+
+        With `auto`, reasoning goes back into the tags that it came in where the template would print none of it.
+        """
         options = self.dataset.reasoning
-        if options.think_mode != "inline":
+        goes_back = options.think_mode == "auto" and conversation.had_think_tags and self.prints_no_reasoning
+        if options.think_mode != "inline" and not goes_back:
             return conversation
         return replace(conversation, messages=inline_reasoning(conversation.messages, options.think_tags[0]))
+
+    def loses_reasoning(self, conversation: Conversation, masked: MaskedConversation) -> bool:
+        """Return whether an answer trains without its reasoning, because the template prints none."""
+        return self.prints_no_reasoning and any(
+            conversation.messages[span.message].get(REASONING_KEY) for span in masked.trained
+        )
 
     def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> MaskedConversation | Rejected:
         """Render and mask a conversation; `only` these messages train, None: all that the options choose."""

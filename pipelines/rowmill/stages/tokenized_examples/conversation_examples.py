@@ -64,6 +64,7 @@ class ConversationExampleBuilder:
         conversation, placeholders = hidden
         conversation = self._steps.limit_reasoning(conversation)
         candidates: list[RenderedCandidate] = []
+        loses_reasoning = False
         for one, only in self._steps.masker.split_turns(conversation):
             masked = self._steps.mask(one, only=only)
             if isinstance(masked, Rejected):
@@ -71,6 +72,9 @@ class ConversationExampleBuilder:
             if has_changed_placeholder(masked.text, placeholders):
                 return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
             counts.add_dropped(masked.dropped)
+            if "reasoning" in masked.dropped:
+                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)
             masked, ordinary = show_control_strings(masked, placeholders)
             candidates.append(RenderedCandidate(place, one, only, placeholders, masked, ordinary))
+        counts.rows_losing_reasoning += loses_reasoning
         return candidates

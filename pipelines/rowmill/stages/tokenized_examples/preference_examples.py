@@ -148,6 +148,7 @@ class PreferenceExampleBuilder:
     ) -> list[_MaskedSide] | Rejected:
         """Render and mask each side with some of the prompt's messages."""
         sides: list[_MaskedSide] = []
+        loses_reasoning = False
         for side in range(len(row.sides)):
             conversation = row.join(side, prompt)
             answers = frozenset(range(len(prompt), len(conversation.messages)))
@@ -157,7 +158,10 @@ class PreferenceExampleBuilder:
             if has_changed_placeholder(found.text, row.placeholders):
                 return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
             counts.add_dropped(found.dropped)
+            if "reasoning" in found.dropped:
+                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(conversation, found)
             sides.append(_MaskedSide(*show_control_strings(found, row.placeholders)))
+        counts.rows_losing_reasoning += loses_reasoning
         return sides
 
     # ── length ──

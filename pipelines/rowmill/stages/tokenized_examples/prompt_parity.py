@@ -34,7 +34,7 @@ from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, Pla
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.example_encoding import TokenizationCounts
 
-_READ_COLUMNS = ("row_id", "messages", "tools", "template_kwargs", "content_hash")
+_READ_COLUMNS = (*("row_id", "messages", "tools", "template_kwargs", "content_hash", "extracted_think_from_content"),)
 
 
 @frozen_dataclass

@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from rowmill.conversation import masking
 from rowmill.conversation.rendering import renderer
-from rowmill.conversation.rendering.options import RendererSpec, Template, make_renderer_spec, resolve_template
+from rowmill.conversation.rendering.options import (
+    RendererSpec,
+    Template,
+    TemplateChoice,
+    make_renderer_spec,
+    resolve_template,
+)
+from rowmill.conversation.rendering.template_registry import is_template_text
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
@@ -271,7 +278,8 @@ def _build_examples_output(
         trained_tokens=classes.get("trained", 0),
         trained_share=compute_share(classes.get("trained", 0), tokens),
         dropped_kinds=sum_counts(p.facts["dropped"] for p in parts),
-        text_roundtrip=compute_share(counted["altered"], examples) if examples else NOT_APPLICABLE,
+        # A row's text may be encoded several times, until it fits.
+        text_roundtrip=compute_share(min(counted["altered"], rows), rows) if examples else NOT_APPLICABLE,
         short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
         **_summarize_template(context, parts, spec, reasons, rows),
         **_summarize_token_rows(context, parts),
@@ -296,6 +304,7 @@ def _build_examples_output(
         samples={
             "rejects": describe_rejects(context, parts, refused),
             "content_dropped": describe_rejects(context, parts, _select_reasons(reasons, ("content_dropped",))),
+            "reasoning_dropped": (f"{_name_template(context.dataset.template)} prints no reasoning",) if spec else (),
             "zero_loss_rows": describe_rejects(context, parts, _select_reasons(reasons, NO_TARGET_REASONS)),
             "render_equal": samples.get("render_mismatch", ()),
             "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
@@ -337,6 +346,13 @@ def _make_part_schema(dataset: Dataset) -> pa.Schema:
     return make_example_schema(weighted=dataset.loss.weights, columns=columns)
 
 
+def _name_template(template: Template) -> str:
+    chosen = template.chat_template
+    name = chosen.name or chosen.file or chosen.tokenizer if isinstance(chosen, TemplateChoice) else chosen
+    is_name = name is not None and not is_template_text(name)
+    return f"the template {name}" if is_name else "the template in the recipe" if chosen else "the tokenizer's template"
+
+
 def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if reason in names}
 
@@ -346,8 +362,8 @@ _COUNTED_FACTS = ("verified", "outside_vocabulary", "reference_path_texts", "fas
             "prompts_compared", "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
 
 
-TEMPLATE_FACTS = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
-               "prompt_parity")  # fmt: skip
+TEMPLATE_FACTS = ("render_equal", "content_dropped", "reasoning_dropped", "contract", "prompt_match", "date_pinned",
+               "control_strings", "prompt_parity")  # fmt: skip
 """Facts about how a chat template prints rows; not applicable to data without one."""
 
 
@@ -370,14 +386,15 @@ def _summarize_template(
     }
     if spec is None:
         return dict.fromkeys(TEMPLATE_FACTS, NOT_APPLICABLE) | named
-    compared, controlled, differ = (
+    compared, controlled, differ, losing = (
         sum(int(p.facts[name]) for p in parts)
-        for name in ("prompts_compared", "controlled_rows", "prompts_that_differ")
+        for name in ("prompts_compared", "controlled_rows", "prompts_that_differ", "rows_losing_reasoning")
     )
     is_compared = context.dataset.template.verify_render > 0
     return {
         "render_equal": reasons.get("render_mismatch", 0) if is_compared else NOT_APPLICABLE,
-        "content_dropped": compute_share(reasons.get("content_dropped", 0), rows),
+        "content_dropped": compute_share(reasons.get("content_dropped", 0) + losing, rows),
+        "reasoning_dropped": compute_share(losing, rows),
         "contract": len(found.get("warnings", ())),
         "prompt_match": len(found.get("prompts", ())),
         "date_pinned": int(found.get("dated", False)),

@@ -85,6 +85,7 @@ def build_table_output(
         # Records have no chat template.
         render_equal=NOT_APPLICABLE,
         content_dropped=NOT_APPLICABLE,
+        reasoning_dropped=NOT_APPLICABLE,
         contract=NOT_APPLICABLE,
         prompt_match=NOT_APPLICABLE,
         date_pinned=NOT_APPLICABLE,

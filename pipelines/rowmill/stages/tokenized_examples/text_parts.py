@@ -51,9 +51,10 @@ class TokenizeTask:
     base: str = ""
 
 
-READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text",
-                "output",
-        "record")  # fmt: skip
+READ_COLUMNS = (
+    *("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs"),
+    *("extracted_think_from_content", "text", "output", "record"),
+)
 """The columns of canonical rows that decide examples, beside those of one kind of rows."""
 
 
@@ -161,6 +162,7 @@ def _save_examples(
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),
+        "rows_losing_reasoning": counts.rows_losing_reasoning,
         "reference_path_texts": counts.reference_path_texts,
         "fast_path_mismatches": counts.fast_path_mismatches,
         "control_counts": dict(sorted(counts.control_strings.items())),

@@ -1,0 +1,99 @@
+"""Reasoning under templates that print none: it goes back into its tags, or a check says that it is lost."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.checks.judge import CheckResult
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.stages.test_reject_samples import find_result
+from tests.support.recipes import CHAT, Built, Workspace
+
+pytestmark = pytest.mark.slow
+
+PREFERENCE = {"kind": "preference"}
+UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
+def in_tags(i: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"<think>\nBecause of {i}.\n</think>\n\nAnswer {i}."}
+
+
+def in_a_key(i: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"Answer {i}.", "reasoning_content": f"Because of {i}."}
+
+
+def ask(i: int) -> dict[str, Any]:
+    return {"role": "user", "content": f"Question {i}?"}
+
+
+def build(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any] = CHAT, **groups: Any) -> Built:
+    workspace = Workspace(folder)
+    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
+    dataset = {"source": source, "format": kind, "template": {"chat_template": "llama3.1"}, **groups}
+    return workspace.recipe({"rows": dataset}, gates={}).build(only=UP_TO_EXAMPLES)
+
+
+def results(built: Built) -> list[CheckResult]:
+    return [find_result(built, "tokenized_examples", name) for name in ("reasoning_dropped", "content_dropped")]
+
+
+def trained_text(built: Built) -> list[str]:
+    encoder = Encoder(open_tokenizer("tokenizer", built.project.base))
+    return [
+        encoder.decode([token for token, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains])
+        for one in built.examples("rows")
+    ]
+
+
+def test_reasoning_in_tags_goes_back_where_the_template_prints_none(tmp_path: Path) -> None:
+    built = build(tmp_path, [{"messages": [ask(i), in_tags(i)]} for i in range(12)])
+
+    assert [one.value for one in results(built)] == [0, 0]
+    assert all("<think>\nBecause of " in text and "Answer " in text for text in trained_text(built))
+
+
+def test_reasoning_in_a_key_is_lost_and_both_checks_say_so(tmp_path: Path) -> None:
+    plain = {"role": "assistant", "content": "Because I say so."}
+    rows = [{"messages": [ask(i), plain if i % 4 else in_a_key(i)]} for i in range(12)]
+    built = build(tmp_path, rows)
+
+    lost, dropped = results(built)
+
+    assert (lost.value, dropped.value) == (0.25, 0.25)
+    assert lost.severity == "error"
+    assert lost.causes == ("the template llama3.1 prints no reasoning",)
+    assert "reasoning.think_mode to inline" in lost.sentence
+    assert not any("Because of" in text for text in trained_text(built))
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("inline", True), ("drop", False)])
+def test_modes_that_the_check_offers_lose_nothing_unseen(tmp_path: Path, mode: str, shown: bool) -> None:
+    built = build(tmp_path, [{"messages": [ask(i), in_a_key(i)]} for i in range(12)], reasoning={"think_mode": mode})
+
+    assert [one.value for one in results(built)] == [0, 0]
+    assert all(("Because of " in text) is shown for text in trained_text(built))
+
+
+def test_keep_loses_reasoning_in_tags_and_says_so(tmp_path: Path) -> None:
+    built = build(tmp_path, [{"messages": [ask(i), in_tags(i)]} for i in range(12)], reasoning={"think_mode": "keep"})
+
+    assert [one.value for one in results(built)] == [1, 1]
+
+
+def test_reasoning_of_earlier_turns_that_a_template_prints_for_the_last_is_not_counted(tmp_path: Path) -> None:
+    rows = [{"messages": [ask(i), in_a_key(i), ask(i + 90), in_a_key(i + 90)]} for i in range(12)]
+    built = build(tmp_path, rows, template={"chat_template": "qwen3"})
+
+    assert built.manifest("rows", "tokenized_examples").facts["dropped_kinds"] == {"reasoning": 12}
+    assert [one.value for one in results(built)] == [0, 0]
+
+
+@pytest.mark.parametrize(("answer", "value"), [(in_tags, 0), (in_a_key, 1)])
+def test_sides_of_preferences_lose_no_reasoning_unseen(tmp_path: Path, answer: Any, value: float) -> None:
+    rows = [{"prompt": [ask(i)], "chosen": [answer(i)], "rejected": [answer(i + 50)]} for i in range(12)]
+    built = build(tmp_path, rows, PREFERENCE)
+
+    assert [one.value for one in results(built)] == [value, value]

@@ -23,7 +23,7 @@ from rowmill.schema.rows import RowKind
 KEY = ("demo", "chats", "canonical_rows")
 GOOD = {
     "nonempty": 10, "accounted": 0, "unknown_roles": 0.0, "group_size": 2, "rejects": 0.0, "duplicates": 0.0,
-    "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
+    "preference_data": 0.0, "unread_text": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
     "decontamination_items": 9, "contaminated": 0.0, "near_duplicates": 0.0,
 }  # fmt: skip
 REASON = "looked at each of them"
@@ -64,7 +64,8 @@ def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
 def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: catalog.Check) -> None:
     beyond = check.bound + 0.001 if check.direction == "at_most" else check.bound - 0.001
 
-    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, check.name: check.bound})
+    at = check.bound if check.warn_from is None else check.warn_from
+    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, check.name: at})
     _, failed = _judged(Store(str(tmp_path / "beyond")), {**GOOD, check.name: beyond})
 
     assert at_bound[check.name].passed

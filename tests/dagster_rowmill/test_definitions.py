@@ -84,6 +84,7 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "group_advice": False,
         "interval_mismatch": False,
         "preference_data": True,
+        "unread_text": True,
     }
 
 

@@ -320,7 +320,8 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     for one in unread:
         if one.is_preference:
             yield Finding(f"{at}: {_word_preference(one)}", is_warning=True)
-    others = [f"`{clean_value(one.name)}`" for one in unread if not one.is_preference]
+    ignored = options.format.list_ignored_columns()
+    others = [f"`{clean_value(one.name)}`" for one in unread if not one.is_preference and one.name not in ignored]
     if others:
         yield Finding(f"{at}: no option reads the {'column' if len(others) == 1 else 'columns'} {', '.join(others)}")
 

@@ -136,6 +136,11 @@ CHECKS: tuple[Check, ...] = (
         of_kinds={"pair": "bad answers would be trained like good ones: keep only good ones in the source, or name the "
         "answer to train in format.output_field; if the column means something else, waive the check"},
         applies_to="chats and pairs in columns", names_samples=True, is_share=True),
+    Check("unread_text", (CANONICAL_ROWS,), "at_most", 0.5, "error",
+        "share of a record's text in a column that nothing reads",
+        "name the column among those of the format if it belongs to the rows, or in format.ignore_columns if it does "
+        "not", warn_from=0.1, applies_to="chats, pairs, texts, preferences and prompts", names_samples=True,
+        is_share=True),
     Check("rejects", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         "correct the data or the format options; "

@@ -133,7 +133,7 @@ class Canonicalizer:
         self._domain_key: str | None = options.format.domain_key
         self._has_keys: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
         others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
-        self._read_elsewhere: tuple[str, ...] = (
+        self.read_elsewhere: tuple[str, ...] = (
             *(name.partition(".")[0] for name in (*others, self._domain_key) if name),
             *options.format.list_ignored_columns(),
         )
@@ -185,7 +185,7 @@ class Canonicalizer:
         """Reject a record with text that belongs to its prompt by its column's name, and that the row does not have."""
         if row.kind not in _KINDS_WITH_PROMPT:
             return None
-        for name in list_prompt_columns(record, (*row.read_columns, *self._read_elsewhere)):
+        for name in list_prompt_columns(record, (*row.read_columns, *self.read_elsewhere)):
             value = record[name]
             if type(value) is not str or not holds_text(row, value):
                 return Rejected(
@@ -198,7 +198,7 @@ class Canonicalizer:
 
     def measure_unread(self, row: Row, record: Mapping[str, Json]) -> dict[str, int]:
         """Return the characters of each of the record's columns of text that nothing reads."""
-        return measure_unread_text(record, row, {*row.read_columns, *self._read_elsewhere})
+        return measure_unread_text(record, row, {*row.read_columns, *self.read_elsewhere})
 
     def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
         """Add group, order and domain, each read from the original record."""

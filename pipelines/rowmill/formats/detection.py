@@ -81,14 +81,16 @@ def detect_messages(
         found = _detect_pair(record, columns, wanted)
     if found is not None:
         is_alone = isinstance(found, Rejected) or _SYSTEM_COLUMNS.isdisjoint(record)
-        return found if is_alone else _add_system(record, found, columns)
+        return found if is_alone else add_system(record, found, columns.system_prompt)
     if wanted != "auto":
         return _explain_mismatch(record, columns)
     document = None if text_key is None else record.get(text_key)
     if document is None:
         return _explain_unknown_shape(record, columns)
     if type(document) is str and (messages := split_transcript(document)) is not None:
-        return _add_system(record, DetectedMessages("transcript", messages, columns=(str(text_key),)), columns)
+        return add_system(
+            record, DetectedMessages("transcript", messages, columns=(str(text_key),)), columns.system_prompt
+        )
     return explain_tree(record) or DetectedMessages("text", [], columns=(str(text_key),))
 
 
@@ -296,9 +298,9 @@ _PAIR_SHAPES: dict[str, _ShapeReader] = {
 # ── Beside the messages ────────────────────────────────────────────────────────────────────────────
 
 
-def _add_system(record: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns) -> DetectedMessages:
-    """Add the system message of a column, unless the messages begin with the same text."""
-    name, value = find_system(record, (*found.columns, columns.system_prompt))
+def add_system(record: Mapping[str, Json], found: DetectedMessages, system_prompt: str | None) -> DetectedMessages:
+    """Add the system message of a column that is not `system_prompt`, unless the messages begin with the same text."""
+    name, value = find_system(record, (*found.columns, system_prompt))
     if name is None:
         return found
     opening = found.messages[0] if found.messages else None

@@ -20,10 +20,10 @@ from rowmill.core.json import Json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
-from rowmill.formats.detection import DetectedMessages
+from rowmill.formats.detection import DetectedMessages, add_system
 from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.formats.messages import remove_flags
-from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, find_system, join_context
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.transcripts import split_open_transcript
@@ -159,6 +159,8 @@ class _PromptReader:
         self._messages = ConversationReader(columns, options, self._find_prompt)
         self._dataset = dataset
         self._roles = frozenset(columns.assistant_roles)
+        beside = (*columns.ground_truth_fields, *columns.source_field, *columns.carry_fields)
+        self._read_beside = tuple(path.partition(".")[0] for path in beside)
         self._pattern = None if columns.ground_truth_pattern is None else re.compile(columns.ground_truth_pattern)
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
@@ -180,7 +182,14 @@ class _PromptReader:
             "data_source": self._find_data_source(record),
             "extra": to_json(carried) if carried else None,
         }
-        return replace(row, kind="prompt", messages=tuple(map(remove_flags, messages)), columns=columns, report=report)
+        return replace(
+            row,
+            kind="prompt",
+            messages=tuple(map(remove_flags, messages)),
+            columns=columns,
+            report=report,
+            read_columns=(*row.read_columns, *self._read_beside),
+        )
 
     def _find_prompt(self, record: Mapping[str, Json]) -> DetectedMessages | Rejected:
         columns = self._columns
@@ -202,30 +211,25 @@ class _PromptReader:
                     return Rejected("empty_text", f"{path} is blank")
                 parted = split_open_transcript(text)
                 if parted is not None:
-                    return self._add_system(record, DetectedMessages(path, parted, columns=used))
+                    return add_system(record, DetectedMessages(path, parted, columns=used), columns.system_prompt)
                 asked: list[Json] = [{role_key: "user", content_key: text}]
-                return self._add_system(record, DetectedMessages(path, asked, role_key, content_key, columns=used))
+                return add_system(
+                    record, DetectedMessages(path, asked, role_key, content_key, columns=used), columns.system_prompt
+                )
             messages = [value] if is_mapping(value) else value
             if not is_list(messages):
                 return Rejected("content_not_text", f"{path} is {describe_type(value)}, expected text or messages")
             if messages and is_mapping(messages[0]) and "from" in messages[0] and "role" not in messages[0]:
                 role_key, content_key = columns.role_field or "from", columns.content_field or "value"
-            return self._add_system(
-                record, DetectedMessages(path, messages, role_key, content_key, columns=(path.partition(".")[0],))
+            return add_system(
+                record,
+                DetectedMessages(path, messages, role_key, content_key, columns=(path.partition(".")[0],)),
+                columns.system_prompt,
             )
         present = ", ".join(sorted(record)[:20]) or "no column"
         return Rejected(
             "missing_field", f"{', '.join(columns.prompt_fields)} are absent or null; the record has {present}"
         )
-
-    def _add_system(self, record: Mapping[str, Json], found: DetectedMessages) -> DetectedMessages:
-        name, value = find_system(record, (*found.columns, self._columns.system_prompt))
-        if name is None:
-            return found
-        opening = found.messages[0] if found.messages else None
-        is_repeated = is_mapping(opening) and opening.get(found.role_key) == "system"
-        is_repeated = is_repeated and opening.get(found.content_key) == value
-        return found._replace(system=None if is_repeated else value, columns=(*found.columns, name))
 
     def _split_answer(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
         """Return the messages that ask, and those of the model after them."""

@@ -5,10 +5,11 @@
 Text that a row holds anyway, such as a prompt that is repeated beside the messages, counts as read.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from rowmill.core.json import Json
-from rowmill.schema.rows import Row
+from rowmill.schema.rows import PlainChat, Row
 
 IDENTIFIER_CHARS = 40
 """A text of one word up to this length is a name, a link or a hash, not text that could be trained."""
@@ -48,6 +49,37 @@ def measure_unread_text(record: Mapping[str, Json], row: Row, read: Collection[s
             repeated = sum(len(one) for one in held if len(one) >= _LEAST_CHARS and one in text)
             found[name] = found.get(name, 0) + max(0, len(text) - repeated)
     return found
+
+
+class UnreadTextCounter:
+    """Sums, over the records of a part, the share of each record's text that a column holds and nothing reads."""
+
+    def __init__(self, read_elsewhere: Collection[str] | None) -> None:
+        """Take the columns that other options read; None counts nothing, as where the reader is the user's."""
+        self._read_elsewhere = None if read_elsewhere is None else frozenset(read_elsewhere)
+        self.rows = 0
+        self.columns: Counter[str] = Counter()
+        """Millionths of a record's text by column, summed: whole numbers are the same in any order."""
+
+    def add(self, record: Json, made: "Row | PlainChat") -> None:
+        """Count one record, which became a row."""
+        if self._read_elsewhere is None or type(record) is not dict:
+            return
+        self.rows += 1
+        read = made.read_columns
+        # Types are compared without calls: most records have nothing but what is read.
+        names = [
+            name
+            for name, value in record.items()
+            if type(value) is str and name not in read and name not in self._read_elsewhere
+        ]
+        if not names:
+            return
+        row = made if isinstance(made, Row) else Row("conversation", tuple(made.messages))
+        unread = measure_unread_text({name: record[name] for name in names}, row, ())
+        if unread:
+            total = measure_row_text(row) + sum(unread.values())
+            self.columns.update({name: round(1e6 * size / total) for name, size in unread.items()})
 
 
 def holds_text(row: Row, text: str) -> bool:

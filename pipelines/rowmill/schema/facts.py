@@ -77,6 +77,8 @@ class CanonicalRowsFacts:
     accounted: int
     unknown_roles: float | str
     preference_data: float | str
+    unread_text: float | str = NOT_APPLICABLE
+    """Share of a record's text, on average, in the column of text that has most of what nothing reads."""
     group_size: int | str
     """Rows of the largest group."""
     group_advice: int | str = NOT_APPLICABLE

@@ -206,6 +206,7 @@ def _count_rows(
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         unknown_roles=_share_unknown_roles(context, final, kept),
         preference_data=_share_preference_data(context, final, taken),
+        unread_text=max(_share_unread_text(final).values(), default=0.0) if _is_searched(final) else NOT_APPLICABLE,
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
@@ -261,6 +262,9 @@ def _build_rows_output(
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": _describe_unknown_roles(context, final),
             "preference_data": _describe_preferences(context, final),
+            "unread_text": tuple(
+                f"column {name!r}: {share:.1%}" for name, share in list(_share_unread_text(final).items())[:5]
+            ),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
         | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
@@ -310,6 +314,17 @@ def _share_preference_data(context: StageContext, final: Sequence[Part], taken: 
     if context.dataset.format.list_answer_columns() is None:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
+
+
+def _is_searched(final: Sequence[Part]) -> bool:
+    return any(part.facts.get("rows_searched") for part in final)
+
+
+def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
+    """Return the columns of text that nothing reads with their share of a record's text, the largest first."""
+    searched = sum(int(part.facts.get("rows_searched", 0)) for part in final)
+    found = sum_counts(part.facts.get("unread_text", {}) for part in final)
+    return {name: compute_share(size / 1e6, searched) for name, size in reject_samples.sort_by_count(found)}
 
 
 def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:

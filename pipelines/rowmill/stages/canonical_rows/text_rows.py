@@ -15,8 +15,10 @@ from rowmill import sources
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
+from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import Splitter
+from rowmill.formats.unread_text import UnreadTextCounter
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import NORMALIZATION_COLUMNS, Rejected, Row, make_row_schema
@@ -47,12 +49,15 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     schema = make_row_schema(task.dataset.row_kind, task.dataset.format.get_rollout_fields().columns)
     columns = RowColumns(task.dataset_name, schema, task.taken[0][0], splitter, by_prefix=by_prefix)
+    is_searched = isinstance(reader, Canonicalizer) and task.dataset.row_kind != "tokens"
+    unread = UnreadTextCounter(reader.read_elsewhere if is_searched else None)
     left_out: list[str] = []
     further = 0
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
         plain = None if by_prefix or record.value is None else reader.read_plain(record.value)
         if plain is not None:
             columns.add_plain(row_id, plain)
+            unread.add(record.value, plain)
             continue
         made = (record.rejected,) if record.rejected else reader.read(record.value, arrow=part.arrow)
         if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
@@ -65,7 +70,9 @@ def canonicalize_part(task: CanonicalTask) -> Part:
             refused = row if isinstance(row, Rejected) else columns.add(name, row, seen)
             if refused is not None:
                 log.add(name, refused, record.raw)
-    return _save_rows(task, columns, log, left_out, further=further)
+            elif isinstance(row, Row):
+                unread.add(record.value, row)
+    return _save_rows(task, columns, log, left_out, unread, further=further)
 
 
 def _save_rows(
@@ -73,6 +80,7 @@ def _save_rows(
     columns: RowColumns,
     log: RejectLog,
     not_taken: Sequence[str],
+    unread: UnreadTextCounter,
     *,
     further: int,
 ) -> Part:
@@ -85,6 +93,8 @@ def _save_rows(
         **count_accounts(log, not_taken),
         **columns.count(),
         **count_rows(table),
+        "unread_text": dict(sorted(unread.columns.items())),
+        "rows_searched": unread.rows,
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),

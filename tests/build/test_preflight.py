@@ -218,7 +218,7 @@ FIRST_RECORDS: dict[str, Mistake] = {
         (
             r"bad_messages: 20, the first is data/rows\.jsonl line 1: .*role is null, expected text",
             "the record: ",
-            r"all 20 records fit format: \{kind: chat, role_field: speaker, content_field: text\}",
+            r"20 of 20 records fit format: \{kind: chat, role_field: speaker, content_field: text\}",
         ),
     ),
     "roles that no template prints": Mistake(

@@ -282,6 +282,14 @@ def test_record_with_other_values_in_the_same_columns_is_no_fit() -> None:
     assert "2 of 3 fit format: {kind: chat} (bad_messages: messages is an integer" in choice.explain()
 
 
+@pytest.mark.parametrize(("broken", "is_proposed"), [(1, True), (2, False)])
+def test_one_broken_record_in_twenty_does_not_hide_a_format(broken: int, is_proposed: bool) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {}}]}
+    records = [{"messages": [ASKED, call if i < broken else ANSWERED]} for i in range(20)]
+
+    assert (choose(records).proposal is not None) is is_proposed
+
+
 def test_column_that_is_most_of_the_text_and_unread_leaves_a_pair_unsure() -> None:
     choice = choose([{"question": "Why?", "answer": "No.", "explanation": "Because it would not hold. " * 9}])
 

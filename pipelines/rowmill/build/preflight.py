@@ -287,14 +287,14 @@ def _find_first_rejected(store: Store, output: Manifest) -> str | None:
 
 
 def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> str:
-    """Return a sentence with the format that reads all records that were tried, if it is another than the recipe's."""
+    """Return a sentence with the format that reads the records that were tried, if it is another than the recipe's."""
     dataset = trial.recipe.datasets[step.dataset or ""]
     raw = next(one for one in made.values() if one.stage == RAW_DATASET)
     records = [record for record in _read_records(trial, raw) if isinstance(record, dict)]
     found = recognise_format(Sample(records), KINDS.values()).proposal
     if found is None or (found.kind in ("records", "text", dataset.format.kind) and len(found.options) == 1):
         return ""
-    return f"all {found.fits} records fit format: {write_options(found.options)}"
+    return f"{found.fits} of {found.records} records fit format: {write_options(found.options)}"
 
 
 def _read_records(trial: Project, raw: Manifest) -> list[Json]:

@@ -6,9 +6,9 @@ and a shape that a kind learns to read is recognized at once.
 
     records ──kind.recognise──► options ──the kind's own reader──► Recognition(fits, of, unread text)
 
-A proposal is sure if every whole record fits and most of the text is read. A record is whole if it has a value in each
+A proposal is sure if the whole records fit and most of the text is read. A record is whole if it has a value in each
 column in which most records have one; one that is refused for its content (blank, cut off, too deep) says nothing about
-the shape.
+the shape, and one in twenty may be broken: as many as the check `rejects` lets pass.
 """
 
 from collections import Counter
@@ -46,6 +46,9 @@ IMPLICIT_SCHEMAS = frozenset({"prompt_response", "alpaca", "text"})
 
 EXPLICIT_PRECEDENCE = 40
 """Kinds up to this precedence, which is that of chats, are recognized by more than names."""
+
+LEAST_FITTING = 0.95
+"""The share of whole records that must fit, since some records of real data are broken."""
 
 BLOCKING_SHARE = 0.5
 """From this share of unread text on, a proposal is not sure: the answer itself may be what is not read."""
@@ -110,8 +113,10 @@ class Recognition:
     """Columns that were read."""
     unread: Mapping[str, float] = field(default_factory=dict[str, float])
     """Columns of text that nothing reads, and their share of all text."""
+    misfit: str = ""
+    """Why most of the records that do not fit do not."""
     problem: str = ""
-    """Why a record did not fit, or why the proposal is not sure although all fit."""
+    """Why the proposal is not sure although the records fit."""
     schemas: Sequence[str] = ()
     """The shapes that were found."""
     notes: Sequence[str] = ()
@@ -133,7 +138,7 @@ class Recognition:
     def is_sure(self) -> bool:
         """Whether every whole record fits and the text that nothing reads is the smaller part."""
         return (
-            self.fits == self.of > 0
+            self.fits >= LEAST_FITTING * self.of > 0
             and self.of * 2 >= self.records
             and (self.is_explicit or sum(self.unread.values()) < BLOCKING_SHARE)
             and not self.problem
@@ -183,8 +188,8 @@ def try_options(
             unread[name] += size
     total = read_text + unread.total()
     pairs = [name for name in sample.columns if name in ANSWER_PAIRS]
-    problem = problems.most_common(1)[0][0] if problems else ""
-    if not problem and pairs and kind.get_name() != "preference":
+    problem = ""
+    if pairs and kind.get_name() != "preference":
         problem = f"{', '.join(pairs)}: a column of preference data, whose worse answers must not be trained"
     order = {name: i for i, name in enumerate(sample.columns)}
     return Recognition(
@@ -194,6 +199,7 @@ def try_options(
         len(sample.records),
         sorted(read_columns, key=lambda name: order.get(name, 0)),
         {name: size / total for name, size in unread.most_common() if total},
+        problems.most_common(1)[0][0] if problems else "",
         problem,
         [name for name, _ in schemas.most_common()],
         notes,
@@ -232,7 +238,7 @@ class FormatChoice:
         """Return why nothing is proposed, with the two best candidates as lines of a recipe."""
         lines = [
             f"{one.fits} of {one.of or one.records} fit format: {write_options(one.options)}"
-            + (f" ({one.problem})" if one.problem else _word_unread(one))
+            + (f" ({one.problem or one.misfit})" if one.problem or one.misfit else _word_unread(one))
             for one in self.candidates[:2]
         ]
         return "; ".join([*([self.refusal] if self.refusal else []), *lines])

@@ -169,7 +169,7 @@ HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "cont
         ({"dialog": ["Hi", "Hello"]}, "turns", ("dialog",)),
         ({"chat": "USER: Hi\nASSISTANT: Hello"}, "transcript", ("chat",)),
         ({"prompt": "Hi", "response": "Hello"}, "prompt_response", ("prompt", "response")),
-        ({"instruction": "Hi", "output": "Hello"}, "alpaca", ("instruction", "output", "history")),
+        ({"instruction": "Hi", "output": "Hello"}, "alpaca", ("instruction", "output")),
     ],
 )
 def test_chat_of_roles_and_texts_is_plain_in_every_shape(

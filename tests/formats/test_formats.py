@@ -244,6 +244,7 @@ def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> Non
         ({"instruction": [{"role": "user", "content": "I"}], "input": "X", "answer": "A"}, "input"),
         ({"instruction": "I", "question": "Q", "answer": "A"}, "instruction"),
         ({"question": "Q", "answer": "A", "history": "We spoke before."}, "history"),
+        ({"instruction": "I", "output": "A", "history": "We spoke before."}, "history"),
         ({"question": "Q", "answer": "A", "choices": ["a", "b"]}, "choices"),
     ],
 )

@@ -173,6 +173,9 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"instruction": "U1", "input": 3, "chosen": "A", "rejected": "B"}, "content_not_text"),
     ({"instruction": "U1", "history": [3], "chosen": "A", "rejected": "B"}, "bad_messages"),
     ({"chosen": "\n\nHuman:", "rejected": "\n\nHuman: x"}, "prompt_mismatch"),
+    ({**PAIR, "history": "We spoke before."}, "unread_prompt"),
+    ({**PAIR, "choices": ["a", "b"]}, "unread_prompt"),
+    ({**PAIR, "prompt": [U], "context": "what the prompt is about"}, "unread_prompt"),
 ]  # fmt: skip
 
 

@@ -66,11 +66,13 @@ def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
         if column or keys:
             yield column | keys
     for name in sample.columns:
-        if name not in LIST_COLUMNS and sample.count(
+        if name not in LIST_COLUMNS and sample.is_mostly(
             type(text := record.get(name)) is str and split_transcript(text) is not None for record in sample.whole
         ):
             yield {"messages_field": name}
-        if name not in LIST_COLUMNS and sample.count(_is_list_of_texts(record.get(name)) for record in sample.whole):
+        if name not in LIST_COLUMNS and sample.is_mostly(
+            _is_list_of_texts(record.get(name)) for record in sample.whole
+        ):
             yield {"messages_field": name}
 
 

@@ -26,6 +26,7 @@ from rowmill.core.json import Json, from_json
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.prompt_columns import (
     SYSTEM_COLUMNS,
+    begins_with_system,
     find_first_column,
     find_system,
     join_context,
@@ -231,7 +232,8 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
     if isinstance(history, Rejected):
         return history
     turns = [*history, {"role": "user", "content": prompt.text}, {"role": "assistant", "content": response}]
-    return DetectedMessages("alpaca", turns, columns=(*prompt.columns, response_field, "history"))
+    used = (*prompt.columns, response_field, *(("history",) if history else ()))
+    return DetectedMessages("alpaca", turns, columns=used)
 
 
 def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
@@ -303,9 +305,7 @@ def add_system(record: Mapping[str, Json], found: DetectedMessages, system_promp
     name, value = find_system(record, (*found.columns, system_prompt))
     if name is None:
         return found
-    opening = found.messages[0] if found.messages else None
-    is_repeated = is_mapping(opening) and opening.get(found.role_key) == "system"
-    is_repeated = is_repeated and opening.get(found.content_key) == value
+    is_repeated = begins_with_system(found.messages, value, found.role_key, found.content_key)
     return found._replace(system=None if is_repeated else value, columns=(*found.columns, name))
 
 

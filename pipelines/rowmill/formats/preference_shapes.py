@@ -24,7 +24,13 @@ from rowmill.core.config import describe_type
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.prompt_columns import find_first_column, find_system, join_context, read_history
+from rowmill.formats.prompt_columns import (
+    begins_with_system,
+    find_first_column,
+    find_system,
+    join_context,
+    read_history,
+)
 from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.formats.transcripts import split_open_transcript, split_transcript
 from rowmill.schema.rows import Rejected
@@ -74,34 +80,26 @@ def find_sides(record: Mapping[str, Json], columns: "Preference") -> FoundSides 
 
 def _add_columns(record: Mapping[str, Json], found: FoundSides, columns: "Preference") -> FoundSides:
     """Add the system message of a column, and the names of the columns that were read."""
-    if found.prompt is None or found.schema in _WHOLE_SHAPES:
-        prompt: tuple[str, ...] = ()
-    else:
+    read = [*found.columns, *columns.chosen_fields, *columns.rejected_fields, "messages", "conversations"]
+    read += [*columns.completion_fields, *columns.label_fields, *_SHAPE_COLUMNS.get(found.schema, ())]
+    if found.prompt is not None and found.schema not in _WHOLE_SHAPES:
         name = find_first_column(record, columns.prompt_fields)[0]
-        prompt = (name, "history", *(columns.context_fields if type(record.get(name)) is str else ()))
-    sides = (*columns.chosen_fields, *columns.rejected_fields, *columns.completion_fields, *columns.label_fields)
-    read = (*prompt, *sides, "messages", "conversations", "completions", *_WHOLE_COLUMNS.get(found.schema, ()))
-    if columns.text == "raw":
-        return replace(found, columns=read)
-    system_column, system = find_system(record, (columns.system_prompt,))
-    if system_column is None:
-        return replace(found, columns=read)
+        read += [name, *(["history"] if is_list(record.get("history")) else [])]
+        read += columns.context_fields if type(record.get(name)) is str else ()
+    name, system = (None, None) if columns.text == "raw" else find_system(record, (columns.system_prompt,))
+    if name is None:
+        return replace(found, columns=tuple(read))
     whole = found.prompt if found.prompt is not None else found.chosen if found.chosen is not None else found.rejected
-    opening = whole[0] if whole else None
-    is_repeated = _read_role(opening) == "system" and is_mapping(opening) and opening.get("content") == system
-    return replace(found, system=None if is_repeated else system, columns=(*read, system_column))
+    is_repeated = begins_with_system(whole or (), system)
+    return replace(found, system=None if is_repeated else system, columns=(*read, name))
 
 
-_WHOLE_SHAPES = frozenset({"sharegpt_pair", "rejected_branch"})
-_WHOLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "rejected_branch": ("rejected_messages", "rejected_response"),
+_WHOLE_SHAPES = frozenset({"rejected_branch", "sharegpt_pair"})
+"""Shapes whose prompt is a list of messages, whatever the columns of prompts hold."""
+
+_SHAPE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "ranked": ("context", *_RANKED_COLUMNS),
-    "compared": tuple(
-        f"{stem}{between}{suffix}"
-        for stem in ("response", "answer", "completion", "conversation", "output", "human_ref")
-        for between in ("_", "")
-        for suffix in ("0", "1", "2", "a", "b", "A", "B", "j", "k")
-    ),
+    "rejected_branch": ("rejected_messages", "rejected_response"),
 }
 """Columns of a shape beside those that options name."""
 
@@ -248,8 +246,9 @@ def _find_compared(record: Mapping[str, Json], columns: "Preference") -> FoundSi
         whole = [_read_side(side, columns) for side in sides]
         if isinstance(whole[0], Rejected) or isinstance(whole[1], Rejected):
             return next(one for one in whole if isinstance(one, Rejected))
-        return FoundSides("compared", None, whole[0], whole[1])
-    return None if prompt is None else _pair_sides("compared", prompt, sides, columns)
+        return FoundSides("compared", None, whole[0], whole[1], columns=names)
+    found = None if prompt is None else _pair_sides("compared", prompt, sides, columns)
+    return replace(found, columns=names) if isinstance(found, FoundSides) else found
 
 
 def _read_choice(record: Mapping[str, Json], names: tuple[str, str]) -> int | Rejected | None:

@@ -50,6 +50,14 @@ def find_system(record: Mapping[str, Json], read: Sequence[str | None] = ()) -> 
     return None, None
 
 
+def begins_with_system(
+    messages: Sequence[Json], text: Json, role_key: str = "role", content_key: str = "content"
+) -> bool:
+    """Return whether messages begin with a system message of this content, so that it need not be added."""
+    opening = messages[0] if messages else None
+    return is_mapping(opening) and opening.get(role_key) == "system" and opening.get(content_key) == text
+
+
 class JoinedPrompt(NamedTuple):
     """A prompt with the text that belongs to it, and the columns of both."""
 

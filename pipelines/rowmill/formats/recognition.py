@@ -92,7 +92,7 @@ class Sample:
         """Return a column by its name in any case."""
         return next((column for column in self.columns if column.lower() == name), None)
 
-    def count(self, is_true: Iterable[bool]) -> bool:
+    def is_mostly(self, is_true: Iterable[bool]) -> bool:
         """Return whether something is true of most whole records."""
         found = list(is_true)
         return bool(found) and sum(found) * 2 > len(found)
@@ -136,7 +136,7 @@ class Recognition:
 
     @property
     def is_sure(self) -> bool:
-        """Whether every whole record fits and the text that nothing reads is the smaller part."""
+        """Whether the whole records fit, but for one in twenty, and the text that nothing reads is the smaller part."""
         return (
             self.fits >= LEAST_FITTING * self.of > 0
             and self.of * 2 >= self.records

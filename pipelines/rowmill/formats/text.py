@@ -55,7 +55,7 @@ class Text(DatasetKind):
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise one column of text: a known one, or the only column."""
-        if sample.count(explain_tree(record) is not None for record in sample.whole):
+        if sample.is_mostly(explain_tree(record) is not None for record in sample.whole):
             return None
         columns = sample.columns
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])

@@ -43,7 +43,7 @@ def measure_unread_text(record: Mapping[str, Json], row: Row, read: Collection[s
             continue
         for text in iterate_texts(value):
             held = held or _list_row_texts(row)
-            if text.strip() in held or holds_text(row, text):
+            if any(text.strip() in one for one in held):
                 continue
             # A text that repeats the row, as Alpaca's `text` does, holds nothing else.
             repeated = sum(len(one) for one in held if len(one) >= _LEAST_CHARS and one in text)

@@ -246,3 +246,11 @@ def test_real_marked_answers_have_their_labels(real_data: Path) -> None:
     rows = [_row(record, objective="unpaired") for record in records]
 
     assert [row.columns["label"] for row in rows] == [record["label"] for record in records]
+
+
+def test_input_beside_an_instruction_belongs_to_ranked_answers_too() -> None:
+    ranked = [{"completion": "A1", "score": 3}, {"completion": "B1", "score": 1}]
+
+    row = _row({"instruction": "Add.", "input": "1 and 2", "completions": ranked})
+
+    assert [one["content"] for one in row.messages] == ["Add.\n1 and 2"]

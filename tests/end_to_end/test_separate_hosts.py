@@ -121,9 +121,12 @@ def cluster_of_separate_hosts(temporary: Path) -> Generator[str]:
         )
     size = ["--object-store-memory", str(SMALL_STORE["object_store_memory"])]
     command = [ray, "start", "--address", head.address, "--num-cpus", "1", *size, "--block"]
-    joined = [start(temporary, *command, **variables) for _ in range(2)]
+    joined: list[subprocess.Popen[str]] = []
     try:
-        wait_for_nodes(head.address, len(joined))
+        # One after another: nodes that start at once choose the same name for their sockets, and one dies of it.
+        for _ in range(2):
+            joined.append(start(temporary, *command, **variables))
+            wait_for_nodes(head.address, len(joined))
         yield head.address
     finally:
         for one in joined:

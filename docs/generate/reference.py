@@ -62,7 +62,9 @@ TABLE_END = "<!-- end of formats and sources -->"
 QUERIES_PAGE = "docs/how-to/query-the-statistics.md"
 QUERY_PATTERN = re.compile(r"(^```sql\n(.*?)^```\n)\n```\n.*?^```\n", re.MULTILINE | re.DOTALL)
 """A query and the block after it, which shows its result."""
-COLUMNS_OF_VIEWS = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
+COLUMNS_OF_VIEWS = (
+    "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE schema_name = 'main' AND NOT internal"
+)
 HELP_COLUMNS = 100
 """Characters per line of `--help` in the reference: a terminal's width must not decide the page."""
 

@@ -128,19 +128,6 @@ def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
     assert found["mask_verified"] == ("passed", True, 1)
 
 
-@pytest.mark.parametrize("kept", ["", "_history"])
-def test_view_findings_still_answers_as_check_results(built: Built, kept: str) -> None:
-    columns = "version, {} AS name, outcome, passed, judged_at"
-
-    older, newer = (
-        stats.query_views(built.project.store, f"SELECT {columns.format(name)} FROM {view}{kept} ORDER BY ALL")
-        for name, view in (("law", "findings"), ("check_name", "check_results"))
-    )
-
-    assert older == newer
-    assert len(older[1]) > 100
-
-
 def test_dagster_shows_that_the_check_does_not_apply(built: Built) -> None:
     one = results_of(built, "table")["contract"]
 

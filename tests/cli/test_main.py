@@ -467,7 +467,7 @@ def test_sql_of_a_storage_root_imports_no_engine(built: CliProject) -> None:
 
 def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["sql", "select * from row", built.recipe]) == main.ExitStatus.INVALID
-    assert "the views are builds, findings" in capsys.readouterr().err
+    assert "the views are builds, check_results" in capsys.readouterr().err
 
 
 def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -636,7 +636,7 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     capsys.readouterr()
     assert copied.rowmill("build") == main.ExitStatus.SUCCESS
     assert capsys.readouterr().out.count(" reused ") == STEPS
-    assert rows_of(copied, "select distinct version from examples_history where dataset = 'chats'", capsys) == [
+    assert rows_of(copied, "select distinct version from history.examples where dataset = 'chats'", capsys) == [
         {"version": current(copied, "chats", "tokenized_examples").version}
     ]
 

@@ -124,7 +124,7 @@ def test_damaged_statistics_are_named_and_written_again(copy: Workspace, spoil: 
     copy.build()
 
     # A result's table is read, and made again, by whoever judges: here by `verify` itself.
-    assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/findings" not in str(path)} <= named
+    assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/check_results" not in str(path)} <= named
     assert tables() == before
     assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
 

@@ -142,9 +142,8 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
 
     said = stats.ESTIMATE_NOTES["what_if"]
     page = metadata.make_stage_page(built.report("rows", "truncation_stats"), built.project.store)
-    _, [(comment,)] = stats.query_views(
-        built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'"
-    )
+    asked = "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if' AND schema_name = 'main'"
+    _, [(comment,)] = stats.query_views(built.project.store, asked)
     report = built.project.store.local(report_page.report_path("mini"))
     report_page.write_report(built.project)
     places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))

@@ -111,13 +111,13 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
 
     for recipe, kept in (("mine", 3), ("yours", 5)):
         assert stats.query_views(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
-    views = (*stats.list_view_names(), *(f"{name}_history" for name in stats.list_view_names() if name != "runs"))
+    views = (*stats.list_view_names(), *(f"history.{name}" for name in stats.list_history_names()))
     # One query, because each makes all views anew.
     everything = " UNION ALL ".join(f"SELECT '{view}', recipe FROM {view}" for view in views)
     for name in ("mine", "none"):
         found = stats.query_views(store, everything, recipe=name)[1]
         assert [(view, recipe) for view, recipe in found if recipe != name] == []
-    assert "ledger_history" in {view for view, _ in stats.query_views(store, everything, recipe="mine")[1]}
+    assert "history.ledger" in {view for view, _ in stats.query_views(store, everything, recipe="mine")[1]}
 
 
 # ── The questions of the specification ────────────────────────────────────────────────────────────
@@ -213,7 +213,8 @@ def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
 
     columns, found = stats.query_views(store, "FROM examples")
 
-    assert columns[3:] == tuple(stats.SCHEMAS["examples"].names)
+    of_rows = ("removed_tokens", "source", "record", "line", "domain", "preview")
+    assert columns[3:] == (*stats.SCHEMAS["examples"].names, *of_rows)
     assert found[0][3:6] == ("a:0#0", ["a:0"], "")
     assert answer(store, 'SELECT stage, split, "class", tokens FROM token_ledger') == [
         ("tokenized_examples", "train", "trained", 1)
@@ -261,7 +262,9 @@ def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store
 
 def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -> None:
     part = part_of(
-        store, "p", rejects=pa.table({"row_id": ["a:0"], "stage": ["canonical_rows"], "reason": ["duplicate"]})
+        store,
+        "p",
+        rejects=pa.table({"row_id": ["a:0"], "stage": ["canonical_rows"], "reason": ["duplicate"], "raw": [b""]}),
     )
 
     with pytest.raises(SchemaError, match=r"parts/p/rejects.arrow: column detail is missing; expected .*; correct"):
@@ -271,7 +274,8 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
 
 
 def _reject_part(store: Store, name: str, detail: pa.Array) -> Part:
-    columns = {"row_id": [f"{name}:0"], "stage": ["canonical_rows"], "reason": ["duplicate"], "detail": detail}
+    columns: dict[str, Any] = {"row_id": [f"{name}:0"], "stage": ["canonical_rows"], "reason": ["duplicate"]}
+    columns |= {"detail": detail, "raw": [b"{}"]}
     return part_of(store, name, rejects=pa.table(columns))
 
 
@@ -328,7 +332,7 @@ def test_check_results_after_a_changed_bound_show_the_last_and_keep_the_first(st
         ("nonempty", None, 1.0, False),
         ("rejects", 0.2, 0.3, True),
     ]
-    assert answer(store, "SELECT bound FROM check_results_history WHERE check_name = 'rejects' ORDER BY judged_at") == [
+    assert answer(store, "SELECT bound FROM history.check_results WHERE check_name = 'rejects' ORDER BY judged_at") == [
         (0.050000001,),
         (0.3,),
     ]
@@ -342,7 +346,7 @@ def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(stor
     record(store, ledger_of("v2", 20))
 
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
-    assert answer(store, "SELECT version FROM ledger_history WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
+    assert answer(store, "SELECT version FROM history.ledger WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
     assert answer(store, "FROM current_versions") == [("support", "chats", "canonical_rows", "v2")]
 
 
@@ -372,7 +376,7 @@ def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_bef
     record(store, manifest_of("canonical_rows", "v2"))
 
     assert answer(store, "FROM rejects") == []
-    assert len(answer(store, "FROM rejects_history")) == 1
+    assert len(answer(store, "FROM history.rejects")) == 1
 
 
 def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store) -> None:
@@ -381,7 +385,7 @@ def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store)
 
     stats.remove_version_tables(store, *CHATS, "v1")
 
-    assert answer(store, "SELECT DISTINCT version FROM ledger_history") == [("v2",)]
+    assert answer(store, "SELECT DISTINCT version FROM history.ledger") == [("v2",)]
 
 
 def test_views_over_names_of_digits_keep_them_text(store: Store) -> None:
@@ -398,21 +402,36 @@ def _ledger(records: int, lines: int = 1) -> pa.Table:
 def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -> None:
     for view in stats.SCHEMAS:
         columns, rows = stats.query_views(store, f"FROM {view}")
-        own = [name for name in stats.SCHEMAS[view].names if name != "dataset"]
-        assert columns == ("recipe", "dataset", "version", *own)
-        assert rows == answer(store, f"FROM {view}_history") == []
+        own = ("recipe", "dataset", "version", *(name for name in stats.SCHEMAS[view].names if name != "dataset"))
+        assert columns[: len(own)] == own
+        kept, old_rows = stats.query_views(store, f"FROM history.{view}")
+        assert kept == own
+        assert rows == old_rows == []
+
+
+def test_each_view_is_listed_once_with_or_without_a_recipe(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+
+    for recipe in (None, "support"):
+        listed = [name for (name,) in stats.query_views(store, "SHOW TABLES", recipe=recipe)[1]]
+        assert sorted(listed) == sorted(stats.list_view_names())
+        history = "SELECT view_name FROM duckdb_views() WHERE schema_name = 'history' AND NOT internal"
+        kept = [name for (name,) in stats.query_views(store, history, recipe=recipe)[1]]
+        assert sorted(kept) == sorted(stats.list_history_names())
 
 
 def test_every_view_and_column_has_a_comment_and_none_is_unused(store: Store) -> None:
     views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
-    columns = answer(store, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
+    every = "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
+    columns = answer(store, every)
 
     assert [name for name, comment in views if not comment] == []
     assert [line for line in columns if not line[2]] == []
     own = {(name, column) for name, column, _ in columns}
     told = {(view, column) for view, column_words in column_docs.COLUMN_DOCS.items() for column in column_words}
     assert told <= own
-    assert {name.removesuffix("_history") for name, _ in views} == set(column_docs.VIEW_DOCS)
+    assert {name for name, _ in views} == set(column_docs.VIEW_DOCS)
+    assert sorted(stats.query_views(store, every, recipe="support")[1]) == sorted(columns)
 
 
 def test_truncation_adds_up_examples_by_split(store: Store) -> None:
@@ -450,7 +469,7 @@ def test_views_under_a_root_with_pattern_characters_read_just_that_root(tmp_path
     record(odd, ledger_of("v1", 10))
     record(other, ledger_of("v2", 10))
 
-    assert answer(odd, "SELECT DISTINCT version FROM ledger_history") == [("v1",)]
+    assert answer(odd, "SELECT DISTINCT version FROM history.ledger") == [("v1",)]
 
 
 def test_query_after_the_root_moved_reads_the_new_place(tmp_path: Path) -> None:
@@ -505,7 +524,7 @@ def test_invalid_or_external_query_is_refused_in_four_parts(store: Store, sql: s
     message = str(refusal.value)
     assert message.startswith("query ")
     assert why in message
-    assert "builds, findings, ledger" in message
+    assert "builds, check_results, ledger" in message
     assert "write one SELECT" in message
     assert _files(store) == before
     assert len(python_variable) == 1

@@ -39,7 +39,9 @@ from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, explain_disk_full
+from rowmill.formats.canonicalization import read_domain
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
@@ -233,12 +235,21 @@ def _record_report(request: _RunRequest, context: StageContext, report: StepRepo
         step.stage.stats_inputs,
         reused=report.reused,
         parts_reused=report.parts_reused,
+        read_domain=_find_domain_reader(request.project, step),
     )
     if request.statistics is None or not store.is_local:
         record()
     else:
         request.statistics.submit(step, partial(_record_if_current, store, report.manifest, record))
     return report
+
+
+def _find_domain_reader(project: Project, step: Step) -> Callable[[bytes], str | None] | None:
+    """Return what reads the domain of a rejected record: only canonical rows are made of a source's records."""
+    if step.name != CANONICAL_ROWS:
+        return None
+    domain_key = project.recipe.datasets[step.key[1]].format.domain_key
+    return None if domain_key is None else partial(read_domain, domain_key)
 
 
 def _record_if_current(store: Store, made: Manifest, record: Callable[[], None]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Protocol, runtime_checkable
 
+import orjson
+
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
@@ -216,9 +218,23 @@ class Canonicalizer:
                 return Rejected("order_missing", f"{self._order_path} is absent or null")
             order = value if type(value) is str else canonical_json(value).decode()
         if self._domain_key is not None:
-            value = get_at_path(record, self._domain_key)
-            domain = value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+            domain = find_domain(record, self._domain_key)
         return replace(row, group_key=group, order_key=order, domain=domain)
+
+
+def find_domain(record: Mapping[str, Json], domain_key: str) -> str:
+    """Return a record's domain."""
+    value = get_at_path(record, domain_key)
+    return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+
+
+def read_domain(domain_key: str, raw: bytes) -> str | None:
+    """Return the domain of a rejected record; None if its bytes are no record."""
+    try:
+        record = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return find_domain(record, domain_key) if is_mapping(record) else None
 
 
 _KINDS_WITH_PROMPT: frozenset[RowKind] = frozenset({"conversation", "pair", "preference", "prompt"})

@@ -323,6 +323,9 @@ REJECT_SCHEMA = pa.schema(
 )
 """Rejected records with the source's raw bytes, or canonical JSON after canonicalization."""
 
+REJECTED_ROW_COLUMNS = frozenset({"kind", "messages", "tools", "template_kwargs", "text", "output", "record"})
+"""Those columns of a canonical row that its JSON has in `rejects`."""
+
 
 _ROW_ID_PATTERN = re.compile(r".+:\d+(\.\d+)?")
 

@@ -52,6 +52,8 @@ class PartContent:
     records: int
     content: bytes
     is_whole: bool = True
+    lines: int | None = None
+    """Lines of the file that it consists of, blank ones too; None for a format in which a record is no line."""
 
 
 @frozen_dataclass
@@ -79,6 +81,8 @@ class SourcePart:
     staged: str | None
     content_bytes: int | None = None
     """Size of its records as JSON lines; None in scans of older versions."""
+    lines: int | None = None
+    """Lines of the file that it consists of, as in `PartContent`; None in scans of older versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as a JSON object."""
@@ -149,8 +153,10 @@ def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
         bounded_content = _bound_lines(content, max_line_bytes)
         is_whole = len(content) == length and bounded_content == content
         records = _count_records(content, at_start=offset == 0)
-        yield PartContent(offset, length, line, record, records, bounded_content, is_whole)
-        line, record = line + content.count(b"\n"), record + records
+        ends = content.count(b"\n")
+        lines = ends + (not content.endswith(b"\n"))
+        yield PartContent(offset, length, line, record, records, bounded_content, is_whole, lines)
+        line, record = line + ends, record + records
 
 
 def find_line_end(buffer: bytearray, start: int) -> int:
@@ -322,6 +328,7 @@ def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, st
         stamp=scan.stamp,
         staged=staged,
         content_bytes=len(piece.content),
+        lines=piece.lines,
     )
 
 

@@ -19,7 +19,7 @@ from rowmill.core.arrow_files import encode_table
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import REJECT_SCHEMA, Rejected
+from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
@@ -136,9 +136,4 @@ def _sample_rejects(log: RejectLog) -> dict[str, list[str]]:
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:
     """Return a stored canonical row as JSON, for the rejects of later stages; `rowmill trace` finds the raw record."""
-    kept = {
-        k: v
-        for k, v in row.items()
-        if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")
-    }
-    return orjson.dumps(kept)
+    return orjson.dumps({k: v for k, v in row.items() if v is not None and k in REJECTED_ROW_COLUMNS})

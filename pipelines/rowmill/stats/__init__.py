@@ -5,6 +5,7 @@
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
     part_rows.py the rows of long tables from part files
+    row_origins.py where rows came from, and how they begin
     column_docs.py  what each view and column means
     views.py     `stats.duckdb`: views over these files, and queries on them
 
@@ -25,6 +26,7 @@ from rowmill.stats.lengths import (
     make_lengths_table,
     suggest_limits,
 )
+from rowmill.stats.row_origins import ReadDomain
 from rowmill.stats.schemas import SCHEMAS
 from rowmill.stats.tables import (
     find_damage,
@@ -35,7 +37,7 @@ from rowmill.stats.tables import (
     write_manifest_tables,
     write_table,
 )
-from rowmill.stats.views import list_view_names, publish_views, query_views
+from rowmill.stats.views import list_history_names, list_view_names, publish_views, query_views
 
 __all__ = [
     "ESTIMATE_NOTES",
@@ -52,6 +54,7 @@ __all__ = [
     "describe_estimate",
     "estimate_seq_len_effects",
     "find_damage",
+    "list_history_names",
     "list_view_names",
     "make_length_histogram",
     "make_lengths_table",
@@ -69,13 +72,19 @@ __all__ = [
 
 
 def record_manifest(
-    store: Store, manifest: Manifest, inputs: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+    store: Store,
+    manifest: Manifest,
+    inputs: StatsInputs,
+    *,
+    reused: bool = False,
+    parts_reused: int = 0,
+    read_domain: ReadDomain | None = None,
 ) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
     In this order: a reader that sees the pointer must find the rows it points to. The caller publishes the views
     (`stats.duckdb`), the command line and Dagster do: they change only with their definitions.
     """
-    write_manifest_tables(store, manifest, inputs, reused=reused, parts_reused=parts_reused)
+    write_manifest_tables(store, manifest, inputs, reused=reused, parts_reused=parts_reused, read_domain=read_domain)
     recipe, scope = split_stage_key(manifest.key)
     set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))

@@ -34,20 +34,19 @@ def describe_estimate(name: str, table: DisplayTable) -> str | None:
 VIEW_DOCS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one row per version, and one for its last reuse.",
     "check_results": "Check results: the last one of each check on each current version.",
-    "findings": "An older name of check_results, with its column check_name called law.",
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
     "token_ledger": "Where tokens ended, each in exactly one class; for packed_shards, those in no sequence, and "
     "padding after segments.",
     "rejects": "Rejected records, one row each.",
     "contamination": "Rows that have an item of a benchmark, removed or not, beside the item that they match most.",
     "near_duplicate_groups": "Rows that resemble a longer row, removed or not; those of one kept_row_id are a group.",
-    "rows": "Canonical rows, without their content.",
-    "examples": "Tokenized examples, without their tokens.",
+    "rows": "Canonical rows, without their content, of which there is a preview.",
+    "examples": "Tokenized examples, without their tokens; in history without columns of their rows.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
     "what_if": f"The effect of other context lengths. {ESTIMATE_NOTES['what_if']} {PLANNED_NOTE}",
     "sequences": "Packed sequences.",
     "generated_records": "Accepted records that a model generated, one row each, with their content.",
-    "segments": "Segments: which example's tokens are where in which sequence.",
+    "segments": "Segments: which example's tokens are where in which sequence; in history without columns of rows.",
     "left_out": "Examples that are not completely in the sequences: cut, dropped, a tail, or surplus of validation.",
     "splits": "Resulting sizes of the splits, for each dataset.",
     "mixture": "Datasets in training order: the wanted share and the actual one.",
@@ -67,6 +66,12 @@ COMMON_COLUMN_DOCS: Final[Mapping[str, str]] = {
     "row_id": "A row's id: the digest of its part of the source, and its number there.",
     "example_id": "An example's id: its first row, and its number among that row's examples.",
     "trained_tokens": "Tokens with loss.",
+    "source": "The source file; of an example, that of its first row.",
+    "record": "The record's number in that file, from 1, blank lines not counted.",
+    "line": "The line of that file, from 1; null where it is not known: in files that are not JSON Lines, and in parts "
+    "of a file that have blank lines. `rowmill trace` finds it.",
+    "domain": "The value of format.domain_key; null without it.",
+    "preview": "How the text begins, up to 200 characters: a chat's first question, a prompt, a text, a record.",
 }
 
 _CHECK_RESULT_COLUMNS: Final[Mapping[str, str]] = {
@@ -93,7 +98,6 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "check_name": "The check, or the name of an expectation that the recipe adds.",
         **_CHECK_RESULT_COLUMNS,
     },
-    "findings": {"law": "The check's name.", **_CHECK_RESULT_COLUMNS},
     "ledger": {
         "state": "kept, rejected, or left out: not_taken, not_sampled, tail, remainder, not_scheduled …",
         "reason": "Why, from a closed list; empty for kept.",
@@ -107,6 +111,9 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "rejects": {
         "reason": "Why, from a closed list.",
         "detail": "What was found in this record.",
+        "domain": "The value of format.domain_key; null without it, in a record that cannot be read, and for "
+        "rows removed among equal ones.",
+        "preview": "How its text begins, or its raw record if it could not be read, up to 200 characters.",
     },
     "contamination": {
         "benchmark": "The benchmark's name.",
@@ -126,7 +133,6 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "rows": {
         "kind": "conversation, pair, text, record, prompt, tokens or preference.",
         "group_key": "The group that must not be split; null without splits.group_key.",
-        "domain": "The value of format.domain_key; null without it.",
         "schema": "The schema that the record was recognized as.",
         "extracted_think_from_content": "Reasoning passages extracted from messages' content.",
         "moved_reasoning_keys": "Messages whose reasoning was under another key.",
@@ -140,6 +146,7 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "row_ids": "The rows that it was made from.",
         "original_tokens": "Tokens before truncation.",
         "tokens": "Tokens that are kept.",
+        "removed_tokens": "Tokens that truncation removed.",
         "exchanges_removed": "Tokens of whole exchanges that truncation removed.",
         "reasoning_removed": "Tokens of reasoning that truncation removed.",
         "tokens_cut": "Tokens that the final cut removed.",
@@ -169,8 +176,6 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "segments": {
         "sequence_id": "The sequence's number in its split, from 0.",
         "segment": "Its number in the sequence, from 0.",
-        "source": "The source file.",
-        "record": "The record's number in that file, from 1.",
         "start": "Token of the example at which the segment begins.",
         "length": "Tokens of the segment.",
     },

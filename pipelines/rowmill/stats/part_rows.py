@@ -1,9 +1,10 @@
 """The rows of long statistics tables, read from the part files of a manifest.
 
-What belongs here: a part file's columns in a table's schema, in batches. What does not: writing tables (`tables.py`).
+What belongs here: a part file's columns in a table's schema, in batches. What does not: writing tables (`tables.py`),
+where rows came from and how they begin (`stats/row_origins.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -16,6 +17,15 @@ from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, damaged_file_error
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.stats.counts import StatsInputs
+from rowmill.stats.row_origins import (
+    ORIGIN_COLUMNS,
+    PREVIEWED_COLUMNS,
+    ReadDomain,
+    SourceIndex,
+    describe_rejects,
+    index_sources,
+    preview_rows,
+)
 from rowmill.stats.schemas import SCHEMAS
 
 GROUP_ROWS = 65_536
@@ -40,7 +50,9 @@ def find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[
     return tables
 
 
-def read_part_rows(store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile]) -> Iterator[pa.Table]:
+def read_part_rows(
+    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None = None
+) -> Iterator[pa.Table]:
     """Yield the rows of a long table in groups of about `GROUP_ROWS`.
 
     Raises
@@ -52,13 +64,13 @@ def read_part_rows(store: Store, manifest: Manifest, table: str, sources: Sequen
 
     """
     schema = SCHEMAS[table]
-    shape = _make_sequence_shaper(manifest) if table == "sequences" else _shape_columns
+    read, shape = _choose_shaper(store, manifest, table, read_domain)
     # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
     filled = (source for source in sources if source.file.rows)
     batches = (
         _Columns(shape(batch, source, row), source.file.path)
         for source in filled
-        for row, batch in _read_batches(store, source.file, schema)
+        for row, batch in _read_batches(store, source.file, read)
     )
     return _join_batches(batches, schema)
 
@@ -73,6 +85,48 @@ class _Columns:
 
 _BatchShaper = Callable[[pa.RecordBatch, PartFile, int], pa.Table]
 """Makes the columns of a table from a batch of a part's file, which begins with row n of it."""
+
+
+def _choose_shaper(
+    store: Store, manifest: Manifest, table: str, read_domain: ReadDomain | None
+) -> tuple[Sequence[str], _BatchShaper]:
+    """Return the columns to read of a part's file, and what makes a table's columns of them."""
+    names = SCHEMAS[table].names
+    if table == "sequences":
+        return (*names, "shard_row"), _make_sequence_shaper(manifest)
+    if table == "rows":
+        own = [name for name in names if name not in (*ORIGIN_COLUMNS, "preview")]
+        return (*own, *PREVIEWED_COLUMNS), _make_row_shaper(index_sources(store, manifest))
+    if table == "rejects":
+        own = [name for name in names if name not in (*ORIGIN_COLUMNS, "domain", "preview")]
+        return (*own, "raw"), _make_reject_shaper(index_sources(store, manifest), read_domain)
+    return (*names, "shard_row") if "sequence_id" in names else names, _shape_columns
+
+
+def _make_row_shaper(index: SourceIndex) -> _BatchShaper:
+    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
+        del source, row
+        content = pa.Table.from_batches([batch])
+        own = content.drop_columns(list(PREVIEWED_COLUMNS))
+        return _add_columns(own, index.locate(content.column("row_id")) | {"preview": preview_rows(content)})
+
+    return shape
+
+
+def _make_reject_shaper(index: SourceIndex, read_domain: ReadDomain | None) -> _BatchShaper:
+    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
+        del source, row
+        content = pa.Table.from_batches([batch])
+        added = describe_rejects(content.column("raw"), read_domain)
+        return _add_columns(content, index.locate(content.column("row_id")) | added)
+
+    return shape
+
+
+def _add_columns(content: pa.Table, columns: Mapping[str, "pa.ChunkedArray | pa.Array"]) -> pa.Table:
+    for name, values in columns.items():
+        content = content.append_column(name, values)
+    return content
 
 
 def _shape_columns(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
@@ -114,9 +168,8 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
     return shape
 
 
-def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the batches of a file's columns that the schema has, or needs, each with the number of its first row."""
-    wanted = (*schema.names, "shard_row") if "sequence_id" in schema.names else schema.names
+def _read_batches(store: Store, file: File, wanted: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of those columns that a file has, each with the number of its first row."""
     if file.path.endswith(SUFFIX):
         table = store.table(file, wanted)
         for row in range(0, len(table), GROUP_ROWS):

@@ -25,13 +25,16 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         stage=_TEXT, built_at=_TEXT, run_id=_TEXT, seconds=_NUMBER, reused=_FLAG, parts=_COUNT,
         parts_reused=_COUNT, rows=_COUNT,
     ),
-    "findings": _make_schema(
-        stage=_TEXT, law=_TEXT, severity=_TEXT, value=_NUMBER, bound=_NUMBER, outcome=_TEXT, passed=_FLAG,
+    "check_results": _make_schema(
+        stage=_TEXT, check_name=_TEXT, severity=_TEXT, value=_NUMBER, bound=_NUMBER, outcome=_TEXT, passed=_FLAG,
         waiver=_TEXT, judged_at=_TEXT,
     ),
     "ledger": _make_schema(stage=_TEXT, state=_TEXT, reason=_TEXT, records=_COUNT),
     "token_ledger": _make_schema(stage=_TEXT, split=_TEXT, **{"class": _TEXT}, tokens=_COUNT),
-    "rejects": _make_schema(stage=_TEXT, row_id=_TEXT, reason=_TEXT, detail=_TEXT),
+    "rejects": _make_schema(
+        stage=_TEXT, row_id=_TEXT, reason=_TEXT, detail=_TEXT, source=_TEXT, record=_COUNT, line=_COUNT, domain=_TEXT,
+        preview=_TEXT,
+    ),
     "contamination": _make_schema(
         row_id=_TEXT, benchmark=_TEXT, item=_COUNT, source=_TEXT, record=_COUNT, coverage=_NUMBER, ngram=_TEXT,
         text=_TEXT, item_text=_TEXT,
@@ -43,6 +46,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         row_id=_TEXT, kind=_TEXT, split=_TEXT, group_key=_TEXT, domain=_TEXT, schema=_TEXT,
         extracted_think_from_content=_COUNT, moved_reasoning_keys=_COUNT, dropped_think_messages=_COUNT,
         tools_present=_FLAG, tools_parsed_from_string=_FLAG, unknown_roles=_TEXTS, notes=_TEXTS,
+        source=_TEXT, record=_COUNT, line=_COUNT, preview=_TEXT,
     ),
     "examples": _make_schema(
         example_id=_TEXT, row_ids=_TEXTS, split=_TEXT, original_tokens=_COUNT, tokens=_COUNT,

@@ -41,6 +41,7 @@ from rowmill.stats.part_rows import (
     read_part_rows,
     require_schema_columns,
 )
+from rowmill.stats.row_origins import TABLES_WITH_ORIGINS, ReadDomain, find_source
 from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
 
 if TYPE_CHECKING:
@@ -96,13 +97,19 @@ def set_current_versions(store: Store, recipe: str, scope: str, stage: str, vers
 
 
 def write_manifest_tables(
-    store: Store, manifest: Manifest, inputs: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+    store: Store,
+    manifest: Manifest,
+    inputs: StatsInputs,
+    *,
+    reused: bool = False,
+    parts_reused: int = 0,
+    read_domain: ReadDomain | None = None,
 ) -> None:
     """Write every table that a manifest contributes to, under its version.
 
     Long tables are copied column by column in batches, and only if the version's copy does not exist yet; short ones
     come from the manifest itself. `reused` marks a build that found its output instead of making it: of the rows for
-    reuses only the last is kept, of those for builds all.
+    reuses only the last is kept, of those for builds all. `read_domain` reads the domain of a rejected record.
 
     Raises
     ------
@@ -116,7 +123,7 @@ def write_manifest_tables(
     for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
     for table, files in find_long_tables(manifest, inputs).items():
-        _copy_long_table(store, manifest, table, files)
+        _copy_long_table(store, manifest, table, files, read_domain)
     _write_build_row(store, manifest, inputs, reused, parts_reused)
 
 
@@ -128,14 +135,14 @@ def write_check_results(
     `judged_at` (ISO 8601, now if omitted) distinguishes a later judgement from this one. Equal results are not written
     again. Different ones, for example under other bounds, are added: the view shows the last, its history shows all.
     """
-    folder = _partition_path("findings", *split_stage_key(manifest.key), manifest.version)
+    folder = _partition_path("check_results", *split_stage_key(manifest.key), manifest.version)
     lines = [_make_check_row(manifest.stage, result) for result in results]
-    newest = _read_newest(store, folder, "part", SCHEMAS["findings"])
+    newest = _read_newest(store, folder, "part", SCHEMAS["check_results"])
     if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
         return
     when = judged_at or datetime.now(UTC).isoformat(timespec="microseconds")
     dated = [{**line, "judged_at": when} for line in lines]
-    content = pa.Table.from_pylist(dated, schema=SCHEMAS["findings"])
+    content = pa.Table.from_pylist(dated, schema=SCHEMAS["check_results"])
     _append_file(store, folder, "part", lambda _: content, prune=False)
 
 
@@ -159,7 +166,7 @@ def write_empty_tables(store: Store) -> None:
 def _make_check_row(stage: str, result: "CheckResult") -> dict[str, Any]:
     return {
         "stage": stage,
-        "law": result.check,
+        "check_name": result.check,
         "severity": str(result.severity),
         "value": None if result.value is None else float(result.value),
         "bound": result.bound,
@@ -242,14 +249,22 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     write_table(store, table, recipe, scope, version, content)
 
 
-def _copy_long_table(store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile]) -> None:
-    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept."""
+def _copy_long_table(
+    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None
+) -> None:
+    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept.
+
+    Rows that came from a source keep its version in the schema's metadata: if a file was renamed, they are the same
+    version of rows, and were read from another file.
+    """
     schema = SCHEMAS[table]
+    if table in TABLES_WITH_ORIGINS:
+        schema = schema.with_metadata({"source": str(find_source(store, manifest))})
     path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
     if store.exists(path) and _has_schema(store, path, schema):
         return
     with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
-        for group in read_part_rows(store, manifest, table, sources):
+        for group in read_part_rows(store, manifest, table, sources, read_domain):
             writer.write_table(group, row_group_size=GROUP_ROWS)
 
 
@@ -336,7 +351,9 @@ def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
     """Return whether a table has a schema; False if its footer is damaged."""
     try:
         with store.open(path) as handle:
-            return cast(pa.Schema, pq.read_schema(handle)).remove_metadata().equals(schema)
+            stored = cast(pa.Schema, pq.read_schema(handle))
+            is_same_source = (stored.metadata or {}).get(b"source") == (schema.metadata or {}).get(b"source")
+            return is_same_source and stored.remove_metadata().equals(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         _LOG.warning("%s: %s; it is made again", store.path(path), error)
         return False

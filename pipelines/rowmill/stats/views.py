@@ -35,9 +35,11 @@ DATABASE_FILE = "stats.duckdb"
 MARKER_FILE = "stats/_views.json"
 """Holds the digest of the definitions in `stats.duckdb`, which is rewritten only if they change."""
 
-VIEWS_VERSION = 2
+VIEWS_VERSION = 3
 """Increase it when a table's columns or a view's definition changes in a way that its text does not show."""
 
+HISTORY = "history"
+"""The schema of the views of all kept versions; their names are those of the views of the current ones."""
 
 TRUNCATION_QUERY = (
     "SELECT recipe, dataset, version, split, count(*) AS examples, "
@@ -47,34 +49,43 @@ TRUNCATION_QUERY = (
     "sum(original_tokens - tokens)::BIGINT AS tokens_removed, "
     "sum(exchanges_removed)::BIGINT AS exchanges_removed, "
     "sum(reasoning_removed)::BIGINT AS reasoning_removed, sum(tokens_cut)::BIGINT AS tokens_cut "
-    "FROM examples{history} GROUP BY recipe, dataset, version, split"
+    "FROM ({examples}) GROUP BY recipe, dataset, version, split"
 )
 RUNS_QUERY = (
     "SELECT recipe, run_id, min(built_at) AS began, max(built_at) AS ended, count(*) AS stages, "
     "sum(seconds) AS seconds, sum(rows)::BIGINT AS rows, sum(parts)::BIGINT AS parts, "
-    "sum(parts_reused)::BIGINT AS parts_reused FROM builds_history WHERE NOT reused GROUP BY recipe, run_id"
+    "sum(parts_reused)::BIGINT AS parts_reused FROM ({builds}) WHERE NOT reused GROUP BY recipe, run_id"
 )
-CHECK_RESULTS_QUERY = (
-    "SELECT recipe, dataset, version, stage, law AS check_name, severity, value, bound, outcome, passed, waiver, "
-    "judged_at FROM findings{history}"
-)
-"""`findings` and its column `law` are the stored names of `check_results` and `check_name`; both can be queried."""
-DERIVED_VIEWS = {
-    "truncation": TRUNCATION_QUERY.format(history=""),
-    "truncation_history": TRUNCATION_QUERY.format(history="_history"),
-    "runs": RUNS_QUERY,
-    "check_results": CHECK_RESULTS_QUERY.format(history=""),
-    "check_results_history": CHECK_RESULTS_QUERY.format(history="_history"),
+
+ROW_COLUMNS_QUERIES = {
+    "rejects": (
+        "SELECT t.* REPLACE (coalesce(t.domain, r.domain) AS domain) FROM ({table}) AS t LEFT JOIN ({rows}) AS r "
+        "ON r.recipe = t.recipe AND r.dataset = t.dataset AND r.row_id = t.row_id"
+    ),
+    "examples": (
+        "SELECT t.*, t.original_tokens - t.tokens AS removed_tokens, r.source, r.record, r.line, r.domain, r.preview "
+        "FROM ({table}) AS t LEFT JOIN ({rows}) AS r "
+        "ON r.recipe = t.recipe AND r.dataset = t.dataset AND r.row_id = t.row_ids[1]"
+    ),
+    "segments": (
+        "SELECT t.*, r.line, r.domain, r.preview FROM ({table}) AS t LEFT JOIN ({rows}) AS r "
+        "ON r.recipe = t.recipe AND r.dataset = t.dataset AND r.row_id = t.row_id"
+    ),
 }
-"""Views over other views, for common questions."""
+"""Views of current versions that have columns of the rows that they were made from, for an example its first row."""
 
 LAST_RESULT_CLAUSE = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
 """For a version judged under several bounds, the view shows the last results; the history has all."""
 
 
 def list_view_names() -> tuple[str, ...]:
-    """Return the views' names; each has a `_history` view too, except `runs`, which covers all versions."""
-    return (*SCHEMAS, *(name for name in DERIVED_VIEWS if not name.endswith("_history")))
+    """Return the views' names; `history` has those of all kept versions."""
+    return (*SCHEMAS, "truncation", "runs", "current_versions")
+
+
+def list_history_names() -> tuple[str, ...]:
+    """Return the names of the views of the schema `history`."""
+    return (*SCHEMAS, "truncation")
 
 
 def publish_views(store: Store) -> None:
@@ -123,31 +134,57 @@ def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[st
     connection.commit()
 
 
-def _make_view_statements(store: Store) -> Iterator[str]:
-    current = _select_current_versions(store)
-    yield f"CREATE VIEW current_versions AS {current}"
-    for table, schema in SCHEMAS.items():
-        columns = ", ".join(_select_view_columns(schema))
-        files = _scan_table_files(store, table)
-        yield f"CREATE VIEW {table}_history AS SELECT {columns} FROM {files} AS t"  # noqa: S608  (names are our own, the root is quoted)
-        yield (
-            f"CREATE VIEW {table} AS SELECT {columns} "  # noqa: S608  (the same)
-            f"FROM (SELECT DISTINCT recipe, scope, version FROM ({current})) AS c "
-            f"JOIN {files} AS t USING (recipe, scope, version){LAST_RESULT_CLAUSE if table == 'findings' else ''}"
-        )
-    yield from (f"CREATE VIEW {name} AS {selected}" for name, selected in DERIVED_VIEWS.items())
+def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[str]:
+    """Yield the statements that make the views, of one recipe or of all.
+
+    No view refers to another one: DuckDB looks such a name up where the query runs, not where the view is.
+    """
+    where = "" if recipe is None else f" WHERE recipe = {_quote_text(recipe)}"
+    yield f"CREATE SCHEMA {HISTORY}"
+    history, current = _select_history(store), _select_current(store)
+    rows = current["rows"]
+    shown = current | {
+        name: query.format(table=current[name], rows=rows) for name, query in ROW_COLUMNS_QUERIES.items()
+    }
+    shown["truncation"] = TRUNCATION_QUERY.format(examples=current["examples"])
+    shown["runs"] = RUNS_QUERY.format(builds=history["builds"])
+    shown["current_versions"] = _select_current_versions(store)
+    history["truncation"] = TRUNCATION_QUERY.format(examples=history["examples"])
+    for schema, views in (("main", shown), (HISTORY, history)):
+        for name, query in views.items():
+            yield f"CREATE VIEW {schema}.{name} AS SELECT * FROM ({query}){where}"  # noqa: S608  (names are our own, the root is quoted)
+
+
+def _select_history(store: Store) -> dict[str, str]:
+    """Return the query for all kept versions of each table."""
+    return {
+        table: f"SELECT {', '.join(_select_view_columns(schema))} FROM {_scan_table_files(store, table)} AS t"  # noqa: S608  (the same)
+        for table, schema in SCHEMAS.items()
+    }
+
+
+def _select_current(store: Store) -> dict[str, str]:
+    """Return the query for the current versions of each table."""
+    current = f"SELECT DISTINCT recipe, scope, version FROM ({_select_current_versions(store)})"  # noqa: S608  (the same)
+    return {
+        table: f"SELECT {', '.join(_select_view_columns(schema))} FROM ({current}) AS c "  # noqa: S608  (the same)
+        f"JOIN {_scan_table_files(store, table)} AS t USING (recipe, scope, version)"
+        f"{LAST_RESULT_CLAUSE if table == 'check_results' else ''}"
+        for table, schema in SCHEMAS.items()
+    }
 
 
 def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
     """Yield a comment for every view and column, which DuckDB shows to users."""
-    found = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
-    for view in dict.fromkeys(name for name, _ in found):
-        about = column_docs.VIEW_DOCS[view.removesuffix("_history")]
-        kept = " All kept versions." if view.endswith("_history") else ""
-        yield f"COMMENT ON VIEW {view} IS {_quote_text(about + kept)}"
-    for view, column in found:
-        about = column_docs.describe_column(view.removesuffix("_history"), column)
-        yield f'COMMENT ON COLUMN {view}."{column}" IS {_quote_text(about)}'
+    found = connection.execute(
+        "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
+    ).fetchall()
+    for schema, view in dict.fromkeys((schema, view) for schema, view, _ in found):
+        kept = " All kept versions." if schema == HISTORY else ""
+        yield f"COMMENT ON VIEW {schema}.{view} IS {_quote_text(column_docs.VIEW_DOCS[view] + kept)}"
+    for schema, view, column in found:
+        about = column_docs.describe_column(view, column)
+        yield f'COMMENT ON COLUMN {schema}.{view}."{column}" IS {_quote_text(about)}'
 
 
 def _select_view_columns(schema: pa.Schema) -> Iterator[str]:
@@ -228,9 +265,9 @@ def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[t
 def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
     """Open a separate DuckDB engine that holds the views and can access nothing but the statistics.
 
-    With a recipe's name, the views show only that recipe: DuckDB looks a name up among temporary views first. The
-    engine is in memory, with the file attached: connections to one file share an engine within a process, and a second
-    query would find the configuration locked by the first.
+    With a recipe's name, the views show only that recipe. The engine is in memory, with the file attached if that has
+    the views: connections to one file share an engine within a process, and a second query would find the configuration
+    locked by the first.
     """
     import duckdb
 
@@ -241,28 +278,21 @@ def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnec
         "allow_community_extensions": False,
     }
     connection = duckdb.connect(":memory:", config=options)
-    if store.is_local:
+    if not store.is_local:
+        connection.register_filesystem(remote.open_filesystem(store.root)[0])
+    if store.is_local and recipe is None:
         connection.execute(
             f"ATTACH {_quote_text(os.path.join(_find_root_path(store), DATABASE_FILE))} AS stats (READ_ONLY)"
         )
         connection.execute("USE stats")
     else:
-        connection.register_filesystem(remote.open_filesystem(store.root)[0])
-        _run_statements(connection, list(_make_view_statements(store)))
-    if recipe is not None:
-        _run_statements(connection, [*_limit_views_to_recipe(recipe, "stats" if store.is_local else "memory")])
+        _run_statements(connection, list(_make_view_statements(store, recipe)))
+        _run_statements(connection, list(_make_comment_statements(connection)))
     allowed = ", ".join(_quote_text(folder) for folder in _list_allowed_folders(store))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def _limit_views_to_recipe(recipe: str, catalog: str) -> Iterator[str]:
-    """Shadow each view of a catalog by a temporary view of one recipe; every view has the column `recipe`."""
-    for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED_VIEWS, "current_versions"):
-        selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quote_text(recipe)}"  # noqa: S608  (quoted)
-        yield f"CREATE TEMP VIEW {name} AS {selected}"
 
 
 def _list_allowed_folders(store: Store) -> tuple[str, ...]:
@@ -281,6 +311,6 @@ def _query_error(sql: str, why: str) -> ConfigError:
     shown = " ".join(sql.split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return ConfigError(
-        f"query {shown!r}: {why}; the views are {', '.join(list_view_names())}, each except runs with a _history view "
-        "of all versions, and current_versions; write one SELECT over them"
+        f"query {shown!r}: {why}; the views are {', '.join(list_view_names())}, and those of all kept versions in "
+        f"{HISTORY}, such as {HISTORY}.rows; write one SELECT over them"
     )

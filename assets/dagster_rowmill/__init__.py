@@ -5,7 +5,9 @@
     names.py         the engine's names as Dagster's
     moved_keys.py    moves the history of assets that had other keys
     partitions.py    the partitioned asset that shows the ranks
-    history.py       reads Dagster's event log
+    history.py       reads Dagster's event log, and adds events to it
+    command_line_builds.py  reports a build of the command line as events
+    outside_builds.py       reports what Dagster does not know, at its start and in a sensor
     event_log.py     storage of the event log: Dagster's own files, kept open
     checks.py        checks → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions
@@ -16,7 +18,7 @@
     reporting.py     which step of a run writes the report
     materialize.py   a whole recipe in one process, for `make demo`
 
-Only public names of `dagster` are used, except in `history.py`, `event_log.py` and `moved_keys.py`, which say so.
+Only public names of `dagster` are used, except in `history.py` and `event_log.py`, which say so.
 Never `from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
 """
 

@@ -10,12 +10,14 @@ no events.
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 import dagster as dg
 
 from dagster_rowmill import metadata, partitions
 from dagster_rowmill.checks import make_asset_check_result
 from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
+from dagster_rowmill.history import report_event
 from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.stage_summary import StageSummary, describe_changes
@@ -23,6 +25,7 @@ from rowmill.build.run_waivers import propose_run_waivers
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult
+from rowmill.schema.manifest import Manifest
 
 FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
 
@@ -31,16 +34,25 @@ def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) 
     """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
     with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
         move_history_once(instance)
-        deps, reported = find_asset_deps(plan_steps(project)), 0
-        for step, report, results in finished:
-            inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
-            tags, pointers = _make_version_tags(instance, step, report.version, inputs)
-            if _is_shown(instance, step, report, tags):
-                continue
-            for event in _iterate_events(project, step, report, results, tags | pointers):
-                instance.report_runless_asset_event(event)
-            reported += 1
-        return reported
+        return report_finished_steps(instance, project, finished)
+
+
+def report_finished_steps(instance: dg.DagsterInstance, project: Project, finished: Sequence[FinishedStep]) -> int:
+    """Report finished steps, each after its inputs; return how many were new to the instance."""
+    deps, reported = find_asset_deps(plan_steps(project)), 0
+    for step, report, results in finished:
+        inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
+        tags, pointers = _make_version_tags(instance, report.manifest, inputs)
+        newest = instance.get_latest_materialization_event(make_asset_key(step.key))
+        if _is_shown(newest, report, tags):
+            continue
+        made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
+        # An older version that is current again came after the newest event.
+        is_later = newest is None or newest.timestamp < made_at
+        for event in _iterate_events(project, step, report, results, tags | pointers):
+            report_event(instance, event, timestamp=made_at if is_later else None)
+        reported += 1
+    return reported
 
 
 @contextmanager
@@ -60,7 +72,8 @@ def _name_home(home: str) -> Generator[None]:
 def _iterate_events(
     project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    asset, served = make_asset_key(step.key), project.recipe.execution.reports_url or ""
+    asset = make_asset_key(step.key)
+    served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
     summary = StageSummary(results, describe_changes(project, report))
     page = metadata.make_stage_page(report, project.store, served, summary)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
@@ -78,9 +91,8 @@ def _iterate_events(
         )
 
 
-def _is_shown(instance: dg.DagsterInstance, step: Step, report: StepReport, tags: Mapping[str, str]) -> bool:
+def _is_shown(event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[str, str]) -> bool:
     """Return whether the newest event says the same: these versions, and whether `rowmill use` holds them."""
-    event = instance.get_latest_materialization_event(make_asset_key(step.key))
     if event is None or event.asset_materialization is None:
         return False
     shown = event.asset_materialization
@@ -89,7 +101,7 @@ def _is_shown(instance: dg.DagsterInstance, step: Step, report: StepReport, tags
 
 
 def _make_version_tags(
-    instance: dg.DagsterInstance, step: Step, version: str, inputs: Sequence[dg.AssetKey]
+    instance: dg.DagsterInstance, made: Manifest, inputs: Sequence[dg.AssetKey]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the tags by which Dagster tells whether an asset is up to date: versions, and the events of inputs.
 
@@ -97,15 +109,15 @@ def _make_version_tags(
     the input for a new one and marks the asset as unsynced.
     """
     tags = {
-        "dagster/data_version": version,
+        "dagster/data_version": made.version,
         "dagster/data_version_is_user_provided": "true",
-        "dagster/code_version": step.code_version,
+        "dagster/code_version": made.code_version,
     }
     pointers: dict[str, str] = {}
     for key in inputs:
         records = instance.fetch_materializations(key, limit=1).records
-        made = records[0].asset_materialization if records else None
-        if made is not None and (found := (made.tags or {}).get("dagster/data_version")) is not None:
+        shown = records[0].asset_materialization if records else None
+        if shown is not None and (found := (shown.tags or {}).get("dagster/data_version")) is not None:
             tags[f"dagster/input_data_version/{key.to_user_string()}"] = found
             pointers[f"dagster/input_event_pointer/{key.to_user_string()}"] = str(records[0].storage_id)
     return tags, pointers

@@ -19,6 +19,7 @@ from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
 from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
+from dagster_rowmill.outside_builds import make_outside_builds_sensor
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
@@ -73,12 +74,14 @@ def build_definitions(
         If `strict`: with the problems of every invalid recipe.
 
     """
-    projects, broken = _try_open_projects(recipes, store)
+    projects, broken = try_open_projects(recipes, store)
     shared = {"storage": StorageResource(root=store), GATES_RESOURCE: NO_RUN_WAIVERS, **(resources or {})}
     defined: list[dg.Definitions] = []
+    shown: list[Project] = []
     for project in projects:
         try:
             defined.append(define_recipe(project, shared))
+            shown.append(project)
         except RecipeLoadError as error:
             broken.append(error)
     if strict:
@@ -91,6 +94,7 @@ def build_definitions(
         executor=dg.in_process_executor,
         jobs=[prune_history],
         schedules=[make_pruning_schedule()],
+        sensors=[make_outside_builds_sensor(shown)],
     )
     return dg.Definitions.merge(*defined, own)
 
@@ -139,12 +143,12 @@ def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definiti
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
     """Open every recipe file; all problems are raised as one error."""
-    projects, broken = _try_open_projects(recipes, store)
+    projects, broken = try_open_projects(recipes, store)
     _raise_together(broken)
     return projects
 
 
-def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[RecipeLoadError]]:
+def try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[RecipeLoadError]]:
     """Return the projects that could be opened, and the problems of the others."""
     projects: list[Project] = []
     broken: list[RecipeLoadError] = []

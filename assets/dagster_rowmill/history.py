@@ -1,7 +1,7 @@
-"""Reads Dagster's event log: the newest versions of assets, and the results of their checks.
+"""Reads Dagster's event log, the newest versions of assets and the results of their checks, and adds events to it.
 
-What belongs here: reading the log, through names that are not public in Dagster; tests detect their loss. What does
-not: deciding anything from it (`factory.py`), storing the log (`event_log.py`).
+What belongs here: what needs names that are not public in Dagster; tests detect their loss. What does not: deciding
+anything from it (`factory.py`), storing the log (`event_log.py`).
 
 Both queries cover all assets at once: a gate before the ranks of three datasets has sixty checks, and one query for
 each was a quarter of a nightly run without changes.
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import dagster as dg
+from dagster._core.events import DagsterEvent, StepMaterializationData
+from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
 from dagster_rowmill import metadata
 from dagster_rowmill.names import make_asset_key
@@ -34,6 +36,25 @@ def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]
 def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
     materialization = event.asset_materialization if event else None
     return (materialization.tags or {}).get("dagster/data_version") if materialization else None
+
+
+def report_event(
+    instance: dg.DagsterInstance,
+    event: dg.AssetMaterialization | dg.AssetCheckEvaluation,
+    *,
+    timestamp: float | None = None,
+    run_id: str = RUNLESS_RUN_ID,
+) -> None:
+    """Add an event of an asset at a time, now if it is None: `report_runless_asset_event` has no argument for it."""
+    if isinstance(event, dg.AssetMaterialization):
+        kind, content = dg.DagsterEventType.ASSET_MATERIALIZATION, StepMaterializationData(event)
+    else:
+        kind, content = dg.DagsterEventType.ASSET_CHECK_EVALUATION, event
+    instance.report_dagster_event(
+        DagsterEvent(event_type_value=kind.value, event_specific_data=content, job_name=RUNLESS_JOB_NAME),
+        run_id=run_id,
+        timestamp=timestamp,
+    )
 
 
 class CheckHistory:

@@ -5,7 +5,7 @@ What belongs here: which keys assets had before, and copying their events. What 
     demo / chats / canonical_rows ──► demo / chats.canonical_rows
 
 Materializations keep their times, so plots over time go on, and the newest result of each check opens the gates that it
-opened. That takes names which are not public in Dagster; a test detects their loss.
+opened.
 
 It must happen before a run under the new keys, or the copies would be newer than that run's events; so `rowmill ui`,
 `make demo` and builds of the command line do it when they start. On another server:
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 import dagster as dg
-from dagster._core.events import DagsterEvent, StepMaterializationData
 
+from dagster_rowmill.history import report_event
 from dagster_rowmill.names import make_asset_key
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.core.stage_names import EXPORTS
@@ -75,22 +75,12 @@ def _move_asset(instance: dg.DagsterInstance, key: StageKey) -> bool:
 
 def _copy_materialization(instance: dg.DagsterInstance, record: dg.EventLogRecord, new: dg.AssetKey) -> None:
     before = record.asset_materialization
-    event = record.event_log_entry.dagster_event
-    if before is None or event is None:
+    if before is None:
         return
     copy = dg.AssetMaterialization(
         new, description=before.description, metadata=before.metadata, partition=before.partition, tags=before.tags
     )
-    instance.report_dagster_event(
-        DagsterEvent(
-            event_type_value=event.event_type_value,
-            job_name=event.job_name,
-            message=event.message,
-            event_specific_data=StepMaterializationData(copy),
-        ),
-        run_id=record.run_id,
-        timestamp=record.timestamp,
-    )
+    report_event(instance, copy, timestamp=record.timestamp, run_id=record.run_id)
 
 
 def _copy_check_results(instance: dg.DagsterInstance, old: dg.AssetKey, new: dg.AssetKey) -> None:

@@ -105,7 +105,7 @@ def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_tiny", "prune_history"]
     assert set(definitions.resolve_job_def("rebuild_tiny").asset_layer.executable_asset_keys) == set(tiny.step_keys())
     assert [schedule.name for schedule in definitions.schedules or ()] == ["nightly_tiny", "daily_prune_history"]
-    assert [sensor.name for sensor in definitions.sensors or ()] == ["raw_files_tiny"]
+    assert [sensor.name for sensor in definitions.sensors or ()] == ["raw_files_tiny", "outside_builds"]
     assert definitions.resolve_schedule_def("nightly_tiny").default_status == dg.DefaultScheduleStatus.STOPPED
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.STOPPED
 

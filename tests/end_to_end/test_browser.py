@@ -11,7 +11,10 @@ missing. With ROWMILL_SCREENSHOTS set to a folder, the pictures of the visit are
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,35 @@ def test_demo_is_built_looked_at_and_refused_by_a_red_check(visit: Visit) -> Non
 
     assert visit.server.materialized("demo", "gpu_partitions") == ranks
     assert visit.foreign == []
+
+
+@pytest.mark.browser
+def test_what_was_built_before_the_pages_is_green_with_its_numbers(browser: Any, tmp_path: Path) -> None:
+    """Walk the way of the first day: a file, `init`, `build`, `ui`, and a look."""
+    folder = tmp_path / "first"
+    folder.mkdir()
+    shutil.copy(ROOT / "configs/demo/data/chats-2.jsonl", folder / "chats.jsonl")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROWMILL_", "DAGSTER_"))}
+    for words in (["init", "chats.jsonl", "--tokenizer", str(ROOT / "configs/demo/tokenizer")], ["build", "chats"]):
+        command = [sys.executable, "-m", "rowmill.cli.main", *words]
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
+
+    with serving(folder / "configs", folder / ".rowmill", folder / ".dagster") as server:
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+        pictures = os.environ.get("ROWMILL_SCREENSHOTS")
+        visit = Visit(page, server, Path(pictures).absolute() if pictures else None)
+        visit.go("/locations/rowmill/asset-groups/chats/lineage", "gpu_partitions")
+        visit.picture("first-run")
+        assert visit.server.runs() == []
+        visit.go("/assets", "chats.canonical_rows")
+        assert page.get_by_text("Never materialized").count() == 0
+        shown = page.get_by_text(re.compile(r"^Materialized\b"))
+        eventually(lambda: shown.count() >= 7, "each output has its time", within_s=60)
+        visit.go("/assets/chats/chats.canonical_rows", "592 rows", "Passed")
+        visit.go("/assets/chats/chats.tokenized_examples", "590 examples", "Passed")
+        visit.go("/assets/chats/chats.canonical_rows?view=checks", "unknown_roles")
+        page.get_by_text("Succeeded").first.wait_for()
+        assert visit.foreign == []
 
 
 @pytest.mark.browser

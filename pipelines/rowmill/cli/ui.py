@@ -68,6 +68,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     _move_history(environment)
     if "ROWMILL_REPORTS_URL" not in environment:
         environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)
+    _report_earlier_builds(root, environment)
     os.chdir(root)
     # Dagster has no login, and anyone who reaches the port can run code, so the default address is loopback.
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
@@ -81,6 +82,12 @@ def _move_history(environment: Mapping[str, str]) -> None:
     if (home / "history").exists() and not (home / "rowmill_asset_keys").exists():
         # If it fails, the pages still work: the next run builds a new history.
         subprocess.run([sys.executable, "-m", "dagster_rowmill.moved_keys"], env=environment, check=False)
+
+
+def _report_earlier_builds(root: Path, environment: Mapping[str, str]) -> None:
+    """Have Dagster show what builds made before its history began, or on another machine."""
+    # If it fails, it has said so, and the daemon reports the outputs later.
+    subprocess.run([sys.executable, "-m", "dagster_rowmill.outside_builds"], env=environment, cwd=root, check=False)
 
 
 def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:

@@ -9,6 +9,7 @@ not: writing reports (`report_page.py`), serving them to other machines; if you 
 
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -52,7 +53,9 @@ def serve_reports(folder: str, host: str, port: int) -> None:
     server = ThreadingHTTPServer((host, port), partial(ReportRequestHandler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     # Dagster's process holds the writing end of the pipe; the operating system closes it however that process ends.
-    sys.stdin.buffer.read()
+    # Ctrl-C in a terminal reaches both processes.
+    with suppress(KeyboardInterrupt):
+        sys.stdin.buffer.read()
     server.shutdown()
 
 

@@ -6,102 +6,21 @@ The options are found by walking the models of a recipe that has every kind of d
 as soon as it exists.
 """
 
-import contextlib
-import copy
 import json
-import types
-import typing
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from rowmill.build import gate, prepare, runner, steps
-from rowmill.core.config import Config
-from rowmill.core.errors import PipelineError
-from rowmill.recipe import recipe
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.execution import Execution
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
+from tests.support.option_changes import BACKEND, OptionPath, changed, options_of, parsed, watched
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
 pytestmark = pytest.mark.slow
-
-OptionPath = tuple[str | int, ...]
-
-BACKEND = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
-
-BY_HAND: dict[OptionPath, Any] = {
-    ("tokenizer", "name"): "other_tokenizer",
-    ("datasets", "*", "source", "train_urls"): ["data/other.jsonl"],
-    ("datasets", "*", "source", "validation_urls"): ["data/other.jsonl"],
-    ("datasets", "*", "source", "pattern"): "*.jsonl",
-    ("datasets", "*", "source", "sample_by"): "line",
-    ("datasets", "*", "source", "delimiter"): ";",
-    ("datasets", "*", "source", "quote"): "'",
-    ("datasets", "*", "format", "table"): {
-        "columns": {"who": {"type": "text"}, "time": {"type": "number"}, "amount": {"type": "integer", "use": False}}
-    },
-    ("datasets", "*", "filters", "decontaminate"): {
-        "benchmarks": [{"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}]
-    },
-    ("datasets", "*", "filters", "near_duplicates"): {"threshold": 0.9},
-    ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "urls"): ["data/texts.jsonl"],
-    ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "fields"): ["messages"],
-    ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
-    ("datasets", "*", "template", "on_dropped"): {"reasoning": "count"},
-    ("datasets", "*", "reasoning", "think_tags"): [["<t>", "</t>"]],
-    ("datasets", "*", "loss", "mask"): {"user": "train"},
-    ("datasets", "tasks", "loss", "mask"): {"prompt": "train"},
-    ("datasets", "*", "splits", "boundaries"): {"validation": 5},
-    ("mixture", "train_weights"): {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1},
-    ("mixture", "max_train_batches"): {"tasks": 1},
-    ("mixture", "num_validation_sequences"): {"tasks": 1},
-    ("gates", "waivers"): [{"check": "fill", "dataset": "chats", "at_least": 0, "reason": "there are few rows"}],
-    ("datasets", "table", "format", "generation", "backend", "base_url"): "http://127.0.0.1:8/v1",
-    ("datasets", "series", "format", "generation", "backend"): BACKEND,
-    ("datasets", "*", "format", "prompt", "template"): "Columns: {schema}",
-    ("datasets", "series", "format", "time_series", "timestamp_column"): "amount",
-    ("datasets", "series", "format", "data", "order_training_examples_by"): "amount",
-    ("mixture", "target_budget"): 8,
-    ("mixture", "experiment_budget"): 2,
-}
-"""Values that cannot be guessed from an option's type."""
-
-_WEIGHTS = {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1}
-_TIME, _WHO = ("datasets", "chats", "splits", "time_key"), ("datasets", "chats", "splits", "group_key")
-TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {  # pyrefly: ignore[bad-assignment]
-    ("tokenizer", "revision"): {("tokenizer", "name"): "owner/name"},
-    ("datasets", "chats", "splits", "boundaries"): {_TIME: "time"},
-    ("datasets", "chats", "splits", "gap"): {_TIME: "time"},
-    ("datasets", "chats", "splits", "crossing_groups"): {_TIME: "time", _WHO: "who"},
-    ("datasets", "series", "format", "time_series", "timestamp_column"): {
-        ("datasets", "series", "format", "data"): {"group_training_examples_by": "who"},
-        ("datasets", "series", "format", "time_series", "timestamp_column"): "time",
-    },
-    **{
-        ("datasets", name, "source", "sample_by"): {("datasets", name, "source", "train_urls"): ["data/other.txt"]}
-        for name in _WEIGHTS
-    },
-    **{
-        ("datasets", name, "source", option): {("datasets", name, "source", "train_urls"): ["data/other.csv"]}
-        for name in _WEIGHTS
-        for option in ("delimiter", "quote")
-    },
-    ("partitions", "flops_linear"): {("partitions", "balance"): "flops"},
-    ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},
-    ("mixture", "block_rounding"): {("mixture", "train_weights"): _WEIGHTS},
-    ("mixture", "target_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},
-    ("mixture", "experiment_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},
-}
-"""Options without which another is refused; they are on both sides of the comparison."""
-
-SHARED: frozenset[OptionPath] = frozenset({("datasets", "*", "packing", "segment_multiple_of")})
-"""Options that must be the same in all datasets; they are changed in all."""
 
 _OF_STRATEGY = "only whether rows over the limit are left to packing, which `keeps_overlong` says"
 DERIVED: dict[tuple[str, str, str], str] = {
@@ -215,99 +134,6 @@ def changes(workspace: Workspace) -> tuple[list[Change], list[OptionPath]]:
     return found, [path for path, model in options if (type(model).__name__, path[-1]) not in taken]
 
 
-def options_of(model: BaseModel, path: OptionPath = ()) -> Iterator[tuple[OptionPath, BaseModel]]:
-    """Walk a recipe's models; yield each option's path with the model that has it."""
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        here = (*path, name)
-        if path == () and name in ("name", "execution"):
-            continue
-        if (path == ("gates",) and name != "waivers") or name in getattr(model, "FILLED_IN", ()):
-            continue
-        if isinstance(value, BaseModel):
-            yield from options_of(value, here)
-        elif isinstance(value, dict) and value and all(isinstance(one, BaseModel) for one in value.values()):
-            for key, one in value.items():
-                yield from options_of(one, (*here, key))
-        elif isinstance(value, tuple) and value and all(isinstance(one, BaseModel) for one in value):
-            for number, one in enumerate(value):
-                yield from options_of(one, (*here, number))
-        elif not has_one_value(type(model).model_fields[name].annotation):
-            yield here, model
-
-
-def has_one_value(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is Literal and len(typing.get_args(annotation)) == 1
-
-
-def changed(
-    workspace: Workspace, written: Mapping[str, Any], path: OptionPath, model: BaseModel
-) -> tuple[Recipe, Recipe] | None:
-    """Return the recipe and the first valid one in which the option has another value."""
-    name = str(path[-1])
-    before = copy.deepcopy(dict(written))
-    for other, value in TOGETHER.get(path, {}).items():
-        put(before, other, value)
-    try:
-        base = parsed(workspace, before)
-    except PipelineError:
-        return None
-    for value in candidates(path, model, name):
-        values = copy.deepcopy(before)
-        for place in (
-            [("datasets", one, *path[2:]) for one in values["datasets"]] if pattern(path) in SHARED else [path]
-        ):
-            put(values, place, value)
-        with contextlib.suppress(PipelineError):
-            after = parsed(workspace, values)
-            if json.dumps(get(after, path), default=str) != json.dumps(get(base, path), default=str):
-                return base, after
-    return None
-
-
-def pattern(path: OptionPath) -> OptionPath:
-    return ("datasets", "*", *path[2:]) if path[0] == "datasets" else path
-
-
-def candidates(path: OptionPath, model: BaseModel, name: str) -> Iterator[Any]:
-    for known in (path, pattern(path)):
-        if known in BY_HAND:
-            yield BY_HAND[known]
-            return
-    value = getattr(model, name)
-    yield from literals(type(model).model_fields[name].annotation)
-    if isinstance(value, bool):
-        yield not value
-    if isinstance(value, int | float):
-        yield from (value + 1, value * 2, value / 2)
-    yield from (True, False, 1, 2, 3, 16, 0.5, 0.25, "other", ["other"], {"other": "other"}, "2025-02-02", 100, "60")
-
-
-def literals(annotation: Any) -> Iterator[Any]:
-    """Yield the members of the literals inside a type."""
-    if typing.get_origin(annotation) is Literal:
-        yield from typing.get_args(annotation)
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        for inner in typing.get_args(annotation):
-            yield from literals(inner)
-
-
-def put(values: Any, path: OptionPath, value: Any) -> None:
-    for word in path[:-1]:
-        values = values[word] if isinstance(word, int) else values.setdefault(word, {})
-    values[path[-1]] = value
-
-
-def get(model: Any, path: OptionPath) -> Any:
-    for word in path:
-        model = getattr(model, str(word)) if isinstance(model, BaseModel) else model[word]
-    return model
-
-
-def parsed(workspace: Workspace, values: Mapping[str, Any]) -> Recipe:
-    return recipe.parse_recipe(values, name="mini", where="mini.yaml", base=workspace.folder)
-
-
 # ── The checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -388,34 +214,3 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
 def concerns(change: Change, step: steps.Step) -> bool:
     """Tell whether a step can read the option: one of its dataset, or of no dataset."""
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
-
-
-@contextlib.contextmanager
-def watched(monkeypatch: pytest.MonkeyPatch) -> Generator[set[tuple[str, str]]]:
-    """Record which options of which models are read, except during validation."""
-    read: set[tuple[str, str]] = set()
-    depth = [0]
-
-    def spy(self: Config, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if not depth[0] and name in type(self).model_fields and not isinstance(value, BaseModel | Execution):
-            read.add((type(self).__name__, name))
-        return value
-
-    validate = Dataset.model_validate_json
-
-    def quietly(content: str) -> Dataset:
-        depth[0] += 1
-        try:
-            return validate(content)
-        finally:
-            depth[0] -= 1
-
-    monkeypatch.setattr(Config, "__getattribute__", spy, raising=False)
-    monkeypatch.setattr(Dataset, "model_validate_json", quietly)
-    # It looks ahead at later steps, and so reads all options; the tokenizer of these tests exists.
-    monkeypatch.setattr(runner, "require_ready", lambda *_: None)
-    try:
-        yield read
-    finally:
-        monkeypatch.undo()

@@ -8,7 +8,7 @@ the options in them that it does not read. It has two hooks: one reads a record 
 from rows, for kinds that build their tokens themselves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -297,6 +297,27 @@ def refuse_overlong_policy(kind: DatasetKind, options: DatasetOptions, why: str)
             f"truncation.overlong: {policy} {why}; allowed for a {kind.get_name()} dataset are "
             f"{join_choices(kind.OVERLONG_POLICIES)}; choose one"
         )
+
+
+def iterate_idle_options(row_kind: RowKind, truncation: Truncation, packing: Packing) -> Iterator[tuple[str, str, str]]:
+    """Yield the options that others leave without effect: their group, their name, and why, with what to do.
+
+    An option that does nothing is refused where a dataset sets it, and not inherited from `defaults`.
+    """
+    policy = truncation.policy(row_kind, sliced=packing.slice_strategy is not None)
+    if policy in ("drop", "raise", "keep"):
+        for name in ("truncate_side", "token_cut"):
+            yield "truncation", name, f"truncation.overlong is {policy}, which cuts no example; set overlong: truncate"
+    if policy != "keep":
+        why = f"truncation.overlong is {policy}, which leaves no example for it; set overlong: keep"
+        yield "packing", "slice_strategy", why
+    if packing.pack is False:
+        for name in ("pack_strategy", "max_segments_per_example"):
+            yield "packing", name, "packing.pack is false, so each example has its own sequence; set pack: true"
+    elif row_kind == "text" and packing.strategy_for(row_kind) == "concat":
+        for name in ("slice_strategy", "max_segments_per_example"):
+            why = "packing.pack_strategy is concat, which joins all texts; set pack_strategy: best_fit"
+            yield "packing", name, why
 
 
 def refuse_mask_names(kind: str, wrong: frozenset[str] | set[str], allowed: str) -> None:

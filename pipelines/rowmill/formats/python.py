@@ -29,6 +29,11 @@ class Python(DatasetKind):
     model_config = ConfigDict(populate_by_name=True)
 
     ROW_KIND: ClassVar[RowKind] = "conversation"
+    # The class itself says what a row's tools and its template's arguments are.
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
+        "tools": frozenset({"tools_fields"}),
+        "template": frozenset({"chat_template_kwargs"}),
+    }
     NEEDS_TEMPLATE: ClassVar[bool] = False
     FILLED_IN: ClassVar[tuple[str, ...]] = ("source_digest",)
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos", "class": "class_name"}

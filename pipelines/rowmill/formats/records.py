@@ -434,10 +434,11 @@ class Records(DatasetKind):
         times = self.time_series
         if not times.is_timeseries:
             given = [name for name in _SERIES_OPTIONS if getattr(times, name) is not None]
+            given += [] if times.timestamp_format == "auto" else ["timestamp_format"]
             if given:
                 raise ValueError(
-                    f"time_series.{given[0]} without is_timeseries; it sets the times of series; set is_timeseries: "
-                    "true, or delete it"
+                    f"time_series.{given[0]} without is_timeseries; it is about the times of series; set "
+                    "is_timeseries: true, or delete it"
                 )
             return self
         for name in _SERIES_OPTIONS:

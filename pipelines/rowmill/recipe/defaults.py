@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
+
+from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.storage import check_name
 from rowmill.formats import KINDS, Auto, resolve_kind
-from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
+from rowmill.formats.kind import OPTION_GROUPS, DatasetKind, iterate_idle_options
+from rowmill.packing.options import Packing
 
 FORMAT_ALIASES = {"type": "kind"}
 
@@ -120,7 +124,9 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     options, read = kind.complete_options(options, base, f"{at}.format")
     _move_flat_options(options, raw, kind, read, at)
     _refuse_unread(raw, kind, at)
+    own = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
     _insert_group_defaults(raw, kind, read, options, defaults, at)
+    _refuse_idle(raw, kind, own, defaults, at)
     known = kind.list_fields()
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
@@ -163,6 +169,31 @@ def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> 
                 f"{at}.{group}.{name}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
                 f"{join_choices(allowed)}; delete it"
             )
+
+
+def _refuse_idle(
+    raw: dict[str, Any],
+    kind: type[DatasetKind],
+    own: Mapping[str, frozenset[str]],
+    defaults: Mapping[str, Any],
+    at: str,
+) -> None:
+    """Refuse an option of the dataset that its other options leave without effect; do not inherit such a one."""
+    try:
+        truncation = Truncation.model_validate(raw.get("truncation", {}) if "truncation" in kind.GROUPS else {})
+        packing = Packing.model_validate(raw.get("packing", {}) if "packing" in kind.GROUPS else {})
+        idle = list(iterate_idle_options(kind.ROW_KIND, truncation, packing))
+    except (ValidationError, ConfigError):
+        # The dataset's own validation says what is wrong.
+        return
+    for group, name, why in idle:
+        if group not in kind.GROUPS:
+            continue
+        if name in own.get(group, ()):
+            value = raw[group][name]
+            raise ConfigError(f"{at}.{group}.{name}: {value} has no effect: {why}, or delete {name}")
+        if name in defaults.get(group, {}):
+            raw[group].pop(name, None)
 
 
 def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:

@@ -532,6 +532,37 @@ def test_columns_that_no_option_reads_are_named_once(tmp_path: Path) -> None:
     assert not remark.is_warning
 
 
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("", "keys `annotations` (9 messages), `mood` (4 messages)"),
+        ("{{ m.mood }}", "key `annotations` (9 messages)"),
+        ("{{ m['mood'] }}{% if m['annotations'] %}{% endif %}", None),
+    ],
+)
+def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_named(
+    printed: str, said: str | None, tmp_path: Path
+) -> None:
+    project = CliProject(tmp_path).write()
+    rows = [dialogue(i) for i in range(9)]
+    for i, row in enumerate(rows):
+        # Those that are read, and an empty one, are not named.
+        row["messages"][0] |= {"name": "bo", "mood": "glad" if i % 2 else None}
+        row["messages"][1] |= {"annotations": {"by": "me"}, "weight": 1, "thinking": f"because {i}"}
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}"
+        f"{printed}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
+    )
+    change = chats_of(rows, template={"chat_template": {"text": template}})(project)
+    project.write_recipe(**change)
+
+    found = [remark for remark in preflight.require_no_mistakes(project.project) if "neither an option" in remark.text]
+
+    told = f"small: datasets.chats.format: neither an option nor the chat template reads the {said}"
+    assert [remark.text for remark in found] == ([] if said is None else [told])
+    assert not any(remark.is_warning for remark in found)
+
+
 def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
     held = {"train_urls": ["data/sales.csv"]}

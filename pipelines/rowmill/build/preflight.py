@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import orjson
 import polars as pl
 
 from rowmill import sources
@@ -35,7 +36,8 @@ from rowmill.checks.judge import CheckResult, format_recipe_argument
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
-from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET
+from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
@@ -44,8 +46,10 @@ from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
 from rowmill.stages.reject_samples import clean_value
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer_source
 
 FIRST_RECORDS = 20
@@ -171,7 +175,7 @@ def _try_step(project: Project, trial: Project, step: Step, made: dict[StageKey,
     """Run one stage on the first records, and add its output to `made`; return what its output shows."""
     read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
     made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
-    unread = _note_unread_columns(trial, step, made[step.key]) if step.name == RAW_DATASET else ()
+    unread = _note_what_is_unread(trial, step, made)
     closer = partial(_propose_format, trial, step, made)
     return [*unread, *_judge_output(project, trial, step, made[step.key], closer, tried=_count_records(made))]
 
@@ -304,6 +308,39 @@ def _read_records(trial: Project, raw: Manifest) -> list[Json]:
         for record in sources.read_records(part, trial.base)
         if record.value is not None
     ]
+
+
+def _note_what_is_unread(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> Iterator[Finding]:
+    """Name columns that no option reads, and keys of messages that the template does not read either."""
+    if step.name == RAW_DATASET:
+        yield from _note_unread_columns(trial, step, made[step.key])
+    elif step.name == TOKENIZED_EXAMPLES:
+        rows = next(made[key] for key in step.inputs if made[key].stage == CANONICAL_ROWS)
+        yield from _note_unread_message_keys(trial, step, rows)
+
+
+def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:
+    """Name keys that messages have after canonicalization, which keeps what a template may print."""
+    context = prepare.make_stage_context(trial, step, {rows.key: rows})
+    spec = tokenized_examples.resolve_renderer_spec(context, tokenizer_files.open_recipe_tokenizer(context)[0])
+    if spec is None:
+        return
+    tables = [trial.store.table(file, ["messages"]) for file in rows.files("rows")]
+    texts = [text for table in tables for text in table.column("messages").to_pylist() if text]
+    present = Counter(key for text in texts for message in orjson.loads(text) for key in message)
+    unread = [
+        (key, count)
+        for key, count in present.items()
+        # A template may read a key in any way, but not without its name.
+        if key not in MESSAGE_KEYS and not re.search(rf"\b{re.escape(key)}\b", spec.text)
+    ]
+    if unread:
+        named = ", ".join(f"`{clean_value(key)}` ({format_count(count, 'message')})" for key, count in unread)
+        keys = "key" if len(unread) == 1 else "keys"
+        yield Finding(
+            f"{trial.recipe.name}: datasets.{step.dataset}.format: neither an option nor the chat template reads the "
+            f"{keys} {named}"
+        )
 
 
 def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:

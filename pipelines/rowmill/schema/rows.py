@@ -112,6 +112,11 @@ Message: TypeAlias = dict[str, Json]
 `name`, `tool_call_id`, `train` (bool), `weight` (float); other keys of the source are kept, because a template may read
 them."""
 
+MESSAGE_KEYS = frozenset(
+    {"role", "content", "reasoning_content", "tool_calls", "name", "tool_call_id", "train", "weight"}
+)
+"""The keys of a canonical message that rowmill reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParseReport:

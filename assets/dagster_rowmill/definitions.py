@@ -4,6 +4,9 @@ What belongs here: finding recipes, binding resources once, composing the defini
 not: work at import; importing this module reads no file and loads no heavy library.
 """
 
+# Before every library: it decides where they come from.
+import dagster_rowmill.library_path  # isort: skip  # noqa: F401
+
 import logging
 import os
 import warnings

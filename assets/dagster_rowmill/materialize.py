@@ -21,7 +21,7 @@ from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import delete_old_runs, read_days_kept
 from rowmill.build.steps import Project, plan_steps
-from rowmill.cli.ui import QUIET_ENVIRONMENT, prepare_home
+from rowmill.cli.ui import SERVER_ENVIRONMENT, prepare_home
 from rowmill.core import errors
 from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.recipe import recipe
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         configs = configs_folder()
         path, store, days = find_recipe(name, configs), storage_root(configs), read_days_kept()
         # The same home as `rowmill ui`, so that its pages show this run.
-        os.environ.update(QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
+        os.environ.update(SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
             move_history_once(instance)
             result = materialize_recipe(path, store, instance)

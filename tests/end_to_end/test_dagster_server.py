@@ -1,6 +1,7 @@
 """The real thing: `rowmill ui` with its daemon, driven over GraphQL as its pages drive it, ended by SIGINT."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ import dagster as dg
 import pytest
 import yaml
 
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.reader import Reader
+from tests.support.cli_project import CliProject
 from tests.support.dagster_server import ROOT, Server, eventually, serving
 from tests.support.tiny_project import Tiny
 
@@ -91,3 +94,17 @@ def _retry_of(server: Server, run: str) -> str:
 def _sequences(tiny: Tiny) -> list[list[int]]:
     reader = Reader(tiny.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)
     return [reader[i].input_ids.tolist() for i in range(len(reader))]
+
+
+def test_files_of_the_project_that_are_named_like_libraries_hide_none(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    for name in ("click", "datasets", "duckdb", "numpy", "orjson", "polars", "pyarrow", "rich", "sqlalchemy", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the project')\n", encoding="utf-8")
+
+    shutil.copy(ROOT / "workspace.yaml", tmp_path)
+
+    with serving(tmp_path / "configs", tmp_path / ".rowmill", tmp_path / ".dagster", root=tmp_path) as server:
+        assert server.ended_run(server.launch("rebuild_small")) == "SUCCESS"
+
+    assert "a file of the project" not in (tmp_path / ".dagster/log").read_text(encoding="utf-8")
+    assert project.rowmill("verify") == ExitStatus.SUCCESS

@@ -3,6 +3,7 @@
 What belongs here: `kind: python` and registered names through whole builds. What does not: built-in formats.
 """
 
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -500,3 +501,21 @@ def test_control_ids_of_a_custom_class_are_not_checked(project: Workspace) -> No
     built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
 
     assert built.examples()[0]["input_ids"][0] == 1
+
+
+def test_file_of_the_project_that_is_named_like_a_library_hides_none(tmp_path: Path) -> None:
+    assert "sched" not in sys.modules
+    (tmp_path / "sched.py").write_text("raise RuntimeError('a file of the project')\n", encoding="utf-8")
+    (tmp_path / "beside.py").write_text("WORD = 'found'\n", encoding="utf-8")
+    source = (
+        "import sched\nimport beside\nfrom rowmill.formats import RowFormat\nfrom rowmill.schema.rows import Row\n"
+        "class Mine(RowFormat):\n    def rows(self, record):\n"
+        "        return Row('text', text=f'{beside.WORD} {sched.scheduler.__name__}')\n"
+    )
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+
+    format_class = custom.find_format("mine:Mine", tmp_path, "here")
+
+    made = format_class().rows({})
+    assert isinstance(made, Row)
+    assert made.text == "found scheduler"

@@ -37,15 +37,18 @@ def _require_dagster() -> None:
         )
 
 
-QUIET_ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
     "DAGSTER_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "GX_ANALYTICS_ENABLED": "false",
     # rowmill does not use PyTorch, so a warning that it is missing would mislead.
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    # `python -m` would put the project's folder before all libraries, where a file named `click` hides one.
+    "PYTHONSAFEPATH": "1",
 }
-"""Turns telemetry off. The setting in `dagster.yaml` stops only half of Dagster's."""
+"""Turns telemetry off, of which the setting in `dagster.yaml` stops only half, and keeps the project's files from being
+imported as libraries."""
 
 
 def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
@@ -64,7 +67,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
             "project's folder, or start a project with rowmill init"
         )
     _require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
-    environment = os.environ | QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
+    environment = os.environ | SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     _move_history(environment)
     if "ROWMILL_REPORTS_URL" not in environment:
         environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)

@@ -208,7 +208,8 @@ def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
 @contextmanager
 def _extend_module_path(base: Path) -> Generator[None]:
     """Let a module import other modules of the project."""
-    sys.path.insert(0, str(base))
+    # Behind the libraries: a file of the project hides none of them.
+    sys.path.append(str(base))
     try:
         yield
     finally:

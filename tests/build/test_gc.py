@@ -8,9 +8,11 @@ import pytest
 
 from rowmill.build import gate, runner, share, steps
 from rowmill.build.gc import collect_garbage
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
+from tests.support.cli_project import CliProject
 from tests.support.recipes import PAIR, Workspace, pair
 
 
@@ -164,3 +166,19 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
 
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
     assert again[0][1].manifest.inputs == {"mini/rows/packed_shards": old.version}
+
+
+def test_next_build_removes_what_killed_ones_left_anywhere(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+    store = Path(project.project.store.root)
+    name = f"{'0123abcd' * 4}.tmp"
+    left = [store / place / f"file.{name}" for place in ("", "stats/rows", "tokenizers", "small/chats/raw_dataset")]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+
+    assert project.rowmill("verify", "--deep") == ExitStatus.SUCCESS
+    assert project.rowmill("build") == ExitStatus.SUCCESS
+
+    assert [path for path in left if path.exists()] == []

@@ -1,8 +1,13 @@
 """Names, atomic writes, locks, and a build on a remote root."""
 
+import fcntl
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -106,3 +111,67 @@ def test_workspace_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: 
 
     assert remote.build().versions() == local.build().versions()
     assert remote.build().made() == set()
+
+
+# ── Unfinished files ──────────────────────────────────────────────────────────────────────────────
+
+WRITER = """
+import sys, time
+from rowmill.core.storage import Store
+with Store(sys.argv[1]).create("stats/rows/part-0.parquet") as handle:
+    handle.write(b"half")
+    handle.flush()
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_unfinished_file_goes_once_its_writer_is_dead_and_not_before(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+
+        assert store.remove_unfinished() == []
+        assert store.list("stats/rows") == []
+
+        writer.kill()
+        writer.wait()
+    [left] = store.list_unfinished("stats")
+    assert store.remove_unfinished() == [left]
+    assert store.list_unfinished("") == []
+
+
+def test_file_of_another_name_is_no_unfinished_one(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for name in ("notes.tmp", "a.0123.tmp", f"{'a' * 32}.tmp.txt"):
+        store.write(f"mine/{name}", b"")
+
+    assert store.remove_unfinished() == []
+
+
+def test_what_a_library_left_beside_an_unfinished_file_goes_with_it(tmp_path: Path) -> None:
+    store, name = Store(str(tmp_path)), f"stats.duckdb.{'0' * 32}.tmp"
+    for beside in ("", ".db", ".db.wal"):
+        (tmp_path / f"{name}{beside}").write_bytes(b"")
+
+    assert sorted(store.remove_unfinished()) == sorted([name, f"{name}.db", f"{name}.db.wal"])
+
+
+def test_writer_whose_file_was_taken_for_abandoned_writes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, lock, taken = Store(str(tmp_path)), fcntl.flock, list[str]()
+
+    def remove_first(handle: Any, kind: int) -> None:
+        if not taken:
+            taken.append(handle.name)
+            os.unlink(handle.name)
+        lock(handle, kind)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    store.write("a", b"whole")
+
+    assert taken
+    assert store.read("a") == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

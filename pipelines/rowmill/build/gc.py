@@ -90,6 +90,7 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
             # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
                 store.remove(item.path)
+            store.remove_unfinished()
     return CollectedGarbage(tuple(items))
 
 

@@ -319,9 +319,10 @@ def make_manifest(
 
 
 def publish_statistics(project: Project) -> None:
-    """Update `stats.duckdb`, so that it can be queried during the build."""
+    """Update `stats.duckdb`, so that it can be queried during the build; remove what killed builds left unfinished."""
     with explain_disk_full(project.store, "stats.duckdb"):
         stats.publish_views(project.store)
+    project.store.remove_unfinished()
 
 
 def check_step(

@@ -51,6 +51,9 @@ DEFAULT_ROOT_NAME = ".rowmill"
 UNFINISHED_SUFFIX = ".tmp"
 """Suffix of a file's name while it is written."""
 
+UNFINISHED_NAME_PATTERN = re.compile(rf"\.[0-9a-f]{{32}}{re.escape(UNFINISHED_SUFFIX)}(\.[a-z]+)*$")
+"""Matches the names of unfinished files, and of what a library keeps beside one."""
+
 NAME_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Names of recipes, datasets and exports: each becomes a folder, an asset key and a SQL value."""
 
@@ -218,10 +221,11 @@ class Store:
             return file.read(wanted, use_threads=self.is_local)
 
     def list(self, relative: str) -> list[str]:
-        """Return the sorted names in a folder; an empty list if it does not exist."""
+        """Return the sorted names in a folder, without unfinished files; an empty list if it does not exist."""
         if self.is_local:
             folder = self.path(relative)
-            return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+            return sorted(n for n in names if not n.startswith(".") and not n.endswith(UNFINISHED_SUFFIX))
         if (index := self._index_of(relative)) is not None:
             return index.list_names(relative)
         folder = remote.open_filesystem(self.path(relative))[1]
@@ -322,6 +326,22 @@ class Store:
             shutil.rmtree(target)
         elif os.path.exists(target):
             os.unlink(target)
+
+    def remove_unfinished(self) -> Sequence[str]:
+        """Remove every file that a dead process left under its temporary name; return their paths.
+
+        A writer holds a lock on its file, which ends with the process, however that ends.
+        """
+        if not self.is_local:
+            return []
+        removed: list[str] = []
+        for folder, _, names in os.walk(self.path("")):
+            for name in names:
+                if UNFINISHED_SUFFIX in name and UNFINISHED_NAME_PATTERN.search(name):
+                    path = os.path.join(folder, name)
+                    if _remove_if_abandoned(path):
+                        removed.append(os.path.relpath(path, self.path("")))
+        return removed
 
     def list_unfinished(self, relative: str) -> Sequence[str]:
         """Return the files below a folder, at any depth, that have their temporary names.
@@ -443,12 +463,33 @@ def explain_disk_full(store: Store, what: str) -> Generator[None]:
 
 
 def _open_new(path: str) -> BinaryIO:
-    """Open a file for writing, after making its folder if there is none; most files have one already."""
+    """Open a file for writing, after making its folder if there is none, and lock it: it has a living writer."""
+    while True:
+        try:
+            handle = open(path, "wb")  # noqa: SIM115  (the caller closes it)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            continue
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle.fileno()).st_nlink:
+            return handle
+        # It was removed as abandoned before it had its lock.
+        handle.close()
+
+
+def _remove_if_abandoned(path: str) -> bool:
+    """Remove an unfinished file unless its writer lives; return whether it was removed."""
     try:
-        return open(path, "wb")
+        with open(path.partition(UNFINISHED_SUFFIX)[0] + UNFINISHED_SUFFIX, "rb") as handle:
+            if not _try_lock(handle, fcntl.LOCK_EX):
+                return False
+            os.unlink(path)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return open(path, "wb")
+        # Its writer finished it, or what is beside it belongs to no file any more.
+        if path.endswith(UNFINISHED_SUFFIX) or not os.path.exists(path):
+            return False
+        os.unlink(path)
+    return True
 
 
 def _try_lock(handle: BinaryIO, kind: int) -> bool:

@@ -14,7 +14,7 @@ switched in between shows no rows.
 
 import os
 import re
-import uuid
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -114,17 +114,20 @@ def publish_views(store: Store) -> None:
 def _replace_database(store: Store, statements: list[str]) -> None:
     import duckdb
 
-    temporary = store.path(f"{DATABASE_FILE}.{uuid.uuid4().hex}.tmp")
-    try:
-        # Each of some hundred short statements would wake all threads.
-        with duckdb.connect(temporary, config={"threads": 1}) as connection:
-            _run_statements(connection, statements)
-            _run_statements(connection, list(_make_comment_statements(connection)))
-        os.replace(temporary, store.path(DATABASE_FILE))
-    finally:
-        for leftover in (temporary, f"{temporary}.wal"):
-            if os.path.exists(leftover):
-                os.unlink(leftover)
+    with store.create(DATABASE_FILE) as unfinished:
+        # DuckDB makes its file itself.
+        made = f"{unfinished.name}.db"
+        try:
+            # Each of some hundred short statements would wake all threads.
+            with duckdb.connect(made, config={"threads": 1}) as connection:
+                _run_statements(connection, statements)
+                _run_statements(connection, list(_make_comment_statements(connection)))
+            with open(made, "rb") as whole:
+                shutil.copyfileobj(whole, unfinished)
+        finally:
+            for leftover in (made, f"{made}.wal"):
+                if os.path.exists(leftover):
+                    os.unlink(leftover)
 
 
 def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:

@@ -6,6 +6,7 @@ What belongs here: what pyarrow takes for a pandas object, each in a process of 
 import subprocess
 import sys
 
+import orjson
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,20 @@ series = pd.Series([1.0, float("nan")])
 before = pa.array(series).null_count
 code_permission.require_code_permission("mine.Rows", "format.target")
 print(before, pa.array(series).null_count)
+"""
+
+NANOSECONDS = """
+import pyarrow as pa
+from rowmill.core import arrow_import
+from rowmill.sources.arrow_rows import encode_batch
+arrow_import.keep_pandas_out()
+values = [1, 1_700_000_000_123_456_000, 1_700_000_000_123_456_789, None]
+listed = pa.array([[one] for one in values], pa.list_(pa.timestamp("ns")))
+columns = {"at": pa.array(values, pa.timestamp("ns")), "zoned": pa.array(values, pa.timestamp("ns", "Europe/Berlin"))}
+columns["listed"] = listed
+columns["lasted"] = pa.array([5, 10**9, 10**9 + 1, None], pa.duration("ns"))
+columns["clock"] = pa.array([1, 3600 * 10**9, 10**9 + 1000, None], pa.time64("ns"))
+print(b"|".join(encode_batch(pa.table(columns))).decode())
 """
 
 BUILD = """
@@ -56,3 +71,18 @@ def test_users_code_meets_a_pyarrow_that_knows_pandas() -> None:
 
 def test_a_plan_from_the_command_line_imports_no_pandas() -> None:
     assert run(BUILD, "demo") == "0 False"
+
+
+def test_times_with_nanoseconds_are_read_as_they_are_written() -> None:
+    first, second, third, last = map(orjson.loads, run(NANOSECONDS).split("|"))
+
+    assert first == {
+        "at": "1970-01-01T00:00:00.000000001",
+        "zoned": "1970-01-01T01:00:00.000000001+01:00",
+        "listed": ["1970-01-01T00:00:00.000000001"],
+        "lasted": 0.000000005,
+        "clock": "00:00:00.000000001",
+    }
+    assert [second["at"], second["lasted"], second["clock"]] == ["2023-11-14T22:13:20.123456", 1, "01:00:00"]
+    assert [third["at"], third["clock"]] == ["2023-11-14T22:13:20.123456789", "00:00:01.000001"]
+    assert last == {"at": None, "zoned": None, "listed": [None], "lasted": None, "clock": None}

@@ -1,4 +1,4 @@
-"""Keep pyarrow from importing pandas, which no stage needs, until a user's code runs.
+"""Keep pyarrow from importing pandas until something needs it: a user's code, or times with nanoseconds.
 
 What belongs here: that one shortcut and its way back. What does not: anything about tables.
 
@@ -49,7 +49,7 @@ def keep_pandas_out() -> None:
 
 
 def let_pandas_in() -> None:
-    """Let pyarrow know pandas again, if it was kept out and is installed: before a user's code runs."""
+    """Let pyarrow know pandas again, if it was kept out and is installed."""
     if not is_pandas_kept_out():
         return
     import pyarrow as pa

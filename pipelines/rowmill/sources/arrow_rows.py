@@ -24,12 +24,18 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rowmill.core import arrow_import
+
 _NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
 """A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
 
 
 def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end."""
+    if any(_holds_nanoseconds(field.type) for field in batch.schema):
+        # Only as pandas' objects does pyarrow give nanoseconds.
+        arrow_import.let_pandas_in()
+        batch = _spell_times(batch)
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
@@ -43,6 +49,22 @@ def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = F
         for name in float_columns:
             row[name] = _name_non_finite(row[name])
         yield orjson.dumps(row, default=_encode_other)
+
+
+def _holds_nanoseconds(kind: pa.DataType) -> bool:
+    if pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns":
+        return True
+    return any(_holds_nanoseconds(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _spell_times(batch: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Return a batch whose times of day with nanoseconds are text, as `isoformat` writes the others."""
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    for at, field in enumerate(table.schema):
+        if field.type == pa.time64("ns"):
+            text = pc.replace_substring_regex(table.column(at).cast(pa.string()), r"(\.\d{6})000$", r"\1")
+            table = table.set_column(at, field.name, pc.replace_substring_regex(text, r"\.000000$", ""))
+    return table
 
 
 def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:

@@ -23,4 +23,4 @@ class _JsonLines(FileFormat):
         return cut_json_lines(stream, file.limits)
 
 
-FORMAT = _JsonLines("json_lines", suffixes=(".jsonl",), is_own_lines=True)
+FORMAT = _JsonLines("json_lines", suffixes=(".jsonl", ".ndjson", ".jsonlines"), is_own_lines=True)

@@ -70,6 +70,7 @@ class ObserveTask:
 @frozen_dataclass
 class TableRowsTask:
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
+    `contract` is empty if no record has a column.
 
     `take` is how many of its records `max_items` allows (None: all).
     """
@@ -291,6 +292,9 @@ def make_table_part_batch(tasks: Sequence[TableRowsTask]) -> list[Part]:
 def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
     """Make the rows of parts of one file, all columns at once, and save them part by part."""
     task = tasks[0]
+    if not task.contract:
+        yield from _reject_all(tasks, decoded)
+        return
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
     mismatches = [MismatchLog() for _ in tasks]
@@ -317,6 +321,18 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
             rejects.add(row_ids[place], refused[place], decoded.raws[place])
         own = table.slice(begin, end - begin)
         yield _save_table_rows(task, own if kept[begin:end].all() else own.filter(kept[begin:end]), rejects, log)
+
+
+def _reject_all(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
+    """Save the parts of a table in which no record has a column, so that there is no contract."""
+    empty = ROW_SCHEMA.empty_table()
+    for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
+        rejects = RejectLog(CANONICAL_ROWS)
+        for number, rejected, raw in decoded.rejected:
+            rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+        for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
+            rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
+        yield _save_table_rows(task, empty, rejects, MismatchLog())
 
 
 def _make_row_ids(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> pl.Series:

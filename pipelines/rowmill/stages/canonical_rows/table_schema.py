@@ -85,7 +85,7 @@ def make_table_rows(
     known = known or _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     stored = None if known.contract is None else known.contract.to_json()
-    contract = orjson.dumps(stored or {"columns": {}}).decode()
+    contract = "" if stored is None else orjson.dumps(stored).decode()
     planned: list[PartTask] = []
     for (part, take), own in zip(scanned, seen, strict=True):
         fingerprint = digest_json(

@@ -70,9 +70,8 @@ class ObserveTask:
 @frozen_dataclass
 class TableRowsTask:
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
-    `contract` is empty if no record has a column.
 
-    `take` is how many of its records `max_items` allows (None: all).
+    `contract` is empty if no record has a column; `take` is how many of its records `max_items` allows (None: all).
     """
 
     root: str

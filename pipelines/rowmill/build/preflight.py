@@ -313,10 +313,22 @@ def _read_records(trial: Project, raw: Manifest) -> list[Json]:
 def _note_what_is_unread(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> Iterator[Finding]:
     """Name columns that no option reads, and keys of messages that the template does not read either."""
     if step.name == RAW_DATASET:
+        yield from _note_unexpected_formats(trial, step, made[step.key])
         yield from _note_unread_columns(trial, step, made[step.key])
     elif step.name == TOKENIZED_EXAMPLES:
         rows = next(made[key] for key in step.inputs if made[key].stage == CANONICAL_ROWS)
         yield from _note_unread_message_keys(trial, step, rows)
+
+
+def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:
+    """Name a file whose content is of another format than its name says."""
+    found = [(scan, sources.describe_unexpected_format(scan)) for scan in inputs.load_scans(raw)]
+    told = [(scan.url, described) for scan, described in found if described is not None]
+    if told:
+        url, described = told[0]
+        others = f", and {format_count(len(told) - 1, 'other file')} like it" if len(told) > 1 else ""
+        at = f"{trial.recipe.name}: datasets.{step.dataset}.source"
+        yield Finding(f"{at}: {clean_value(url)} is read as {described}{others}")
 
 
 def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:

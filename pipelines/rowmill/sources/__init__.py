@@ -21,7 +21,7 @@ from pydantic import Discriminator, Tag
 from rowmill.core.errors import PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.sources import urls
-from rowmill.sources.file_formats import find_file_format
+from rowmill.sources.file_formats import describe_unexpected_format, find_file_format
 from rowmill.sources.files import (
     ContentStager,
     Files,
@@ -57,6 +57,7 @@ __all__ = [
     "SourcePart",
     "StoreStager",
     "describe_place",
+    "describe_unexpected_format",
     "find_file_format",
     "find_files",
     "find_part_line",

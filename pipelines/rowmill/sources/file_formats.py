@@ -3,14 +3,16 @@
 What belongs here: the list. What does not: reading; each format is declared in its reader's module.
 """
 
-from rowmill.sources import delimited, json_array, json_lines, parquet, plain_text, urls
+from rowmill.sources import delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
 from rowmill.sources.compression import CODECS
 from rowmill.sources.file_format import FileFormat
+from rowmill.sources.parts import FileScan
 
 FILE_FORMATS: tuple[FileFormat, ...] = (
     json_lines.FORMAT,
     json_array.FORMAT,
     json_array.VALUE_FORMAT,
+    json_stream.FORMAT,
     parquet.FORMAT,
     delimited.FORMAT,
     plain_text.FORMAT,
@@ -18,7 +20,7 @@ FILE_FORMATS: tuple[FileFormat, ...] = (
 """All formats; a format without a suffix is detected by content."""
 
 FORMATS_BY_SUFFIX = {suffix: one for one in FILE_FORMATS for suffix in one.suffixes}
-"""Format by suffix; the content of a `.json` file decides between three."""
+"""Format by suffix; the content of a file of JSON decides between four."""
 
 SUFFIXES = tuple(suffix + codec for suffix in FORMATS_BY_SUFFIX for codec in CODECS)
 
@@ -37,3 +39,14 @@ def choose_file_format(url: str) -> tuple[FileFormat, str, str] | None:
     stem = name.removesuffix(codec)
     suffix = next((suffix for suffix in FORMATS_BY_SUFFIX if stem.endswith(suffix)), None)
     return (FORMATS_BY_SUFFIX[suffix], suffix, codec) if suffix else None
+
+
+def describe_unexpected_format(scan: FileScan) -> str | None:
+    """Describe the layout of a file that is not the one of its name; None for all others."""
+    chosen = choose_file_format(scan.url)
+    is_named_lines = chosen is not None and chosen[0] is json_lines.FORMAT
+    if scan.reader == json_stream.FORMAT.name:
+        return "JSON objects one after another, not one per line"
+    if scan.reader == json_array.FORMAT.name and is_named_lines:
+        return "one JSON list, not as JSON Lines"
+    return None

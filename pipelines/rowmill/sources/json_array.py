@@ -28,7 +28,7 @@ from rowmill.sources.parts import BOM, FileScan, PartContent, cut_rows
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 _WHITE_SPACE = b" \t\r\n"
 _INDENTATION = re.compile(rb"\n[ \t\r\n]*")
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
@@ -47,22 +47,28 @@ def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", 
     or too long to be examined: JSON Lines. Otherwise: one value.
     """
     head = b""
-    while not head and (block := stream.read(_BLOCK_BYTES)):
+    while not head and (block := stream.read(BLOCK_BYTES)):
         head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
     if head[:1] == b"[":
         return "json_array"
     blocks = [head]
     while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limits.max_record_bytes:
-        blocks.append(stream.read(_BLOCK_BYTES))
+        blocks.append(stream.read(BLOCK_BYTES))
         if not blocks[-1]:
             break
     first_line = b"".join(blocks).partition(b"\n")[0]
     if len(first_line) > limits.max_record_bytes:
         return "json_lines"
-    return "json_lines" if not head or _is_valid_json(first_line) else "json_value"
+    return "json_lines" if not head or is_valid_json(first_line) else "json_value"
 
 
-def _is_valid_json(text: bytes) -> bool:
+def read_head(stream: BinaryIO) -> bytes:
+    """Return the first block of a stream from its first non-blank character on."""
+    return next(read_blocks(stream), b"")
+
+
+def is_valid_json(text: bytes) -> bool:
+    """Return whether a text is one JSON value."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -80,8 +86,8 @@ def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
     """Return the whole file as one record; it is held in memory, like every single record."""
     limit = limits.max_record_bytes
     # White space around the value does not count, but must be read to be recognized.
-    value = stream.read(limit + _BLOCK_BYTES)
-    rest = sum(map(len, iter(partial(stream.read, _BLOCK_BYTES), b"")))
+    value = stream.read(limit + BLOCK_BYTES)
+    rest = sum(map(len, iter(partial(stream.read, BLOCK_BYTES), b"")))
     whole = value.removeprefix(BOM).strip(_WHITE_SPACE)
     return cut_rows([make_too_long_line(whole, len(value) + rest, limit) if rest else remove_line_ends(whole)], limit)
 
@@ -99,8 +105,8 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterato
     """
     structure = _ListStructure()
     count = 0
-    held = _PartialElement(max_record_bytes)
-    for block in _read_blocks(stream):
+    held = PartialElement(max_record_bytes)
+    for block in read_blocks(stream):
         start = int(structure.depth == 0)  # The list's bracket is the first character.
         for end in structure.ends(block):
             element = held.take(block[start:end])
@@ -119,15 +125,17 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterato
     )
 
 
-class _PartialElement:
+class PartialElement:
     """The start of an element that continues in the next block; of one that is too long, only its first block."""
 
-    def __init__(self, max_record_bytes: int) -> None:
+    def __init__(self, max_record_bytes: int, *, between: bytes = _WHITE_SPACE) -> None:
         self._limit = max_record_bytes
+        self._between = between
         self._blocks: list[bytes] = []
         self.length = 0
 
     def add(self, block: bytes) -> None:
+        """Add text that no element ends in."""
         self.length += len(block)
         if self.length <= self._limit or not self._blocks:
             self._blocks.append(block)
@@ -137,7 +145,7 @@ class _PartialElement:
     def take(self, block: bytes) -> bytes:
         """Return the element that `block` ends, and reset."""
         self.add(block)
-        element = b"".join(self._blocks).strip(_WHITE_SPACE)
+        element = b"".join(self._blocks).strip(self._between)
         if self.length > self._limit:
             element = make_too_long_line(element, self.length, self._limit)
         self._blocks.clear()
@@ -145,11 +153,11 @@ class _PartialElement:
         return element
 
 
-def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
+def read_blocks(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the stream from its first non-blank character on, in blocks that do not end in a backslash."""
     carried = b""
     at_start = True
-    while block := stream.read(_BLOCK_BYTES):
+    while block := stream.read(BLOCK_BYTES):
         block = carried + (block.removeprefix(BOM).lstrip(_WHITE_SPACE) if at_start else block)
         at_start = at_start and not block
         whole = len(block.rstrip(b"\\"))
@@ -160,15 +168,15 @@ def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield carried
 
 
-class _ListStructure:
-    """Finds the ends of a list's elements block by block; `depth` is 0 before and after the list."""
+class JsonStructure:
+    """Finds brackets and commas block by block; `depth` is the number of open brackets."""
 
     def __init__(self) -> None:
         self.depth = 0
         self._in_string = False
 
-    def ends(self, block: bytes) -> list[int]:
-        """Return the positions in the block of the commas and the bracket that end elements."""
+    def locate_marks(self, block: bytes) -> tuple[Bytes, Positions, Positions]:
+        """Return the block's bytes, the positions of its brackets and commas, and the depth after each."""
         text = np.frombuffer(block, np.uint8)
         quotes = _find_unescaped_quotes(np.flatnonzero(text == _QUOTE), text)
         marks = np.flatnonzero(_IS_STRUCTURE[text])
@@ -177,6 +185,15 @@ class _ListStructure:
         self._in_string ^= bool(len(quotes) % 2)
         depths = self.depth + np.cumsum(_DEPTH_STEP[text[marks]])
         self.depth = int(depths[-1]) if len(depths) else self.depth
+        return text, marks, depths
+
+
+class _ListStructure(JsonStructure):
+    """Finds the ends of a list's elements; `depth` is 0 before and after the list."""
+
+    def ends(self, block: bytes) -> list[int]:
+        """Return the positions in the block of the commas and the bracket that end elements."""
+        text, marks, depths = self.locate_marks(block)
         closings = np.flatnonzero(depths == 0)
         if len(closings):
             marks, depths = marks[: closings[0] + 1], depths[: closings[0] + 1]
@@ -202,7 +219,7 @@ def _find_unescaped_quotes(quotes: Positions, text: Bytes) -> Positions:
 
 def _require_list_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:
     while not rest.strip(_WHITE_SPACE):
-        rest = stream.read(_BLOCK_BYTES)
+        rest = stream.read(BLOCK_BYTES)
         if not rest:
             return
     raise SourceError(
@@ -221,13 +238,19 @@ def remove_line_ends(text: bytes) -> bytes:
     """
     if b"\n" not in text:
         return text
-    return _INDENTATION.sub(b" ", text) if _is_valid_json(text) else text.replace(b"\n", b"\r")
+    return _INDENTATION.sub(b" ", text) if is_valid_json(text) else text.replace(b"\n", b"\r")
 
 
 class _JsonArray(FileFormat):
     def detect(self, open_stream: OpenStream, limits: Limits) -> FileFormat:
+        from rowmill.sources import json_stream
+
         with open_stream() as stream:
             kind = detect_json_kind(stream, limits)
+        if kind == "json_value":
+            with open_stream() as stream:
+                if json_stream.has_two_objects(read_head(stream)):
+                    return json_stream.FORMAT
         return next(one for one in (self, json_lines.FORMAT, VALUE_FORMAT) if one.name == kind)
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:

@@ -8,7 +8,7 @@ nothing here ever calls `splitlines`.
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from rowmill.sources.file_format import FileFormat, FileOptions
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits
 from rowmill.sources.parts import FileScan, PartContent, cut_lines
 
@@ -19,6 +19,20 @@ def cut_json_lines(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
 
 
 class _JsonLines(FileFormat):
+    def detect(self, open_stream: OpenStream, limits: Limits) -> FileFormat:
+        """Return the format of a list, or of objects that are laid out otherwise, under the name of JSON Lines."""
+        from rowmill.sources import json_array, json_stream
+
+        with open_stream() as stream:
+            head = json_array.read_head(stream)
+            first, _, rest = head.partition(b"\n")
+            if json_array.is_valid_json(first) and not (first.startswith(b"[") and not rest.strip()):
+                return self
+            is_whole = not stream.read(1)
+        if head.startswith(b"[") and (is_whole or not json_array.is_valid_json(first)):
+            return json_array.FORMAT
+        return json_stream.FORMAT if json_stream.is_json_stream(head) else self
+
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         return cut_json_lines(stream, file.limits)
 

@@ -1,0 +1,121 @@
+"""JSON as people have it: lists and streams of objects give the rows of JSON Lines, under any suffix of JSON."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import preflight
+from rowmill.core.errors import SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, StoreStager, json_stream, read_records, scan_source
+from tests.support.recipes import CHAT, Workspace, chat
+
+pytestmark = pytest.mark.slow
+
+Records = Sequence[Mapping[str, Any]]
+
+RECORDS: Records = [{"a": i, "b": '}{,][\\" é', "c": {"d": [1, {"e": None}]}} for i in range(5)]
+
+LAYOUTS: dict[str, tuple[Callable[[Records], str], str]] = {
+    "list": (json.dumps, "json_array"),
+    "indented list": (lambda records: json.dumps(records, indent=1), "json_array"),
+    "list under blank lines": (lambda records: f"\n \n{json.dumps(records)}\n\n", "json_array"),
+    "objects over several lines": (
+        lambda records: "\n".join(json.dumps(one, indent=2) for one in records),
+        "json_stream",
+    ),
+    "objects without line ends": (lambda records: "".join(map(json.dumps, records)), "json_stream"),
+    "lines that end with a comma": (lambda records: "".join(f"{json.dumps(one)},\n" for one in records), "json_stream"),
+    "lines": (lambda records: "".join(f"{json.dumps(one)}\n" for one in records), "json_lines"),
+    "lines with blank ones": (lambda records: "\n\n".join(map(json.dumps, records)), "json_lines"),
+}
+
+
+def read(folder: Path, name: str, content: str) -> tuple[str, list[Any]]:
+    """Return a file's reader, and its records or the reasons of its rejects."""
+    (folder / name).write_text(content, encoding="utf-8")
+    stager = StoreStager(Store(str(folder / "store")), "raw")
+    [scan] = scan_source(Files(train_urls=[name]), folder, stager, {})
+    found = [record for part in scan.parts for record in read_records(part, folder)]
+    return scan.reader, [one.rejected.reason if one.rejected else one.value for one in found]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".jsonlines", ".json"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_is_read_under_any_suffix(layout: str, suffix: str, tmp_path: Path) -> None:
+    write, reader = LAYOUTS[layout]
+
+    assert read(tmp_path, f"rows{suffix}", write(RECORDS)) == (reader, RECORDS)
+
+
+@pytest.mark.parametrize("length", [1 << 10, 3 << 20])
+def test_stream_is_read_across_blocks(length: int, tmp_path: Path) -> None:
+    records = [{"text": '\\}"{' * (length // 40 + i), "i": i} for i in range(40)]
+
+    assert read(tmp_path, "rows.jsonl", "".join(map(json.dumps, records)))[1] == records
+
+
+@pytest.mark.parametrize(
+    ("first", "reasons"),
+    [
+        ('{"a": [', ["invalid_json", {"b": 1}, {"c": 2}]),
+        ('{"a": 1} x', ["invalid_json", {"b": 1}, {"c": 2}]),
+        ('["a", "list"]', ["not_an_object", {"b": 1}, {"c": 2}]),
+        ('"text"', ["not_an_object", {"b": 1}, {"c": 2}]),
+    ],
+)
+def test_damaged_first_line_is_a_reject_and_no_other_layout(first: str, reasons: list[Any], tmp_path: Path) -> None:
+    reader, found = read(tmp_path, "rows.jsonl", f'{first}\n{{"b": 1}}\n{{"c": 2}}\n')
+
+    assert (reader, found) == ("json_lines", reasons)
+
+
+def test_object_of_a_stream_that_is_no_json_is_a_reject(tmp_path: Path) -> None:
+    assert read(tmp_path, "rows.jsonl", '{"a":1}{"b" 2}{"c":3}') == (
+        "json_stream",
+        [{"a": 1}, "invalid_json", {"c": 3}],
+    )
+
+
+def test_stream_that_ends_within_an_object_names_its_place(tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"the JSON object after object 2 does not end .*; expected whole objects; fetch"
+    ):
+        read(tmp_path, "rows.jsonl", '{"a":1}{"b":2}{"c":')
+
+
+def test_head_that_ends_within_the_first_object_says_nothing() -> None:
+    assert not json_stream.is_json_stream(b'{"a": "' + b"x" * 100)
+    assert not json_stream.has_two_objects(b'{\n"a": 1}\n')
+    assert json_stream.has_two_objects(b'{\n"a": 1}\n{')
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("list", "rows.jsonl is read as one JSON list, not as JSON Lines"),
+        ("objects without line ends", "rows.jsonl is read as JSON objects one after another, not one per line"),
+        ("lines", None),
+    ],
+)
+def test_other_layout_is_noted_once_before_a_build(layout: str, said: str | None, tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(12)]
+    made = Workspace(tmp_path).one("rows.jsonl", LAYOUTS[layout][0](rows).encode(), CHAT)
+
+    found = [one.text for one in preflight.require_no_mistakes(made.project) if ".source:" in one.text]
+
+    assert found == ([] if said is None else [f"mini: datasets.rows.source: data/{said}"])
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["array", "pretty", "concat", "trailing_comma"])
+def test_odd_file_is_read_as_what_it_is(name: str, real_data: Path, tmp_path: Path) -> None:
+    content = (real_data / "odd_files" / f"{name}.jsonl").read_text(encoding="utf-8")
+
+    _, found = read(tmp_path, f"{name}.jsonl", content)
+
+    assert len(found) > 10
+    assert all(isinstance(one, dict) and one["messages"] for one in found)

@@ -5,6 +5,7 @@ What belongs here: openings by one process. What does not: what workers share (`
 """
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,35 @@ def test_build_uses_the_tokenizer_that_the_trial_of_first_records_opened(tmp_pat
 
     workspace.build(only=TO_EXAMPLES)
     assert opened == {"engine": 1, "reference": 1}
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "cut": lambda old: old[:-9],
+    "longer": lambda old: old + b"\0",
+    "changed": lambda old: old.replace(b"a", b"b"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_stored_tokenizer_is_made_again(
+    damage: str,
+    tmp_path: Path,
+    opened: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
+    first = workspace.build(only=TO_EXAMPLES).examples()
+    [stored] = (workspace.store / "tokenizers").iterdir()
+    whole = stored.read_bytes()
+    stored.write_bytes(DAMAGES[damage](whole))
+    for kept in ("_ENCODERS", "_STORED_TOKENIZERS"):
+        monkeypatch.setattr(tokenizer_files, kept, {})
+
+    more = workspace.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
+
+    assert opened["engine"] == 2
+    assert stored.read_bytes() == whole
+    assert [one["input_ids"] for one in more.examples()][:40] == [one["input_ids"] for one in first]
+    assert sum("the stored tokenizer is damaged" in one.message for one in caplog.records) == 1

@@ -227,7 +227,7 @@ def test_lengths_kept_with_a_tokenizer_are_those_of_its_backend(encoder: Encoder
 
 
 def test_a_tokenizer_that_was_stored_without_lengths_has_those_of_its_backend(encoder: Encoder) -> None:
-    stored = json.loads(serialize_tokenizer(encoder.loaded))
+    stored = json.loads(serialize_tokenizer(encoder.loaded).partition(b"\n")[2])
     del stored["token_lengths"]
     older = Encoder(deserialize_tokenizer(json.dumps(stored).encode()))
 

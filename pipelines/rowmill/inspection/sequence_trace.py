@@ -5,6 +5,7 @@ tracing a row to the shards (`trace.py`), showing a trace (`reports/row_view.py`
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -179,9 +180,11 @@ def _open_encoder(lineage: Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
     store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
-        loaded = tokenizer_card.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
-        if loaded.card.digest == wanted:
-            return Encoder(loaded)
+        # A damaged one is as good as none.
+        with suppress(ValueError):
+            loaded = tokenizer_card.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
+            if loaded.card.digest == wanted:
+                return Encoder(loaded)
     raise IntegrityError(
         f"{store.path('tokenizers')}: the tokenizer of these shards is missing; every build keeps its tokenizer there; "
         "run rowmill build"

@@ -4,8 +4,10 @@ What belongs here: which tokenizer a build uses, and its stored form. What does 
 (`tokenization/`).
 """
 
+import logging
 from typing import Any
 
+from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.stages.base import StageContext
@@ -15,8 +17,13 @@ from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_eng
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
+_LOG = logging.getLogger("rowmill.stages")
+
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 """Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
+
+_FILE_VERSION = 2
+"""Increase it when the layout of a stored tokenizer changes."""
 
 _MAX_OPEN = 2
 """Tokenizers that a process keeps open: each takes some 200 MB."""
@@ -32,22 +39,42 @@ def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
     found = find_recipe_tokenizer(context)
     # Another release of an engine is another engine until it was compared with the reference.
     releases = {name: get_engine_version(name) for name in (*FAST_ENGINES, REFERENCE_ENGINE)}
-    path = f"{TOKENIZER_FOLDER}/{digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp, releases)}.json"
-    if not context.store.exists(path):
-        encoder = tokenizer.load_encoder(found)
-        context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
-        _forget_oldest(_ENCODERS)
-        _ENCODERS[path] = encoder
-        _forget_oldest(_STORED_TOKENIZERS)
-        _STORED_TOKENIZERS[path] = encoder.loaded
-        return encoder.loaded, path
-    return _read_stored_tokenizer(context.store.root, path), path
+    name = digest_json(tokenizer.TOKENIZATION_VERSION, found.stamp, releases, _FILE_VERSION)
+    path = f"{TOKENIZER_FOLDER}/{name}.json"
+    if context.store.exists(path):
+        try:
+            return _read_stored_tokenizer(context.store.root, path), path
+        except DamagedFileError as error:
+            _LOG.warning("%s; it is made again", error)
+    encoder = tokenizer.load_encoder(found)
+    context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
+    _forget_oldest(_ENCODERS)
+    _ENCODERS[path] = encoder
+    _forget_oldest(_STORED_TOKENIZERS)
+    _STORED_TOKENIZERS[path] = encoder.loaded
+    return encoder.loaded, path
 
 
 def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
+    """Read a tokenizer, once per process.
+
+    Raises
+    ------
+    DamagedFileError
+        If its bytes are not those that were written.
+
+    """
     if path not in _STORED_TOKENIZERS:
+        try:
+            read = tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+        except ValueError as error:
+            raise DamagedFileError(
+                f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build; "
+                "build again, and check the disk",
+                path,
+            ) from error
         _forget_oldest(_STORED_TOKENIZERS)
-        _STORED_TOKENIZERS[path] = tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+        _STORED_TOKENIZERS[path] = read
     return _STORED_TOKENIZERS[path]
 
 

@@ -5,6 +5,7 @@ its files (`tokenizer.py`).
 """
 
 import base64
+import hashlib
 from dataclasses import asdict, field
 from typing import Any
 
@@ -91,12 +92,24 @@ def serialize_tokenizer(tokenizer: LoadedTokenizer) -> bytes:
             "partial": np.flatnonzero(lengths.partial).tolist(),
             "prefix": lengths.prefix,
         }
-    return orjson.dumps(content)
+    stored = orjson.dumps(content)
+    return b"\n".join((_digest(stored), stored))
 
 
 def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
-    """Rebuild a loaded tokenizer."""
-    raw = orjson.loads(content)
+    """Rebuild a loaded tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not those that `serialize_tokenizer` returned.
+
+    """
+    # Older builds wrote no digest before the object.
+    digest, _, stored = (b"", b"", content) if content.startswith(b"{") else content.partition(b"\n")
+    if digest and digest != _digest(stored):
+        raise ValueError("it is not what was written")
+    raw = orjson.loads(stored)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
     # Cards of older builds contain the name by which the tokenizer was first opened, and know one fast engine, of a
     # release that they do not name: nothing says that the one installed gives the same ids.
@@ -107,6 +120,10 @@ def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
     kept = raw.get("token_lengths")
     lengths = None if kept is None else _parse_token_lengths(kept)
     return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), lengths)
+
+
+def _digest(stored: bytes) -> bytes:
+    return hashlib.blake2b(stored, digest_size=16).hexdigest().encode()
 
 
 def _encode_base64(content: bytes) -> str:

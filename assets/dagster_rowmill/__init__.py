@@ -1,7 +1,7 @@
 """The Dagster layer: wraps the engine in assets, checks, schedules and pages, and computes nothing itself.
 
     definitions.py   recipes → Definitions, when Dagster loads them
-    library_path.py  the project's folder behind the libraries
+    import_order.py  the project's folder behind the libraries
     factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
     names.py         the engine's names as Dagster's
     moved_keys.py    moves the history of assets that had other keys

@@ -5,7 +5,7 @@ not: work at import; importing this module reads no file and loads no heavy libr
 """
 
 # Before every library: it decides where they come from.
-import dagster_rowmill.library_path  # isort: skip  # noqa: F401
+import dagster_rowmill.import_order  # isort: skip  # noqa: F401
 
 import logging
 import os

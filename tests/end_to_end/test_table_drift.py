@@ -226,7 +226,7 @@ def test_na_words_and_number_formats_do_not_make_a_column_text(tmp_path: Path) -
     made = project(tmp_path, as_csv([*rows, odd, {**odd, "d": "7"}]), records()).build(only=TO_ROWS)
 
     assert types_of(made) == {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean"}
-    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":0.00001,"c":null,"d":7,"e":false}'
+    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":1e-5,"c":null,"d":7,"e":false}'
     manifest = made.manifest("rows", "canonical_rows")
     assert ("rejected", "type_mismatch", 1) in manifest.ledger
     assert manifest.samples["type_mismatch"] == ("d: 'True' (data/sales.csv line 42)",)

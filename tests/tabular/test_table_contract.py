@@ -190,7 +190,7 @@ def test_declared_types_are_kept(declared: str, kind: str) -> None:
         ({"type": "integer", "thousands": ","}, "1,234", "1234"),
         ({"type": "number"}, "42.50", "42.50"),
         ({"type": "number"}, ".2", "0.2"),
-        ({"type": "number"}, "1e-05", "0.00001"),
+        ({"type": "number"}, "1e-05", "1e-5"),
         ({"type": "number"}, "18", "18"),
         ({"type": "number"}, "inf", None),
         ({"type": "number", "decimal": ",", "thousands": "."}, "-1.234,50", "-1234.50"),

@@ -41,7 +41,7 @@ from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_contract import ColumnDrift, TableContract, TableEvidence
 from rowmill.tabular.table_contract.document import format_contract_yaml
 
-VERSION = 5
+VERSION = 6
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 

@@ -24,7 +24,10 @@ Wire = Literal["lossless", "reference"]
 _ABSENT = object()
 _INTEGER_LIMIT = 10**MAX_DIGITS
 _MAX_PLAIN_SCALE = 400
-"""Maximum digits after the point of a decimal written without an exponent."""
+"""Maximum digits after the point of a zero written without an exponent."""
+_MIN_PLAIN_EXPONENT = -4
+"""A number below 0.0001 is written with an exponent, as floats are everywhere."""
+_LONG_EXPONENT = re.compile(r"e([+-]?)0*(?=\d)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -168,18 +171,19 @@ def _write_float(value: Value) -> str:
     if type(value) is not float:
         raise _UnwritableError(f"a {type(value).__name__}, not a float")
     if math.isfinite(value):
-        return repr(value)
+        return _LONG_EXPONENT.sub(lambda sign: f"e{sign[1].rstrip('+')}", repr(value))
     return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'  # noqa: PLR0124  (NaN)
 
 
 def write_decimal(value: Value) -> str:
-    """Return a finite decimal as JSON, digits and scale kept."""
+    """Return a finite decimal as JSON, digits and scale kept: `1.50`, `0.00025`, `2.2e-16`, `1e21`."""
     if type(value) is not Decimal or not value.is_finite():
         raise _UnwritableError(f"{value!r:.60} is no finite Decimal")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
-    if not -_MAX_PLAIN_SCALE <= exponent <= 0:
-        return str(value).replace("E", "e")
+    is_short = exponent >= -_MAX_PLAIN_SCALE if not value else value.adjusted() >= _MIN_PLAIN_EXPONENT
+    if exponent > 0 or not is_short:
+        return format(value, "e").replace("e+", "e")
     # A whole number is read back as an integer, which has no negative zero.
     return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 

@@ -193,7 +193,8 @@ _PLAIN_NUMBERS = {
     "integer": _INTEGER,
     "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
 }
-"""Numbers that are their own JSON text."""
+_SMALL_NUMBER = r"\A-?0\.0000[0-9]*[1-9]"
+"""Numbers that are their own JSON text, unless they are below 0.0001."""
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -214,7 +215,8 @@ def _find_plain_numbers(column: ColumnContract, texts: pa.LargeStringArray) -> N
     pattern = _PLAIN_NUMBERS.get(column.type)
     if pattern is None or (column.type == "number" and column.decimal != "."):
         return np.zeros(len(texts), bool)
-    return _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
+    is_plain = _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
+    return is_plain & ~_matches(texts, _SMALL_NUMBER)
 
 
 def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:

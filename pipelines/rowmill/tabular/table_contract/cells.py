@@ -19,7 +19,8 @@ from rowmill.tabular.time_order import Position, SortKey
 
 NULL = "null"
 _AS_JSON = re.compile(r"0|-?[1-9][0-9]{0,400}")
-_AS_JSON_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,400}|-?(?:0|[1-9][0-9]{0,400})\.[0-9]{1,400}")
+_AS_JSON_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,400}|(?!-?0\.0{4}[0-9]*[1-9])-?(?:0|[1-9][0-9]{0,400})\.[0-9]{1,400}")
+"""Numbers that are their own JSON text; below 0.0001 they have an exponent."""
 _AS_WRITTEN = "\0"
 """Returned by a reader for a text that fits and stays text."""
 _BOOLEANS = {"true": "true", "false": "false"}

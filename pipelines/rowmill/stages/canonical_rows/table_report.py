@@ -18,6 +18,8 @@ from rowmill.stages.canonical_rows.table_drift import find_drifts, merge_mismatc
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing
 from rowmill.tabular.row_index import NO_KEY, count_group_sizes
+from rowmill.tabular.table_contract.evidence import ShapeTally
+from rowmill.tabular.table_contract.value_shapes import is_non_finite_shape
 
 
 def complete_table_output(
@@ -62,15 +64,24 @@ def complete_table_output(
 
 
 def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
-    """Count the floats that are NaN or infinite, which JSON stores as strings, by column."""
-    floats = (column.name for column in observed.schema.columns if column.type == "float")
-    found = {
-        name: seen.kinds["string"] for name in floats if "string" in (seen := observed.evidence.columns[name]).kinds
-    }
+    """Count the numbers that are NaN or infinite, by column: JSON stores floats as strings, and cells are missing."""
+    found: dict[str, list[ShapeTally]] = {}
+    for column in observed.schema.columns:
+        seen = observed.evidence.columns.get(column.name)
+        if seen is None or column.type not in ("float", "decimal", "integer"):
+            continue
+        tallies = [tally for shape, tally in seen.cells.items() if is_non_finite_shape(shape)]
+        tallies += [seen.kinds["string"]] if column.type == "float" and "string" in seen.kinds else []
+        if tallies:
+            found[column.name] = tallies
+    counts = {name: sum(one.count for one in tallies) for name, tallies in found.items()}
     if found:
-        rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
+        rows = [
+            (name, counts[name], " ".join(dict.fromkeys(text for one in tallies for text, _ in one.examples)))
+            for name, tallies in found.items()
+        ]
         draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
-    return sum(one.count for one in found.values())
+    return sum(counts.values())
 
 
 def _count_groups(context: StageContext, draft: StageOutput) -> tuple[tuple[str, ...], Ints]:

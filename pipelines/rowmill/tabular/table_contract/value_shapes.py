@@ -16,8 +16,10 @@ from functools import lru_cache
 from rowmill.tabular.schema import MAX_DIGITS
 from rowmill.tabular.time_order import list_fitting_candidates, zero_time_of_day
 
-NA_WORDS = frozenset(
-    "na n/a #n/a #na <na> nan -nan null none nil missing #value! #div/0! #null! #ref! #name? #num!".split()
+NON_FINITE_WORDS = frozenset("nan -nan inf +inf -inf infinity +infinity -infinity".split())
+"""Words for what is no number of JSON, in any case."""
+NA_WORDS = NON_FINITE_WORDS | frozenset(
+    "na n/a #n/a #na <na> null none nil missing #value! #div/0! #null! #ref! #name? #num!".split()
 )
 """Words for a missing value in a column of numbers, dates or booleans, in any case; in text they are text."""
 
@@ -108,6 +110,11 @@ def _name_time_formats(text: str) -> str:
 def formats_of(shape: str) -> tuple[str, ...]:
     """Return the formats that read texts of a shape; none for shapes other than times."""
     return tuple(shape.split(":", 2)[2].lstrip("~").split("|")) if shape.startswith("when:") else ()
+
+
+def is_non_finite_shape(shape: str) -> bool:
+    """Tell whether texts of a shape are NaN or infinity."""
+    return shape.startswith("na:") and shape[3:].lower() in NON_FINITE_WORDS
 
 
 def is_absent_shape(shape: str) -> bool:

@@ -154,7 +154,7 @@ LOADING: dict[str, Mistake] = {
     ),
     "unknown suffix": Mistake(
         given(**chats_only(source={"train_urls": ["data/chats.xlsx"]})),
-        (r"datasets\.chats\.source\.train_urls: 'data/chats\.xlsx' has no known suffix",),
+        (r"datasets\.chats\.source: 'data/chats\.xlsx' has no known suffix",),
     ),
     "class that is not there": Mistake(
         given(**chats_only(format={"kind": "python", "class": "nowhere:Format"})),

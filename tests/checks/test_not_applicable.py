@@ -30,11 +30,12 @@ OTHERS = {
     "short_documents",
 }
 IDLE: Mapping[str, set[str]] = {
-    "chats": {"group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", "short_documents"},
+    "chats": {"group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", "short_documents",
+              "doubtful_header"},
     "pairs": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "control_strings", "prompt_parity", *OTHERS},
+              "control_strings", "prompt_parity", "doubtful_header", *OTHERS},
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "preference_data", "control_strings", "prompt_parity", *OTHERS},
+              "preference_data", "control_strings", "prompt_parity", "doubtful_header", *OTHERS},
     "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
               "preference_data", "unread_text", *OTHERS},
     "groups": {"preference_data", "unread_text", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},

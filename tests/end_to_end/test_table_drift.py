@@ -268,7 +268,7 @@ def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
     made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
 
     assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
-    assert ("rejected", "duplicate_column", 4) in made.manifest("rows", "canonical_rows").ledger
+    assert ("rejected", "duplicate_key", 4) in made.manifest("rows", "canonical_rows").ledger
 
 
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────

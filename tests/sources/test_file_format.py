@@ -54,7 +54,7 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     engine.write("pipelines/rowmill/sources/cards.py", CARDS)
     listed = "pipelines/rowmill/sources/file_formats.py"
     engine.replace(listed, "    parquet.FORMAT,\n", "    parquet.FORMAT,\n    cards.FORMAT,\n")
-    engine.replace(listed, "sources import delimited", "sources import cards, delimited")
+    engine.replace(listed, "import arrow_files, delimited", "import arrow_files, cards, delimited")
     workspace = Workspace(tmp_path / "project").one(
         "more.cards.gz", gzip.compress(b"sky|blue\ngrass|green\n"), {"kind": "supervised"}
     )

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rowmill.build import preflight
-from rowmill.core.errors import SourceError
+from rowmill.core.errors import ConfigError, PipelineError, SourceError
 from rowmill.core.storage import Store
+from rowmill.recipe.new_project import create_project
 from rowmill.sources import Files, StoreStager, json_stream, read_records, scan_source
 from tests.support.recipes import CHAT, Workspace, chat
 
@@ -34,11 +35,11 @@ LAYOUTS: dict[str, tuple[Callable[[Records], str], str]] = {
 }
 
 
-def read(folder: Path, name: str, content: str) -> tuple[str, list[Any]]:
+def read(folder: Path, name: str, content: str, **options: Any) -> tuple[str, list[Any]]:
     """Return a file's reader, and its records or the reasons of its rejects."""
     (folder / name).write_text(content, encoding="utf-8")
     stager = StoreStager(Store(str(folder / "store")), "raw")
-    [scan] = scan_source(Files(train_urls=[name]), folder, stager, {})
+    [scan] = scan_source(Files.model_validate({"train_urls": [name], **options}), folder, stager, {})
     found = [record for part in scan.parts for record in read_records(part, folder)]
     return scan.reader, [one.rejected.reason if one.rejected else one.value for one in found]
 
@@ -119,3 +120,48 @@ def test_odd_file_is_read_as_what_it_is(name: str, real_data: Path, tmp_path: Pa
 
     assert len(found) > 10
     assert all(isinstance(one, dict) and one["messages"] for one in found)
+
+
+@pytest.mark.parametrize("length", [0, 1 << 10, 3 << 20])
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_list_in_an_object_is_read_by_its_path(suffix: str, length: int, tmp_path: Path) -> None:
+    filler = {"text": '\\}"{]' * (length // 5), "rows": [{"data": [1]}], "empty": [], "none": None}
+    content = {"version": 1, "other": filler, "data": {"x": [[1]], "rows": RECORDS, "y": {"rows": [2]}}, "end": [3]}
+
+    assert read(tmp_path, f"a{suffix}", json.dumps(content, indent=1), field="data.rows")[1] == RECORDS
+    assert read(tmp_path, f"a{suffix}", json.dumps(content), field="other.rows")[1] == [{"data": [1]}]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("rows", r"source\.field 'rows' names no list of it; .*are: data \(a list\), more \(an object\);"),
+        ("more.rows", r"the lists and objects at 'rows' are: none;"),
+        ("more", r"source\.field 'more' is not a list;"),
+    ],
+)
+def test_path_that_names_no_list_is_one_error_with_the_lists(tmp_path: Path, field: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        read(tmp_path, "a.json", '{"version": 1, "data": [{}], "more": {"a": "[]"}}', field=field)
+
+
+def test_init_and_build_name_the_list_of_an_object(tmp_path: Path) -> None:
+    content = json.dumps({"version": 1, "data": [chat(i) for i in range(20)]})
+    workspace = Workspace(tmp_path)
+    url = workspace.write("rows.json", content.encode())
+    made = workspace.recipe({"rows": {"source": {"train_urls": [url]}, "format": CHAT}}, gates={})
+
+    with pytest.raises(PipelineError, match=r"the records may be the 20 objects of its list data: source\.field: data"):
+        preflight.require_no_mistakes(made.project)
+
+    data = str(tmp_path / "data" / "rows.json")
+    new = create_project(tmp_path / "new", [data], tokenizer=str(tmp_path), seq_len=64)
+    assert "rows.json], field: data}" in new.recipe.read_text(encoding="utf-8")
+
+
+def test_object_of_several_lists_is_one_error_that_names_them(tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(9)]
+    (tmp_path / "rows.json").write_text(json.dumps({"a": rows, "b": {"c": rows}, "d": [1]}), encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"source\.field: a \(9 objects\), b\.c \(9 objects\)"):
+        create_project(tmp_path, ["rows.json"], tokenizer=str(tmp_path), seq_len=64)

@@ -37,6 +37,12 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "source", "sample_by"): "line",
     ("datasets", "*", "source", "delimiter"): ";",
     ("datasets", "*", "source", "quote"): "'",
+    ("datasets", "*", "source", "escape"): "\\",
+    ("datasets", "*", "source", "comment"): "#",
+    ("datasets", "*", "source", "column_names"): ["who", "time", "amount"],
+    ("datasets", "*", "source", "encoding"): "latin-1",
+    ("datasets", "*", "source", "field"): "data",
+    ("datasets", "*", "source", "skip"): 0,
     ("datasets", "*", "format", "table"): {
         "columns": {"who": {"type": "text"}, "time": {"type": "number"}, "amount": {"type": "integer", "use": False}}
     },
@@ -84,7 +90,7 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {  # pyrefly: ignore[bad-ass
     **{
         ("datasets", name, "source", option): {("datasets", name, "source", "train_urls"): ["data/other.csv"]}
         for name in _WEIGHTS
-        for option in ("delimiter", "quote")
+        for option in ("delimiter", "quote", "escape", "header", "skip", "comment", "column_names")
     },
     ("partitions", "flops_linear"): {("partitions", "balance"): "flops"},
     ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},

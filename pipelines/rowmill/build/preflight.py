@@ -41,12 +41,13 @@ from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET,
 from rowmill.core.storage import Store
 from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
-from rowmill.formats.recognition import Sample, recognise_format, write_options
+from rowmill.formats.recognition import RECORDS_LOOKED_AT, Sample, recognise_format, write_options
 from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
+from rowmill.sources.json_array import list_lists
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
 from rowmill.stages.reject_samples import clean_value
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -295,6 +296,11 @@ def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest
     dataset = trial.recipe.datasets[step.dataset or ""]
     raw = next(one for one in made.values() if one.stage == RAW_DATASET)
     records = [record for record in _read_records(trial, raw) if isinstance(record, dict)]
+    for path, rows in list_lists(records[0]).items() if len(records) == 1 else ():
+        if recognise_format(Sample(rows[:RECORDS_LOOKED_AT]), KINDS.values()).proposal is not None:
+            return (
+                f"the records may be the {format_count(len(rows), 'object')} of its list {path}: source.field: {path}"
+            )
     found = recognise_format(Sample(records), KINDS.values()).proposal
     if found is None or (found.kind in ("records", "text", dataset.format.kind) and len(found.options) == 1):
         return ""
@@ -321,14 +327,15 @@ def _note_what_is_unread(trial: Project, step: Step, made: Mapping[StageKey, Man
 
 
 def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:
-    """Name a file whose content is of another format than its name says."""
-    found = [(scan, sources.describe_unexpected_format(scan)) for scan in inputs.load_scans(raw)]
-    told = [(scan.url, described) for scan, described in found if described is not None]
-    if told:
-        url, described = told[0]
-        others = f", and {format_count(len(told) - 1, 'other file')} like it" if len(told) > 1 else ""
-        at = f"{trial.recipe.name}: datasets.{step.dataset}.source"
-        yield Finding(f"{at}: {clean_value(url)} is read as {described}{others}")
+    """Name a file that is read in another way than its name says."""
+    at = f"{trial.recipe.name}: datasets.{step.dataset}.source"
+    alike: dict[str, list[str]] = {}
+    for scan in inputs.load_scans(raw):
+        for described in sources.describe_reading(scan):
+            alike.setdefault(described, []).append(scan.url)
+    for described, found in alike.items():
+        others = f", and {format_count(len(found) - 1, 'other file')} like it" if len(found) > 1 else ""
+        yield Finding(f"{at}: {clean_value(found[0])} is read {described}{others}")
 
 
 def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ What belongs here: measuring them from existing manifests. What does not: bounds
     published.json: counts of the published build's stages                  shrunk: each compared with it
 
 Both may change although the output does not. So neither is part of a manifest or its version: they are measured when
-they are judged, and a result is stored together with what it was measured against (`basis`).
+they are judged, and a result is stored together with what it was measured against (`basis`). So is what is only noted
+of a source, and changes no row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -275,7 +276,20 @@ def _format_count_or_share(count: float) -> str:
     return f"{count:,}" if isinstance(count, int) else f"{100 * count:.1f} %"
 
 
+# ── What its source looks like ────────────────────────────────────────────────────────────────────
+
+
+def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurement:
+    """Count the CSV files whose header looks like the rows below it; a note on them, not a part of what was read."""
+    dialects = [(scan["url"], dialect) for scan in scanned.details["scans"] if (dialect := scan.get("dialect"))]
+    doubtful = [url for url, dialect in dialects if dialect["looks_headless"]]
+    if not dialects:
+        return CrossStageMeasurement(NOT_APPLICABLE)
+    return CrossStageMeasurement(len(doubtful), f"the first line of {doubtful[0]} is one" if doubtful else "")
+
+
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
+    "doubtful_header": CrossStageFact(lambda _, __: "", _measure_doubtful_headers),
     "end_to_end_loss": CrossStageFact(lambda _, made: digest_json(made.inputs), _measure_loss),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }

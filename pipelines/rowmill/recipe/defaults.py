@@ -25,6 +25,10 @@ FORMAT_ALIASES = {"type": "kind"}
 FIELD_ALIASES = {"max_seq_len": "max_length"}
 
 
+TABLE_READING_OPTIONS = ("header", "skip", "comment", "escape")
+"""Options of `source` that may be written in `format.table`, beside the columns of a table."""
+
+
 GROUP_ALIASES = {"splits": {"straddle": "crossing_groups"}}
 """Older names of options, by group; they are replaced before groups are merged, so that either name overrides."""
 
@@ -121,6 +125,7 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     if kind is None:
         # Validation by the union of kinds lists the known ones.
         return raw | {"format": options}
+    _move_reading_options(options, raw, at)
     options, read = kind.complete_options(options, base, f"{at}.format")
     _move_flat_options(options, raw, kind, read, at)
     _refuse_unread(raw, kind, at)
@@ -130,6 +135,20 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     known = kind.list_fields()
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
+
+
+def _move_reading_options(options: dict[str, Any], raw: dict[str, Any], at: str) -> None:
+    """Move what `format.table` says about reading a CSV file to `source`, where all of it stands."""
+    table: object = options.get("table")
+    source: object = raw.get("source")
+    if not isinstance(table, dict) or not isinstance(source, dict):
+        return
+    own, into = dict(cast("dict[str, Any]", table)), dict(cast("dict[str, Any]", source))
+    for name in [name for name in TABLE_READING_OPTIONS if name in own]:
+        if name in into:
+            raise ConfigError(f"{at}: format.table.{name} and source.{name} are the same option; keep source.{name}")
+        into[name] = own.pop(name)
+    raw["source"], options["table"] = into, own or None
 
 
 def _insert_group_defaults(

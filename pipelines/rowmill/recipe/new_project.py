@@ -22,8 +22,9 @@ from rowmill.core.storage import check_name
 from rowmill.formats import KINDS
 from rowmill.formats.recognition import RECORDS_LOOKED_AT, Recognition, Sample, recognise_format, write_options
 from rowmill.recipe.recipe import find_recipes, parse_recipe
-from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES
+from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format
 from rowmill.sources.files import Files, SourceFile, find_files, read_first_records
+from rowmill.sources.json_array import list_lists
 
 DEFAULT_DATA = "data"
 """The folder that is read if no data is named."""
@@ -56,12 +57,16 @@ class NewProject:
 
 @frozen_dataclass
 class _FoundDataset:
-    """Files with the same columns, and the format recognized in their first records."""
+    """Files with the same columns, and the format recognized in their first records.
+
+    `field` is the list of records in the one object that each file holds.
+    """
 
     name: str
     urls: Sequence[str]
     sample: Sample
     found: Recognition
+    field: str | None
 
 
 def create_project(
@@ -143,29 +148,42 @@ def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
 
 def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
-    alike: dict[str, tuple[Recognition, list[str], Sample]] = {}
+    alike: dict[str, tuple[Recognition, list[str], Sample, str | None]] = {}
     for file in find_files(Files(train_urls=[argument]), folder):
         sample = _take_sample(file, folder)
+        field, sample = _find_list(sample) or (None, sample)
         found = _require_format(file.url, sample)
-        key = json.dumps([dict(found.options), sorted(sample.columns)])
-        alike.setdefault(key, (found, [], sample))[1].append(_shorten_url(file.url, folder))
+        key = json.dumps([field, dict(found.options), sorted(sample.columns)])
+        alike.setdefault(key, (found, [], sample, field))[1].append(_shorten_url(file.url, folder))
     datasets: list[_FoundDataset] = []
-    for found, urls, sample in alike.values():
+    for found, urls, sample, field in alike.values():
         is_whole_argument = len(alike) == 1 and len(urls) > 1
         name = _choose_name(argument if is_whole_argument and not _has_glob(argument) else urls[0], taken)
         taken.add(name)
         patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
-        datasets.append(_FoundDataset(name, patterns, sample, found))
+        datasets.append(_FoundDataset(name, patterns, sample, found, field))
     return datasets
 
 
 def _take_sample(file: SourceFile, folder: Path) -> Sample:
     records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
-    has_columns = file.url.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
-    numbers = file.url.lower().endswith(".parquet") and any(
-        type(value) in (int, float) for record in records for value in record.values()
+    chosen = choose_file_format(file.url)
+    has_columns = chosen is not None and chosen[0].has_cells
+    numbers = (
+        chosen is not None
+        and chosen[0].is_arrow
+        and any(type(value) in (int, float) for record in records for value in record.values())
     )
     return Sample(records, is_table_file=has_columns or numbers)
+
+
+def _find_list(sample: Sample) -> tuple[str, Sample] | None:
+    """Return the path and the records of the one list in an object that holds them, unless it is a record itself."""
+    if len(sample.records) != 1 or recognise_format(sample, KINDS.values()).proposal is not None:
+        return None
+    lists = {path: Sample(rows[:RECORDS_LOOKED_AT]) for path, rows in list_lists(sample.records[0]).items()}
+    fitting = [path for path, own in lists.items() if recognise_format(own, KINDS.values()).proposal is not None]
+    return (fitting[0], lists[fitting[0]]) if len(fitting) == 1 else None
 
 
 def _require_format(url: str, sample: Sample) -> Recognition:
@@ -178,6 +196,9 @@ def _require_format(url: str, sample: Sample) -> Recognition:
         columns = ", ".join(sample.columns) or "none"
         closest = choice.explain()
         remedy = "write a recipe with what is meant" if choice.candidates else "convert the file"
+        if len(sample.records) == 1 and (lists := list_lists(sample.records[0])):
+            named = ", ".join(f"{path} ({len(rows)} objects)" for path, rows in lists.items())
+            remedy = f"name the list of its records in a recipe's source.field: {named}"
         raise ConfigError(
             f"{url}: no known format fits its records (columns: {columns}); expected messages with an answer, a prompt "
             "and a response, preferences, prompts with a ground truth, token ids, text, or rows of single values; "
@@ -234,6 +255,7 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
         "datasets:",
     ]
     for dataset in datasets:
+        field = {} if dataset.field is None else {"field": dataset.field}
         types = dataset.sample.describe_columns()
         columns = ", ".join(f"{name} ({kind})" for name, kind in list(types.items())[:COLUMNS_SHOWN])
         columns += ", …" if len(types) > COLUMNS_SHOWN else ""
@@ -241,7 +263,7 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
             f"  {dataset.name}:",
             *_render_comment(f"columns in the first {len(dataset.sample.records)} records: {columns}"),
             *(line for sentence in dataset.found.evidence for line in _render_comment(sentence)),
-            f"    source: {{train_urls: {_render_value(list(dataset.urls))}}}",
+            f"    source: {_render_value({'train_urls': list(dataset.urls)} | field)}",
             f"    format: {write_options(dataset.found.options)}",
         ]
         if KINDS[dataset.found.kind].model_validate(dataset.found.options).uses_template() and needs_template:

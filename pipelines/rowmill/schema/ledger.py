@@ -23,7 +23,7 @@ TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padd
 
 REJECT_REASONS = frozenset(
     # Unreadable records
-    "too_long_record not_utf8 invalid_json not_an_object too_deep blank "
+    "too_long_record not_utf8 invalid_json duplicate_key not_an_object too_deep blank header_again comment "
     # Rows
     "unknown_schema missing_field bad_messages empty_conversation empty_assistant content_not_text multimodal_content "
     "unknown_content_part unread_prompt empty_user unclosed_think orphan_think unknown_role bad_tools bad_tool_call "
@@ -48,8 +48,11 @@ REJECT_REASONS = frozenset(
 )
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
-INTENDED_REASONS = frozenset(
-    "blank duplicate contaminated near_duplicate too_short too_long split_gap straddles_split".split()
+NO_RECORD_REASONS = frozenset({"blank", "header_again", "comment"})
+"""Reasons of what is in a file and is no record: no share of records counts it."""
+
+INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
+    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split".split()
 )
 """Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
 

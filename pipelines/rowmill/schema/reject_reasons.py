@@ -23,7 +23,11 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "the record has more bytes than `source.limits.max_record_bytes`",
         "check that the file has one record per line, split the record, or raise the limit",
     ),
-    "not_utf8": ReasonDescription("sources", "the line is not valid UTF-8", "convert the file to UTF-8"),
+    "not_utf8": ReasonDescription(
+        "sources",
+        "the line is not valid UTF-8",
+        "name the file's encoding in `source.encoding`, or convert it to UTF-8",
+    ),
     "invalid_json": ReasonDescription(
         "sources",
         "the line is not valid JSON; a lone half of a surrogate pair is invalid",
@@ -33,10 +37,27 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "too_deep": ReasonDescription(
         "sources", "JSON is nested too deeply to be read back", "flatten the record, or remove the column"
     ),
+    "duplicate_key": ReasonDescription(
+        "sources",
+        "an object has a key twice, and JSON does not say which value counts",
+        "write one value, or give the other one a key of its own",
+    ),
     "blank": ReasonDescription(
         "sources",
-        "the line, paragraph or document of a text file is only white space; the check does not count it as a reject",
+        "the line, paragraph or document of a text file is only white space, or the line of a CSV file only "
+        "delimiters; the check does not count it as a reject",
         "nothing; `source.sample_by` defines what a text is",
+    ),
+    "header_again": ReasonDescription(
+        "sources",
+        "the line of a CSV file is its header again, as in files that were joined; the check does not count it as a "
+        "reject",
+        "nothing",
+    ),
+    "comment": ReasonDescription(
+        "sources",
+        "the line of a CSV file begins with `source.comment`; the check does not count it as a reject",
+        "nothing",
     ),
     "unknown_schema": ReasonDescription(
         "rows",

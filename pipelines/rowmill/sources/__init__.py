@@ -8,7 +8,7 @@ record's columns mean (`formats/`).
     read   a part's bytes, verified, as raw records; bad lines as rejects
 
 One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
-`parquet`, `delimited`, `plain_text`), listed in `file_formats.FILE_FORMATS`.
+`json_stream`, `parquet`, `arrow_files`, `delimited`, `plain_text`), listed in `file_formats.FILE_FORMATS`.
 """
 
 import os
@@ -21,8 +21,9 @@ from pydantic import Discriminator, Tag
 from rowmill.core.errors import PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.sources import urls
-from rowmill.sources.file_formats import describe_unexpected_format, find_file_format
+from rowmill.sources.file_formats import describe_reading, find_file_format
 from rowmill.sources.files import (
+    READING_OPTIONS,
     ContentStager,
     Files,
     SourceFile,
@@ -43,6 +44,7 @@ from rowmill.sources.reading import RawRecord, read_part_bytes, read_records
 from rowmill.sources.sharing import PartGroup, group_parts
 
 __all__ = [
+    "READING_OPTIONS",
     "SCAN_VERSION",
     "ContentStager",
     "FileScan",
@@ -57,7 +59,7 @@ __all__ = [
     "SourcePart",
     "StoreStager",
     "describe_place",
-    "describe_unexpected_format",
+    "describe_reading",
     "find_file_format",
     "find_files",
     "find_part_line",

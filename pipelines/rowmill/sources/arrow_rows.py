@@ -4,6 +4,7 @@ What belongs here: one text for every Arrow value. What does not: removing the n
 a part records that it came from Arrow (`SourcePart.arrow`), and the formats remove them.
 
     string, number, boolean, list, struct   as in JSON, keys in schema order
+    number of 32 or 16 bits                 the shortest text of its width: 0.1, not 0.10000000149011612
     NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
     decimal                                 a JSON number with its own digits: 42.50
     timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
@@ -17,9 +18,10 @@ import base64
 import datetime as dt
 import decimal
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +32,13 @@ _NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
 """A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
 
 
-def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False) -> Iterator[bytes]:
-    """Yield one JSON line per row, without its line end."""
+def encode_batch(
+    batch: pa.RecordBatch | pa.Table,
+    *,
+    keeps_non_finite: bool = False,
+    added: Mapping[str, str | None] | None = None,
+) -> Iterator[bytes]:
+    """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
     if any(_holds_nanoseconds(field.type) for field in batch.schema):
         # Only as pandas' objects does pyarrow give nanoseconds.
         arrow_import.let_pandas_in()
@@ -39,15 +46,20 @@ def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = F
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
-        yield from _encode_row_by_row(batch, keeps_non_finite=keeps_non_finite)
+        yield from _encode_row_by_row(batch, keeps_non_finite=keeps_non_finite, added=added)
         return
+    narrow = {field.name: make for field in batch.schema if (make := _make_shortener(field.type)) is not None}
     json_columns = [field for field in batch.schema if _holds_json(field.type)]
     float_columns = [name for name in batch.schema.names if keeps_non_finite and _has_non_finite(batch.column(name))]
     for row in rows:
+        for name, shorten in narrow.items():
+            row[name] = shorten(row[name])
         for field in json_columns:
             row[field.name] = _unwrap_json(row[field.name], field.type)
         for name in float_columns:
             row[name] = _name_non_finite(row[name])
+        if added:
+            row.update(added)
         yield orjson.dumps(row, default=_encode_other)
 
 
@@ -65,6 +77,27 @@ def _spell_times(batch: pa.RecordBatch | pa.Table) -> pa.Table:
             text = pc.replace_substring_regex(table.column(at).cast(pa.string()), r"(\.\d{6})000$", r"\1")
             table = table.set_column(at, field.name, pc.replace_substring_regex(text, r"\.000000$", ""))
     return table
+
+
+def _make_shortener(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return a function that gives the narrow floats in a value the digits of their width; None if it has none."""
+    if kind in (pa.float32(), pa.float16()):
+        narrow: type[np.floating] = np.float32 if kind == pa.float32() else np.float16
+        return lambda value: None if value is None else float(str(narrow(value)))
+    inner = {
+        kind.field(at).name: make for at in range(kind.num_fields) if (make := _make_shortener(kind.field(at).type))
+    }
+    if not inner:
+        return None
+    if pa.types.is_struct(kind):
+        return lambda value: value and {**value, **{name: make(value[name]) for name, make in inner.items()}}
+    if pa.types.is_map(kind):
+        keys, items = _make_shortener(kind.key_type), _make_shortener(kind.item_type)
+        return lambda value: (
+            value and [(keys(key) if keys else key, items(item) if items else item) for key, item in value]
+        )
+    [own] = inner.values()
+    return lambda value: value and [own(one) for one in value]
 
 
 def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -90,7 +123,9 @@ def _name_non_finite(value: Any) -> Any:
     return value
 
 
-def _encode_row_by_row(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool) -> Iterator[bytes]:
+def _encode_row_by_row(
+    batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool, added: Mapping[str, str | None] | None
+) -> Iterator[bytes]:
     for index in range(batch.num_rows):
         one = batch.slice(index, 1)
         try:
@@ -98,7 +133,7 @@ def _encode_row_by_row(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bo
         except UnicodeDecodeError:
             yield _NOT_UTF8
         else:
-            yield from encode_batch(one, keeps_non_finite=keeps_non_finite)
+            yield from encode_batch(one, keeps_non_finite=keeps_non_finite, added=added)
 
 
 def _encode_other(value: Any) -> Any:

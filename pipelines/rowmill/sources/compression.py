@@ -11,8 +11,11 @@ import bz2
 import gzip
 import io
 import lzma
+import shutil
+import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 import zstandard
@@ -137,6 +140,18 @@ class DecompressedStream(io.RawIOBase):
         super().close()
 
 
-def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> BinaryIO:
+@contextmanager
+def open_seekable(stream: BinaryIO, *, is_seekable: bool) -> Generator[BinaryIO]:
+    """Give a stream that can be read from its end; one that cannot is copied to disk first."""
+    if is_seekable:
+        yield stream
+        return
+    with tempfile.TemporaryFile() as spool:
+        shutil.copyfileobj(stream, spool)
+        spool.seek(0)
+        yield cast(BinaryIO, spool)
+
+
+def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> io.BufferedReader:
     """Return the decompressed content of an opened file as a buffered stream that owns it."""
-    return cast(BinaryIO, io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20))
+    return io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20)

@@ -3,7 +3,7 @@
 What belongs here: the list. What does not: reading; each format is declared in its reader's module.
 """
 
-from rowmill.sources import delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
+from rowmill.sources import arrow_files, delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
 from rowmill.sources.compression import CODECS
 from rowmill.sources.file_format import FileFormat
 from rowmill.sources.parts import FileScan
@@ -14,6 +14,7 @@ FILE_FORMATS: tuple[FileFormat, ...] = (
     json_array.VALUE_FORMAT,
     json_stream.FORMAT,
     parquet.FORMAT,
+    arrow_files.FORMAT,
     delimited.FORMAT,
     plain_text.FORMAT,
 )
@@ -32,21 +33,32 @@ def find_file_format(name: str) -> FileFormat:
     return _BY_NAME.get(name) or FileFormat(name)
 
 
-def choose_file_format(url: str) -> tuple[FileFormat, str, str] | None:
-    """Return the format, the suffix and the codec that a file's name selects; None if it selects none."""
-    name = urls.extract_suffix_text(url).lower()
-    codec = next((codec for codec in CODECS if codec and name.endswith(codec)), "")
-    stem = name.removesuffix(codec)
+def choose_file_format(url: str, named: str | None = None) -> tuple[FileFormat, str, str] | None:
+    """Return the format, the suffix and the codec that a file's name selects; None if it selects none.
+
+    `named` is a suffix without its point, which the recipe gives all its files.
+    """
+    name, codec = urls.extract_suffix_text(url).lower(), find_codec(url)
+    stem = name.removesuffix(codec) if named is None else f".{named}"
     suffix = next((suffix for suffix in FORMATS_BY_SUFFIX if stem.endswith(suffix)), None)
     return (FORMATS_BY_SUFFIX[suffix], suffix, codec) if suffix else None
 
 
-def describe_unexpected_format(scan: FileScan) -> str | None:
-    """Describe the layout of a file that is not the one of its name; None for all others."""
+def find_codec(url: str) -> str:
+    """Return the suffix of the codec that a file's name ends in, or an empty text."""
+    name = urls.extract_suffix_text(url).lower()
+    return next((codec for codec in CODECS if codec and name.endswith(codec)), "")
+
+
+def describe_reading(scan: FileScan) -> list[str]:
+    """Describe how a file is read that is not laid out as its name says: what follows `is read`."""
     chosen = choose_file_format(scan.url)
     is_named_lines = chosen is not None and chosen[0] is json_lines.FORMAT
+    found: list[str] = []
     if scan.reader == json_stream.FORMAT.name:
-        return "JSON objects one after another, not one per line"
+        found.append("as JSON objects one after another, not one per line")
     if scan.reader == json_array.FORMAT.name and is_named_lines:
-        return "one JSON list, not as JSON Lines"
-    return None
+        found.append("as one JSON list, not as JSON Lines")
+    if scan.encoding is not None and "encoding" not in scan.asked:
+        found.append(f"as {scan.encoding.upper()}, not as UTF-8")
+    return found + (scan.dialect.describe(scan.asked) if scan.dialect is not None else [])

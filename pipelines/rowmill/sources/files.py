@@ -14,18 +14,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
 from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.json import Json, from_json
+from rowmill.core.json import Json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import delimited, urls
 from rowmill.sources.compression import CODECS, open_content
+from rowmill.sources.dialect import QUOTE, DialectOptions
+from rowmill.sources.encodings import check_encoding, find_encoding, open_utf8
 from rowmill.sources.file_format import FileFormat, FileOptions
-from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_file_format
+from rowmill.sources.file_formats import (
+    FORMATS_BY_SUFFIX,
+    SUFFIXES,
+    choose_file_format,
+    find_codec,
+    find_file_format,
+)
 from rowmill.sources.limits import Limits, require_files
 from rowmill.sources.parts import (
     SCAN_VERSION,
@@ -37,7 +45,7 @@ from rowmill.sources.parts import (
     name_part,
     take_first_records,
 )
-from rowmill.sources.reading import read_records
+from rowmill.sources.reading import parse_records, read_records
 from rowmill.sources.upstream_assets import AssetKeys
 
 ContentStager = Callable[[str, bytes], str]
@@ -50,8 +58,11 @@ def _require_one_character(text: str) -> str:
     return text
 
 
+Character = Annotated[str, AfterValidator(_require_one_character)]
+
+
 class Files(Config):
-    """Raw files: JSON Lines, JSON, Parquet, CSV, TSV or text, compressed or not, on any storage."""
+    """Raw files: JSON Lines, JSON, Parquet, Arrow, CSV, TSV or text, compressed or not, on any storage."""
 
     MEANT_BY: ClassVar = ("local", "json", "jsonl", "csv", "parquet", "path")
 
@@ -70,12 +81,39 @@ class Files(Config):
     whole file, of at most 64 MiB). Blank records are rejected as `blank`. Other kinds of files define their own
     records."""
 
-    delimiter: Annotated[str, AfterValidator(_require_one_character)] | None = None
+    file_format: Literal["jsonl", "json", "parquet", "arrow", "csv", "tsv", "txt"] | None = None
+    """Format of all files, whatever their names end in; null: each by its suffix."""
+
+    encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
+    """Encoding of text files, such as `latin-1` or `cp1252`; null: UTF-8, or UTF-16 and UTF-32 by their marks."""
+
+    field: str | None = Field(default=None, min_length=1)
+    """Path of the list whose elements are the records, in JSON files that hold one object: `data`, or `data.rows`."""
+
+    delimiter: Character | None = None
     """Delimiter of the cells of CSV and TSV files; null: detected from the first records, preferring a comma or tab.
     The detected one is recorded."""
 
-    quote: Annotated[str, AfterValidator(_require_one_character)] | None = None
+    quote: Character | None = None
     """Quote character of cells of CSV and TSV files that hold the delimiter or a line end; null: a double quote."""
+
+    escape: Character | None = None
+    """Character of CSV and TSV files that makes a quote, a delimiter or itself part of a cell, such as a backslash;
+    null: a quote inside a cell is doubled, unless the first records show that backslashes escape it."""
+
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first line of CSV and TSV files names the columns; false: they are `c1`, `c2`, … `auto`: it does, and
+    the check `doubtful_header` warns if it looks like the rows below it."""
+
+    skip: int | None = Field(default=None, ge=0)
+    """Lines before the header of CSV and TSV files; null: none, unless the first wide line is clearly the header."""
+
+    comment: str | None = Field(default=None, min_length=1)
+    """Text at the beginning of the lines of CSV and TSV files that are comments, such as `#`; null: there are none.
+    They are counted as `comment`, and no check counts them as rejects."""
+
+    column_names: list[str] | None = Field(default=None, min_length=1)
+    """Names of all columns of CSV and TSV files, in place of the header's; null: the header's."""
 
     limits: Limits = Limits()
     """Limits on the size of a record, a file and the source."""
@@ -86,11 +124,6 @@ class Files(Config):
     after: AssetKeys = Field(default=[])
     """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
-
-    @field_validator("train_urls", "validation_urls")
-    @classmethod
-    def _require_known_suffixes(cls, values: list[str]) -> list[str]:
-        return require_known_suffixes(values)
 
     @field_serializer("train_urls", "validation_urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
@@ -109,20 +142,47 @@ class Files(Config):
     def _require_applicable_options(self) -> "Files":
         """Refuse an option that applies to none of the files, such as `sample_by` without text files."""
         expanded = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
-        for option in ("delimiter", "quote"):
-            if getattr(self, option) is not None and all(_lacks_option(url, option) for url in expanded):
-                raise ValueError(f"{option}: applies to CSV and TSV files only, and no URL names one; delete it")
-        if self.sample_by != "document" and all(_lacks_option(url, "sample_by") for url in expanded):
-            raise ValueError(
-                f"sample_by: {self.sample_by} applies to .txt files only, and no URL names one; other files define "
-                "their own records; delete it"
-            )
+        for option, kinds in _FORMAT_OPTIONS.items():
+            if getattr(self, option) != Files.model_fields[option].default and all(
+                _lacks_option(url, self.file_format, option) for url in expanded
+            ):
+                raise ValueError(
+                    f"{option}: {getattr(self, option)} applies to {kinds} files only, and no URL names one; delete it"
+                )
         return self
 
+    @model_validator(mode="after")
+    def _require_known_suffixes(self) -> "Files":
+        if self.file_format is None:
+            for urls_of in (self.train_urls, self.validation_urls):
+                require_known_suffixes(urls_of)
+        return self
 
-def _lacks_option(url: str, option: str) -> bool:
+    @property
+    def dialect(self) -> DialectOptions:
+        """What the recipe says about the dialect of CSV files."""
+        return DialectOptions(
+            self.delimiter, self.quote, self.escape, None if self.header == "auto" else self.header, self.skip,
+            self.comment, tuple(self.column_names or ()),
+        )  # fmt: skip
+
+
+_FORMAT_OPTIONS = {
+    "sample_by": ".txt",
+    "encoding": "text",
+    "field": "JSON",
+    **dict.fromkeys(("delimiter", "quote", "escape", "header", "skip", "comment", "column_names"), "CSV and TSV"),
+}
+"""Options that apply to the files of some formats only."""
+
+
+READING_OPTIONS = frozenset(_FORMAT_OPTIONS) - {"sample_by"} | {"file_format"}
+"""Options that say how bytes become records where the files do not say it."""
+
+
+def _lacks_option(url: str, named: str | None, option: str) -> bool:
     """Return whether a URL's suffix shows that its files do not have an option."""
-    asked = choose_file_format(url)
+    asked = choose_file_format(url, named)
     return asked is not None and option not in asked[0].options
 
 
@@ -153,8 +213,8 @@ def _require_known_suffix(url: str) -> None:
 def _explain_unknown_suffix(url: str) -> str:
     return (
         f"{public_url(url)!r} has no known suffix; allowed are {join_choices(FORMATS_BY_SUFFIX)}, also followed by "
-        f"{join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or end a folder's URL "
-        "with '/'"
+        f"{join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, end a folder's URL "
+        "with '/', or name the format of all files in source.file_format"
     )
 
 
@@ -164,10 +224,7 @@ class SourceFile:
 
     url: str
     split_hint: SplitHint | None
-    sample_by: SampleBy
-    limits: Limits
-    delimiter: str | None = None
-    quote: str | None = None
+    source: Files
     keeps_non_finite: bool = False
 
 
@@ -203,9 +260,9 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     found = [
-        SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote, keeps_non_finite)
+        SourceFile(url, hint, source, keeps_non_finite)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
-        for url in _expand_patterns(patterns, base, misses)
+        for url in _expand_patterns(patterns, base, misses, SUFFIXES if source.file_format is None else ("",))
     ]
     if misses:
         raise SourceError(
@@ -217,10 +274,12 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     return found
 
 
-def _expand_patterns(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[str]:
+def _expand_patterns(
+    patterns: Iterable[str], base: Path, misses: list[str], suffixes: tuple[str, ...]
+) -> Iterator[str]:
     for pattern in patterns:
         for url in urls.expand_braces(pattern):
-            matches = urls.find_urls(url, base, SUFFIXES)
+            matches = urls.find_urls(url, base, suffixes)
             if not matches:
                 misses.append(public_url(url))
             yield from matches
@@ -229,7 +288,7 @@ def _expand_patterns(patterns: Iterable[str], base: Path, misses: list[str]) -> 
 def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
     seen: dict[str, str] = {}
     for file in found:
-        if choose_file_format(file.url) is None:
+        if choose_file_format(file.url, file.source.file_format) is None:
             raise ConfigError(_explain_unknown_suffix(file.url))
         where = urls.locate_url(file.url, base)
         identity = where.identity
@@ -243,7 +302,7 @@ def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
 
 def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the first file of each format in each split, which show every way in which a source's files are read."""
-    first = {(file.split_hint, choose_file_format(file.url)): file for file in reversed(files)}
+    first = {(one.split_hint, choose_file_format(one.url, one.source.file_format)): one for one in reversed(files)}
     return [file for file in files if any(file is one for one in first.values())]
 
 
@@ -275,7 +334,7 @@ def scan_file(file: SourceFile, base: Path, stager: ContentStager, known: Mappin
 
 
 def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
-    """Return the valid records of a file's first part; the rest of the file is not read.
+    """Return the readable records of a file's first part; the rest of the file is not read.
 
     Raises
     ------
@@ -283,18 +342,8 @@ def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
         If the file is missing or unreadable.
 
     """
-    part = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
-    if part is None:
-        return []
-    found: list[dict[str, Json]] = []
-    for line in part.content.splitlines():
-        try:
-            value = from_json(line.decode())
-        except ValueError:
-            continue
-        if type(value) is dict:
-            found.append(value)
-    return found
+    content, reader = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
+    return [record.value for record in parse_records(content, reader) if record.value is not None]
 
 
 def read_first_bytes(file: SourceFile, base: Path) -> bytes:
@@ -316,7 +365,8 @@ _FIRST_BYTES = 1024
 def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
     if scan.version != SCAN_VERSION or not stamp or scan.stamp != stamp:
         return False
-    if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
+    source = file.source
+    if scan.sample_by not in (None, source.sample_by) or scan.max_record_bytes != source.limits.max_record_bytes:
         return False
     if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
         # Grouping small files needs the size.
@@ -328,13 +378,14 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
 
 def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
     """Return the options of a file, the format that its name selects, and its codec."""
-    asked = choose_file_format(file.url)
+    source = file.source
+    asked = choose_file_format(file.url, source.file_format)
     assert asked is not None
     file_format, suffix, codec = asked
-    is_seekable = file_format.is_seekable and codec == ""
     options = FileOptions(
-        suffix, file.limits, is_seekable, file.sample_by, file.delimiter, file.quote, file.keeps_non_finite
-    )
+        suffix, source.limits, file_format.is_seekable and codec == "", source.sample_by, source.dialect,
+        source.encoding, source.field, source.file_format, file.keeps_non_finite,
+    )  # fmt: skip
     return options, file_format, codec
 
 
@@ -347,12 +398,14 @@ class _FileScanner:
         self._where = where
         self._stamp = stamp
         self._stage = stager
+        self._encoding: str | None = None
 
-    def read_first_part(self) -> PartContent | None:
-        """Return the file's first part, reading no further; None if the file is empty."""
+    def read_first_part(self) -> tuple[bytes, FileFormat]:
+        """Return the records of the file's first part as JSON lines, reading no further, and the format found."""
         scan = self._begin_scan()
         with self._open_content() as stream:
-            return next(iter(self._format.cut_parts(stream, scan, self._options)), None)
+            first = next(iter(self._format.cut_parts(stream, scan, self._options)), None)
+            return b"" if first is None else first.content, self._format
 
     def scan(self, *, first_records: int | None = None) -> FileScan:
         scan = self._begin_scan()
@@ -360,30 +413,35 @@ class _FileScanner:
             cut = self._format.cut_parts(stream, scan, self._options)
             cut = cut if first_records is None else take_first_records(cut, first_records)
             parts = stage_parts(cut, scan, self._stage, is_staged=self._is_staged(), is_arrow=self._format.is_arrow)
-        scan = replace(scan, parts=parts, records=sum(part.records for part in parts))
+        records = sum(part.records for part in parts)
+        scan = replace(scan, parts=parts, records=records, encoding=self._encoding)
         return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
 
     def _begin_scan(self) -> FileScan:
         """Return a scan without parts: the file's format, and the options that decide its parts."""
-        self._format = self._format.detect(self._open_content, self._file.limits)
+        self._format = self._format.detect(self._open_content, self._options)
         scan = FileScan(
             self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
-            max_record_bytes=self._file.limits.max_record_bytes,
+            max_record_bytes=self._options.limits.max_record_bytes,
+            asked=self._options.list_asked(self._format.options),
+            reader_version=self._format.version,
         )  # fmt: skip
         return self._format.note_options(scan, self._options, self._open_content)
 
     def _is_staged(self) -> bool:
         # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
         is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
-        return not self._format.is_own_lines or self._codec != "" or not is_whole
+        return not self._format.is_own_lines or self._codec != "" or not is_whole or self._encoding is not None
 
     def _open_content(self) -> BinaryIO:
-        raw = urls.open_raw(self._where)
-        return (
-            raw
-            if self._options.is_seekable
-            else open_content(raw, self._codec, self._where.url, max_expansion=self._file.limits.max_expansion)
-        )
+        raw, url = urls.open_raw(self._where), self._where.url
+        if self._options.is_seekable:
+            return raw
+        content = open_content(raw, self._codec, url, max_expansion=self._options.limits.max_expansion)
+        if not self._format.is_text:
+            return content
+        self._encoding = find_encoding(content, self._options.encoding)
+        return open_utf8(content, url, self._encoding)
 
 
 def stage_parts(
@@ -401,11 +459,12 @@ def stage_parts(
 
 def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
     """Return the delimiter and quote of a CSV file if they differ from the suffix's defaults, else None."""
-    asked = choose_file_format(scan.url)
-    if scan.delimiter is None or scan.quote is None or asked is None:
+    if scan.dialect is None:
         return None
-    is_default = scan.delimiter == delimited.DEFAULT_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
-    return None if is_default else (scan.delimiter, scan.quote)
+    asked = choose_file_format(scan.url)
+    default = "," if asked is None else delimited.DEFAULT_DELIMITERS.get(asked[1])
+    is_default = scan.dialect.delimiter == default and scan.dialect.quote == QUOTE
+    return None if is_default else (scan.dialect.delimiter, scan.dialect.quote)
 
 
 def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
@@ -423,14 +482,14 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
     The file is read again up to that line, for messages about one record.
     """
     file_format = find_file_format(part.reader)
-    asked = choose_file_format(part.url)
     try:
         if file_format.is_own_lines:
             return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
-        if asked is None:
+        if not file_format.is_text:
             return None
-        where = urls.locate_url(part.url, base)
-        with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
+        where, codec = urls.locate_url(part.url, base), find_codec(part.url)
+        with open_content(urls.open_raw(where), codec, where.url, max_expansion=Limits().max_expansion) as content:
+            stream = open_utf8(content, where.url, scan.encoding)
             return file_format.find_line(stream, scan, part.first_record - 1 + row)
     except (SourceError, IntegrityError, OSError):
         return None

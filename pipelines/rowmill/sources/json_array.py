@@ -10,16 +10,19 @@ commas are followed, block by block in NumPy: about three times as fast as regul
     1 2     3     2 1             0     depth; a comma at depth 1 ends an element, and so does depth 0
 """
 
+import io
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import BinaryIO, Literal, TypeAlias
+from itertools import chain
+from typing import BinaryIO, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
+from rowmill.core.json import Json
 from rowmill.sources import json_lines
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line
@@ -92,8 +95,10 @@ def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
     return cut_rows([make_too_long_line(whole, len(value) + rest, limit) if rest else remove_line_ends(whole)], limit)
 
 
-def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
+def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alone: bool = True) -> Iterator[bytes]:
     """Yield the text of each element of the list in the stream, without white space around it.
+
+    A list that `is_alone` is all that the stream holds.
 
     An element that is too long is not held in memory; its placeholder line is yielded.
 
@@ -115,7 +120,8 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterato
                 count += 1
                 yield element
         if structure.depth == 0:
-            _require_list_end(block[start:], stream, url, count)
+            if is_alone:
+                _require_list_end(block[start:], stream, url, count)
             return
         held.add(block[start:])
     raise SourceError(
@@ -123,6 +129,102 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterato
         "bytes and ends without ']'; expected a complete list; fetch the file again, or rename it to "
         ".jsonl if it holds one record per line"
     )
+
+
+def open_list(stream: BinaryIO, url: str, field: str) -> BinaryIO:
+    """Return a stream that begins with the list at a path in the object of `stream`, such as `data` or `data.rows`.
+
+    Raises
+    ------
+    SourceError
+        If the object has nothing at the path; the message names what it has.
+
+    """
+    at: io.BufferedReader = io.BufferedReader(_BlockStream(read_blocks(stream)))
+    for name in field.split("."):
+        found = _open_member(at, name)
+        if isinstance(found, dict):
+            kinds = ", ".join(f"{key} ({kind})" for key, kind in list(found.items())[:20]) or "none"
+            raise SourceError(
+                f"{url}: source.field {field!r} names no list of it; the lists and objects at {name!r} are: {kinds}; "
+                "expected the path of a list of records, such as data or data.rows; correct source.field"
+            )
+        at = found
+    if at.peek(1)[:1] != b"[":
+        raise SourceError(
+            f"{url}: source.field {field!r} is not a list; expected the path of a list of records, such as data or "
+            "data.rows; correct source.field, or omit it if the whole object is one record"
+        )
+    return cast(BinaryIO, at)
+
+
+_MEMBER_KINDS = {ord("["): "a list", ord("{"): "an object"}
+_MAX_KEY_BYTES = 1 << 16
+
+
+def _open_member(stream: io.BufferedReader, name: str) -> io.BufferedReader | dict[str, str]:
+    """Return a stream that begins with the value of a key, if it is a list or an object; else all such values."""
+    seen: dict[str, str] = {}
+    structure, before = JsonStructure(), b""
+    blocks = read_blocks(cast(BinaryIO, stream))
+    for block in blocks:
+        text, marks, depths = structure.locate_marks(block)
+        steps = _DEPTH_STEP[text[marks]]
+        # A member begins after the bracket of the object, or after a comma in it.
+        is_border, is_opening = (depths == 1) & (steps >= 0), (depths == 2) & (steps > 0)
+        begin = 0
+        for mark, opens in zip(marks[is_border | is_opening].tolist(), is_opening[is_border | is_opening], strict=True):
+            if not opens:
+                begin, before = mark + 1, b""
+                continue
+            key = _read_key(before + block[begin:mark])
+            if key == name:
+                return io.BufferedReader(_BlockStream(chain([block[mark:]], blocks)))
+            if key is not None:
+                seen[key] = _MEMBER_KINDS[int(text[mark])]
+        if structure.depth == 0:
+            break
+        before = (before + block[begin:])[:_MAX_KEY_BYTES] if structure.depth == 1 else b""
+    return seen
+
+
+def _read_key(text: bytes) -> str | None:
+    """Return the key before a value; None if the text is no key, as in a list."""
+    key, colon = text.strip(_WHITE_SPACE)[:-1], text.strip(_WHITE_SPACE)[-1:]
+    value = orjson.loads(key) if colon == b":" and is_valid_json(key) else None
+    return value if isinstance(value, str) else None
+
+
+class _BlockStream(io.RawIOBase):
+    """Blocks of bytes as a stream."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyrefly: ignore[bad-override]
+        """Fill `buffer` from the next block; return how many bytes."""
+        while not self._ready and (block := next(self._blocks, None)) is not None:
+            self._ready = memoryview(block)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:
+    """Return the lists of objects in an object, by the path that `source.field` gives them."""
+    found: dict[str, list[dict[str, Json]]] = {}
+    for name, own in value.items() if isinstance(value, dict) else ():
+        if isinstance(own, list) and own and all(isinstance(one, dict) for one in own):
+            found[name] = own
+        elif isinstance(own, dict):
+            found |= {f"{name}.{inner}": rows for inner, rows in list_lists(own).items()}
+    return found
 
 
 class PartialElement:
@@ -242,11 +344,13 @@ def remove_line_ends(text: bytes) -> bytes:
 
 
 class _JsonArray(FileFormat):
-    def detect(self, open_stream: OpenStream, limits: Limits) -> FileFormat:
+    def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
         from rowmill.sources import json_stream
 
+        if file.field is not None:
+            return VALUE_FORMAT
         with open_stream() as stream:
-            kind = detect_json_kind(stream, limits)
+            kind = detect_json_kind(stream, file.limits)
         if kind == "json_value":
             with open_stream() as stream:
                 if json_stream.has_two_objects(read_head(stream)):
@@ -259,11 +363,20 @@ class _JsonArray(FileFormat):
 
 class _JsonValue(FileFormat):
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        return cut_json_value(stream, file.limits)
+        if file.field is None:
+            return cut_json_value(stream, file.limits)
+        limit = file.limits.max_record_bytes
+        elements = split_elements(open_list(stream, scan.url, file.field), scan.url, limit, is_alone=False)
+        return cut_rows((remove_line_ends(one) for one in elements), limit)
 
 
-FORMAT = _JsonArray("json_array", suffixes=(".json",))
+FORMAT = _JsonArray(
+    "json_array", suffixes=(".json",), options=frozenset({"encoding", "field"}), is_text=True, is_json=True
+)
 VALUE_FORMAT = _JsonValue(
     "json_value",
+    options=frozenset({"encoding", "field"}),
+    is_text=True,
+    is_json=True,
     syntax_hint="; the file was read as one value, because its first line is not a JSON value; is it JSON Lines?",
 )

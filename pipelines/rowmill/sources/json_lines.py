@@ -19,17 +19,20 @@ def cut_json_lines(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
 
 
 class _JsonLines(FileFormat):
-    def detect(self, open_stream: OpenStream, limits: Limits) -> FileFormat:
+    def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
         """Return the format of a list, or of objects that are laid out otherwise, under the name of JSON Lines."""
         from rowmill.sources import json_array, json_stream
 
+        if file.field is not None:
+            return json_array.VALUE_FORMAT
         with open_stream() as stream:
             head = json_array.read_head(stream)
             first, _, rest = head.partition(b"\n")
             if json_array.is_valid_json(first) and not (first.startswith(b"[") and not rest.strip()):
                 return self
             is_whole = not stream.read(1)
-        if head.startswith(b"[") and (is_whole or not json_array.is_valid_json(first)):
+        is_list = head.startswith(b"[") and (is_whole or not json_array.is_valid_json(first))
+        if is_list and (json_array.is_valid_json(head) or head[1:].lstrip().startswith(b"{")):
             return json_array.FORMAT
         return json_stream.FORMAT if json_stream.is_json_stream(head) else self
 
@@ -37,4 +40,11 @@ class _JsonLines(FileFormat):
         return cut_json_lines(stream, file.limits)
 
 
-FORMAT = _JsonLines("json_lines", suffixes=(".jsonl", ".ndjson", ".jsonlines"), is_own_lines=True)
+FORMAT = _JsonLines(
+    "json_lines",
+    suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+    options=frozenset({"encoding", "field"}),
+    is_text=True,
+    is_json=True,
+    is_own_lines=True,
+)

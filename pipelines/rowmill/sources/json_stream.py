@@ -88,4 +88,4 @@ class _JsonStream(FileFormat):
         return cut_rows((remove_line_ends(one) for one in split_objects(stream, scan.url, limit)), limit)
 
 
-FORMAT = _JsonStream("json_stream")
+FORMAT = _JsonStream("json_stream", options=frozenset({"encoding", "field"}), is_text=True, is_json=True)

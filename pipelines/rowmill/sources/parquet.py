@@ -1,13 +1,13 @@
 """Parquet: one record per row, whatever the columns are.
 
-What belongs here: streaming a file's rows. What does not: comparing schemas of sibling files; each row has its own
-keys, and the dataset's format decides whether they suffice.
+What belongs here: streaming a file's rows, with the columns that its folders name (`lang=en/part-0.parquet`). What does
+not: comparing schemas of sibling files; each row has its own keys, and the dataset's format decides whether they
+suffice.
 """
 
-import shutil
-import tempfile
+import re
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO
@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.arrow_rows import encode_batch
+from rowmill.sources.compression import open_seekable
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, require_columns, require_expansion
 from rowmill.sources.parts import FileScan, PartContent, cut_rows
+from rowmill.sources.urls import read_folder_columns
 
 _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
@@ -44,7 +46,8 @@ def cut_parquet(
 def read_columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
     """Return the names and Arrow types of the columns."""
     with _open_parquet(stream, url, seekable) as file:
-        return {field.name: str(field.type) for field in file.schema_arrow}
+        declared = {field.name: str(field.type) for field in file.schema_arrow}
+        return declared | {name: "string" for name in read_folder_columns(url) if name not in declared}
 
 
 def _encode_parquet_rows(
@@ -54,6 +57,8 @@ def _encode_parquet_rows(
     with _open_parquet(stream, url, seekable) as file:
         require_columns(url, file.schema_arrow.names, limits.max_columns)
         require_expansion(url, *_sum_column_sizes(file), limits.max_expansion)
+        own = set(file.schema_arrow.names)
+        added = {name: value for name, value in read_folder_columns(url).items() if name not in own}
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
         while True:
             try:
@@ -64,27 +69,29 @@ def _encode_parquet_rows(
                 raise _unreadable_error(url, f"after {done:,} rows: {error}") from error
             if batch is None:
                 return
-            yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
+            yield from encode_batch(batch, keeps_non_finite=keeps_non_finite, added=added)
             done += batch.num_rows
 
 
 @contextmanager
 def _open_parquet(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetFile, None, None]:
     """Open a file; a compressed one is spooled to disk first, since Parquet is read from its end."""
-    with tempfile.TemporaryFile() as spool:
-        if not seekable:
-            shutil.copyfileobj(stream, spool)
-            spool.seek(0)
+    with open_seekable(stream, is_seekable=seekable) as content:
         try:
-            file = pq.ParquetFile(stream if seekable else spool, pre_buffer=False)
+            file = pq.ParquetFile(content, pre_buffer=False)
         except SourceError:
             raise
         except (pa.ArrowException, OSError) as error:
             raise _unreadable_error(url, str(error)) from error
-        twice = sorted(name for name, count in Counter(file.schema_arrow.names).items() if count > 1)
-        if twice:
-            raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
+        require_distinct_names(url, file.schema_arrow.names)
         yield file
+
+
+def require_distinct_names(url: str, names: Sequence[str]) -> None:
+    """Refuse a file that has two columns of one name."""
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
 
 
 def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
@@ -101,12 +108,22 @@ def _unreadable_error(url: str, why: str) -> SourceError:
     )
 
 
+_CHANGED_READING = re.compile(r"\b(?:float|halffloat)\b")
+"""Types that are read otherwise since the first version of this reader; files without them are not read again."""
+
+
 class _Parquet(FileFormat):
     def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
         return replace(scan, keeps_non_finite=file.keeps_non_finite)
 
     def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        return scan.keeps_non_finite == file.keeps_non_finite
+        columns = scan.columns or {}
+        is_read_alike = scan.reader_version == self.version or (
+            not any(map(_CHANGED_READING.search, columns.values()))
+            and read_folder_columns(scan.url).keys() <= columns.keys()
+        )
+        is_asked = scan.asked == file.list_asked(self.options) and scan.keeps_non_finite == file.keeps_non_finite
+        return is_read_alike and is_asked
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         keeps, is_seekable = file.keeps_non_finite, file.is_seekable
@@ -117,4 +134,4 @@ class _Parquet(FileFormat):
             return read_columns(stream, scan.url, seekable=file.is_seekable)
 
 
-FORMAT = _Parquet("parquet", suffixes=(".parquet",), is_seekable=True, is_arrow=True)
+FORMAT = _Parquet("parquet", version=1, suffixes=(".parquet",), is_seekable=True, is_arrow=True)

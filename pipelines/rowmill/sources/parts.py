@@ -14,10 +14,11 @@ Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Any, BinaryIO, Literal
 
 from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.sources.dialect import Dialect
 from rowmill.sources.limits import bound_line, make_too_long_line
 
 SCAN_VERSION = 5
@@ -100,9 +101,10 @@ class FileScan:
 
     `stamp` shows cheaply whether the file changed since; "" never matches. `columns` are the names and types that a
     typed format declares. `revision` is the commit of a Hugging Face dataset. `sample_by` is the unit that a text file
-    was cut into, None for other files; `max_record_bytes` the limit it was read under. `delimiter` and `quote` are the
-    dialect of a CSV file, `asked` the recipe's options for them, and `dialect_version` how they were found.
-    `keeps_non_finite`: NaN and infinity of a typed file are text in its parts, not null.
+    was cut into, None for other files; `max_record_bytes` the limit it was read under. `dialect` is that of a CSV file,
+    and `encoding` that of a text file that is not UTF-8; `asked` are the options for both that the recipe sets, and
+    `reader_version` is that of the code that read it. `keeps_non_finite`: NaN and infinity of a typed file are text in
+    its parts, not null.
     """
 
     url: str
@@ -115,10 +117,10 @@ class FileScan:
     revision: str | None = None
     sample_by: SampleBy | None = None
     max_record_bytes: int | None = None
-    delimiter: str | None = None
-    quote: str | None = None
-    asked: tuple[str | None, str | None] = (None, None)
-    dialect_version: int = 0
+    dialect: Dialect | None = None
+    encoding: str | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reader_version: int = 0
     keeps_non_finite: bool = False
     version: int = SCAN_VERSION
 
@@ -131,9 +133,12 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
-        own: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
-        own["asked"] = tuple(values.get("asked", (None, None)))
-        return cls(**own)
+        known = {one.name for one in fields(cls)}
+        # A scan of an earlier release has other fields; its reader's version says that it is not current.
+        own: dict[str, Any] = {name: value for name, value in values.items() if name in known and name != "asked"}
+        own["parts"] = tuple(SourcePart.from_json(part) for part in values["parts"])
+        own["dialect"] = None if own.get("dialect") is None else Dialect.from_json(own["dialect"])
+        return cls(**own, asked=asked if isinstance(asked := values.get("asked"), Mapping) else {})
 
 
 def part_bytes(offset: int) -> int:

@@ -134,4 +134,6 @@ class _PlainText(FileFormat):
         return cut_plain_text(stream, scan.url, file.sample_by, file.limits)
 
 
-FORMAT = _PlainText("plain_text", suffixes=(".txt",), options=frozenset({"sample_by"}), has_documents=True)
+FORMAT = _PlainText(
+    "plain_text", suffixes=(".txt",), options=frozenset({"sample_by", "encoding"}), is_text=True, has_documents=True
+)

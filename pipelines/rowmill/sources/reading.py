@@ -2,15 +2,18 @@
 
 What belongs here: `read_records` and the reasons to reject a line. What does not: columns; a record is any JSON object.
 
-This is the hottest loop of reading: per line one split and one `orjson.loads`, nothing else. Cases that orjson handles
-wrongly are searched for in the whole part at once: orjson silently converts integers beyond 64 bits to floats, so lines
-with a run of 19 digits are parsed again, exactly.
+This is the hottest loop of reading: per line one split, one `orjson.loads`, and a count of quotes. Cases that orjson
+handles wrongly are searched for: it silently converts integers beyond 64 bits to floats, so lines with a run of 19
+digits are parsed again, exactly; and of a key that stands twice it takes the last value, so a line with more quotes
+than its value is parsed again, and rejected.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +26,7 @@ from rowmill.core.errors import IntegrityError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
+from rowmill.sources.file_format import FileFormat
 from rowmill.sources.file_formats import find_file_format
 from rowmill.sources.limits import explain_too_long
 from rowmill.sources.parts import BLANKS, BOM, SourcePart
@@ -35,6 +39,9 @@ _LONG_INTEGER = re.compile(rb"-\d{19}|\d{20}")
 
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 """A string may also end at the end of the text: otherwise the search would restart inside it, at each quote."""
+
+_NON_FINITE = re.compile(rb"\bNaN\b|\bInfinity\b")
+_ESCAPED_QUOTE = b"\\u0022"
 
 _WORD_BYTES = 8
 _HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
@@ -69,8 +76,8 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
         If they differ from the scanned ones.
 
     """
-    records = _parse_records(part, read_part_bytes(part, base))
-    return map(_reject_blank, records) if find_file_format(part.reader).has_documents else records
+    reader = find_file_format(part.reader)
+    return parse_records(read_part_bytes(part, base), reader, first_line=part.first_line, at_start=part.offset == 0)
 
 
 def _reject_blank(record: RawRecord) -> RawRecord:
@@ -113,11 +120,19 @@ def _changed_part_error(part: SourcePart) -> IntegrityError:
     )
 
 
-def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
-    if part.offset == 0:
-        content = content.removeprefix(BOM)
+def parse_records(
+    content: bytes, reader: FileFormat, *, first_line: int = 1, at_start: bool = True
+) -> Iterator[RawRecord]:
+    """Yield the records of a part's content, JSON lines that a reader made or a file has."""
+    records = _parse_records(content.removeprefix(BOM) if at_start else content, reader, first_line)
+    return map(_reject_blank, records) if reader.has_documents else records
+
+
+def _parse_records(content: bytes, reader: FileFormat, first_line: int) -> Iterator[RawRecord]:
     inexact, bracketed = _find_long_integer_lines(content), _find_bracket_lines(content)
-    loads, new, first_line = orjson.loads, tuple.__new__, part.first_line
+    # No other format can repeat a key.
+    is_json, count_quotes = reader.is_json, _make_quote_counter(content)
+    loads, dumps, new = orjson.loads, orjson.dumps, tuple.__new__
     number = 0
     for index, raw in enumerate(content.split(b"\n")):
         try:
@@ -125,20 +140,31 @@ def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
         except orjson.JSONDecodeError as error:
             if not raw.strip(BLANKS):
                 continue
-            value = _parse_again(raw, error, part)
+            value = _parse_again(raw, error, reader)
         else:
             if index in inexact:
-                value = _parse_exactly(raw, None)
+                value = _parse_exactly(raw, None, reader)
             if index in bracketed and _is_nested_deeper(value, DEPTH_LIMIT):
                 value = _reject_too_deep()
+            elif is_json and index not in inexact and count_quotes(raw) != dumps(value).count(b'"'):
+                # An object with fewer quotes than its text had a key twice.
+                again = _parse_exactly(raw, None, reader)
+                value = again if type(again) is Rejected else value
         if type(value) is dict:
             # As `RawRecord(…)` does, in half the time.
             yield new(RawRecord, (number, first_line + index, raw, value, None))  # pyrefly: ignore[bad-specialization]
         elif type(value) is Rejected:
             yield RawRecord(number, first_line + index, raw, None, value)
         else:
-            yield RawRecord(number, first_line + index, raw, None, _reject_non_object(value, part))
+            yield RawRecord(number, first_line + index, raw, None, reader.reject_non_object(value))
         number += 1
+
+
+def _make_quote_counter(content: bytes) -> Callable[[bytes], int]:
+    """Return a function that counts the quotes of a line of the content as orjson writes them."""
+    if _ESCAPED_QUOTE not in content:
+        return methodcaller("count", b'"')
+    return lambda line: line.count(b'"') + line.count(_ESCAPED_QUOTE)
 
 
 def _find_long_integer_lines(content: bytes) -> frozenset[int]:
@@ -175,7 +201,7 @@ def _number_lines(content: bytes, places: ArrayLike) -> Ints:
     return np.searchsorted(np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n")), places)
 
 
-def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) -> Json:
+def _parse_again(raw: bytes, error: orjson.JSONDecodeError, reader: FileFormat) -> Json:
     """Return the reject for a line that orjson refused, or its value if it is valid JSON."""
     if (too_long := explain_too_long(raw)) is not None:
         return Rejected("too_long_record", too_long)
@@ -185,33 +211,46 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) ->
         return Rejected("not_utf8", f"byte 0x{raw[problem.start]:02x} at position {problem.start} of the line")
     if _measure_depth(raw) > DEPTH_LIMIT:
         return _reject_too_deep()
-    if _LONG_INTEGER.search(raw):
-        return _parse_exactly(raw, error)
-    return Rejected("invalid_json", _explain_invalid_json(error, part))
+    if _LONG_INTEGER.search(raw) or _NON_FINITE.search(raw):
+        return _parse_exactly(raw, error, reader)
+    return Rejected("invalid_json", f"{error}{reader.syntax_hint}")
 
 
-def _explain_invalid_json(error: orjson.JSONDecodeError, part: SourcePart) -> str:
-    return f"{error}{find_file_format(part.reader).syntax_hint}"
+def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: FileFormat) -> Json:
+    """Parse a line with every integer exact and each key once; `error` is orjson's, if it refused the line.
 
-
-def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
-    """Parse a line that holds a long run of digits with every integer exact; `error` is orjson's, if it refused."""
+    NaN and infinity, which are no JSON, are null, as in a typed file: what reads them decides.
+    """
     try:
-        value = json.loads(raw.decode(), parse_constant=_reject_json_constant)
-        # Lines that orjson refuses for another reason stay refused: infinite numbers and lone surrogates.
+        value = json.loads(raw.decode(), parse_constant=_forget_constant, object_pairs_hook=_require_distinct_keys)
+        # Lines that orjson refuses for another reason stay refused: numbers that are too large and lone surrogates.
         _ = error and json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except _RepeatedKeyError as repeated:
+        return Rejected("duplicate_key", f"{str(repeated)!r:.80} stands twice in one object")
     except RecursionError:
         return _reject_too_deep()
-    except UnicodeEncodeError:
-        return Rejected("invalid_json", str(error))
+    except UnicodeEncodeError as problem:
+        return Rejected("invalid_json", str(error or problem))
     except ValueError as problem:
-        detail = "an integer has more than 4,300 digits" if "integer string conversion" in str(problem) else str(error)
-        return Rejected("invalid_json", detail)
+        if "integer string conversion" in str(problem):
+            return Rejected("invalid_json", "an integer has more than 4,300 digits")
+        return Rejected("invalid_json", f"{error}{reader.syntax_hint}")
     return value
 
 
-def _reject_json_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+def _forget_constant(_: str) -> None:
+    return None
+
+
+class _RepeatedKeyError(Exception):
+    """An object has a key twice."""
+
+
+def _require_distinct_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedKeyError(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return found
 
 
 def _is_nested_deeper(value: Json, limit: int) -> bool:
@@ -243,7 +282,3 @@ def _measure_depth(raw: bytes) -> int:
 
 def _reject_too_deep() -> Rejected:
     return Rejected("too_deep", f"nested in more than {DEPTH_LIMIT} levels")
-
-
-def _reject_non_object(value: Json, part: SourcePart) -> Rejected:
-    return Rejected("not_an_object", find_file_format(part.reader).explain_non_object(value))

@@ -19,11 +19,12 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn, cast
+from urllib.parse import unquote
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
@@ -150,6 +151,17 @@ def locate_url(url: str, base: Path) -> Location:
     return Location(public_url(url), path, fs)
 
 
+_FOLDER_COLUMN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+
+def read_folder_columns(url: str) -> dict[str, str | None]:
+    """Return the columns that a file's folders name, as Hive and Spark write them: `year=2024/lang=en/a.parquet`."""
+    folders = extract_suffix_text(url).split("/")[:-1]
+    found = [match for folder in folders if (match := _FOLDER_COLUMN.fullmatch(folder)) is not None]
+    return {unquote(one[1]): None if one[2] == _NULL_FOLDER else unquote(one[2]) for one in found}
+
+
 def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Return the URLs of the files that one URL without braces matches, if any.
 
@@ -185,7 +197,7 @@ def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> l
 
 def _list_local_files(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
     found = (os.path.relpath(path, folder) for path in walk_files(folder))
-    files = sorted(path for path in found if _is_data_file(PurePosixPath(path), suffixes))
+    files = select_data_files(found, url, suffixes)
     for path in files:
         _require_regular_file(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
     return [f"{url.rstrip('/')}/{path}" for path in files]
@@ -265,6 +277,43 @@ def _require_regular_file(url: str, path: str) -> None:
         )
 
 
+_SAVED_SPLITS = "dataset_dict.json"
+_SAVED_NOTES = ("dataset_info.json", "state.json")
+_ARROW_CACHE = re.compile(r"(?:cache-[0-9a-f]{16}.*|tmp[^/]{8})\.arrow|tmp[^/]{8}")
+
+
+def select_data_files(paths: Iterable[str], url: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the data files among those of a folder, by code point.
+
+    In a folder that `datasets` saved, neither its notes nor its caches are data.
+
+    Raises
+    ------
+    SourceError
+        If the folder holds a saved dataset of several splits.
+
+    """
+    files = [PurePosixPath(path) for path in sorted(paths)]
+    saved = {path.parent for path in files if path.name == _SAVED_NOTES[1]} & {
+        path.parent for path in files if path.suffix == ".arrow"
+    }
+    parents = {path.parent for path in files if path.name == _SAVED_SPLITS}
+    splits = sorted({folder.name for folder in saved if folder.parent in parents})
+    if len(splits) > 1:
+        raise SourceError(
+            f"{public_url(url)}: is a saved dataset with the splits {', '.join(splits)}; a source names the splits "
+            f"that it reads; write train_urls: [{public_url(url).rstrip('/')}/"
+            f"{'train' if 'train' in splits else splits[0]}], and validation_urls if one is held out"
+        )
+    return [
+        str(path)
+        for path in files
+        if _is_data_file(path, suffixes)
+        and not (path.parent in saved and (path.name in _SAVED_NOTES or _ARROW_CACHE.fullmatch(path.name)))
+        and path.name != _SAVED_SPLITS
+    ]
+
+
 def _is_data_file(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
     return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
 
@@ -290,8 +339,8 @@ def _find_remote(url: str, location: Location, suffixes: tuple[str, ...]) -> lis
 def _list_remote_files(location: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
     found = remote.find_files(location.fs, folder, location.url)
     inside = len(folder.rstrip("/")) + 1
-    data = {path: facts for path, facts in found.items() if _is_data_file(PurePosixPath(path[inside:]), suffixes)}
-    return _list_regular_urls(data, location)
+    chosen = set(select_data_files((path[inside:] for path in found), location.url, suffixes))
+    return _list_regular_urls({path: facts for path, facts in found.items() if path[inside:] in chosen}, location)
 
 
 def _list_regular_urls(found: Mapping[str, Mapping[str, Any]], location: Location) -> list[str]:

@@ -55,10 +55,10 @@ def _load_known_scans(context: StageContext) -> dict[str, FileScan]:
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide how sources are read: not tags of evaluation, nor when it is read."""
     source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags", "after"})
-    for option in ("delimiter", "quote"):
+    for option in sources.READING_OPTIONS & source.keys():
         # Included only if set, so that sources of other kinds keep their versions.
-        if source.get(option) is None:
-            source.pop(option, None)
+        if source[option] == sources.Files.model_fields[option].default:
+            del source[option]
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
 
 
@@ -116,6 +116,7 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
             parts=len(groups),
         ),
         tables={"files": _files_table(scans, _load_earlier_scans(context))},
+        samples=_sample_doubtful_headers(scans),
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
         card={"parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts])}
@@ -125,6 +126,11 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),
     )
+
+
+def _sample_doubtful_headers(scans: list[FileScan]) -> dict[str, tuple[str, ...]]:
+    doubtful = [scan for scan in scans if scan.dialect is not None and scan.dialect.looks_headless]
+    return {"doubtful_header": tuple(f"{scan.url} line 1" for scan in doubtful[:10])} if doubtful else {}
 
 
 FILES_SHOWN = 30
@@ -149,8 +155,10 @@ def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> Display
 
 
 def _name_file_reader(scan: FileScan) -> str:
-    """Return the reader of a file, with its delimiter if that is not a comma."""
-    return scan.reader if scan.delimiter in (None, ",") else f"{scan.reader} by {scan.delimiter!r}"
+    """Return the reader of a file, with its delimiter if that is not a comma, and what else is unusual."""
+    delimiter = None if scan.dialect is None else scan.dialect.delimiter
+    name = scan.reader if delimiter in (None, ",") else f"{scan.reader} by {delimiter!r}"
+    return ", ".join([name, *sources.describe_reading(scan)])
 
 
 UNCHANGED = "as before"

@@ -26,7 +26,7 @@ from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
+from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
@@ -59,7 +59,7 @@ from rowmill.stages.canonical_rows import (
 from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
-VERSION = 9
+VERSION = 10
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 
@@ -196,8 +196,8 @@ def _count_rows(
     ledger = _build_rows_ledger(final)
     reasons = {reason: count for state, reason, count in ledger if state == REJECTED}
     left_out = sum(count for state, _, count in ledger if state not in (KEPT, REJECTED))
-    # Blank lines are not records: they must not reduce the share of rejects.
-    taken = records - left_out - reasons.get("blank", 0)
+    # What is no record must not reduce the share of rejects.
+    taken = records - left_out - sum(reasons.get(reason, 0) for reason in NO_RECORD_REASONS)
     kept = sum(int(p.facts["kept"]) for p in final)
     options = context.dataset.splits
     return CanonicalRowsFacts(

@@ -101,11 +101,16 @@ def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iter
     """Yield the files whose delimiter or quote character differs from the contract's."""
     number = 0
     for scan in load_scans(context.input(RAW_DATASET)):
+        found = scan.dialect if scan.parts else None
         for what, own, wanted in (
-            ("separated by", scan.delimiter, contract.delimiter),
-            ("quoted with", scan.quote, contract.quote),
+            ()
+            if found is None
+            else (
+                ("separated by", found.delimiter, contract.delimiter),
+                ("quoted with", found.quote, contract.quote),
+            )
         ):
-            if scan.parts and own is not None and wanted is not None and own != wanted:
+            if wanted is not None and own != wanted:
                 yield ColumnDrift(
                     "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
                 )

@@ -48,7 +48,7 @@ from rowmill.stages.canonical_rows.typed_records import MismatchLog, TypedColumn
 from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValues, ValueColumnBuilder, split_columns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
+from rowmill.tabular.serialization import make_exact_decoder
 from rowmill.tabular.table_contract import TableContract, TableEvidence
 from rowmill.tabular.table_contract import evidence as table_evidence
 from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_strings
@@ -233,21 +233,13 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
 
     def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
         types = set(map(type, value.values()))
-        is_flat = types <= _FLAT_TYPES
-        # A line that serializes back to itself has no repeated key, and its floats keep their digits.
-        if is_flat and _is_written_as(value, line):
+        # A line that serializes back to itself has floats that keep their digits.
+        if types <= _FLAT_TYPES and _is_written_as(value, line):
             if float not in types:
                 return value
             return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
-        # A flat object with as many `":` as keys, and no blank after a quote, has no repeated key either; looking for
-        # repeated keys while decoding takes twice as long.
-        has_colons = line.count(b'":') == len(value) and b'" ' not in line and b'"\t' not in line
         try:
-            text = line.decode()
-            is_plain = is_flat and has_colons and b'"\r' not in line
-            return cast("dict[str, Json]", decode(text) if is_plain else read_json(text, unique_keys=True))
-        except RepeatedKeyError as error:
-            return Rejected("duplicate_column", f"{error} stands twice in one object")
+            return cast("dict[str, Json]", decode(line.decode()))
         except ValueError as error:
             return Rejected("unserialisable", str(error))
 

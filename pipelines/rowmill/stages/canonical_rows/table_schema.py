@@ -189,7 +189,7 @@ def infer_dataset_contract(
     """Infer the contract of a dataset from its data."""
     form = get_table_options(context)
     scans = load_scans(context.input(RAW_DATASET))
-    dialects = {(scan.delimiter, scan.quote) for scan in scans if scan.delimiter is not None and scan.records}
+    dialects = {(one.delimiter, one.quote) for scan in scans if (one := scan.dialect) is not None and scan.records}
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
     return table_contract.infer_contract(
         evidence,

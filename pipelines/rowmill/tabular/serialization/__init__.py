@@ -16,7 +16,6 @@ from rowmill.core.config import Config
 from rowmill.tabular.serialization.reading import (
     RecordDecoder,
     RecordProblem,
-    RepeatedKeyError,
     make_exact_decoder,
     read_json,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "Codec",
     "RecordDecoder",
     "RecordProblem",
-    "RepeatedKeyError",
     "Serialiser",
     "Wire",
     "make_exact_decoder",

@@ -90,23 +90,19 @@ class RecordDecoder:
         return found
 
 
-class RepeatedKeyError(ValueError):
-    """An object has a key twice; JSON does not define which value counts."""
+def read_json(text: str, *, allows_nan: bool = False) -> Json:
+    """Decode JSON text exactly: numbers with `.` or `e` as `Decimal`, others as `int`; the last of equal keys counts.
 
-
-def read_json(text: str, *, unique_keys: bool = False) -> Json:
-    """Decode JSON text exactly: numbers with `.` or `e` as `Decimal`, others as `int`.
+    With `allows_nan`, NaN and infinity are null, as sources read them.
 
     Raises
     ------
-    RepeatedKeyError
-        With `unique_keys`, if an object has a key twice; else its last value counts.
     ValueError
-        If it is not JSON (NaN is not), is nested too deeply, or contains a number too large to be read.
+        If it is not JSON, is nested too deeply, or contains a number too large to be read.
 
     """
     try:
-        return (_UNIQUE if unique_keys else _EXACT).decode(text)
+        return (_WITH_NAN if allows_nan else _EXACT).decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
     except InvalidOperation:
@@ -122,16 +118,16 @@ class _DecimalCache(dict[str, Decimal]):
 
 
 def make_exact_decoder() -> Callable[[str], Json]:
-    """Return a decoder like `read_json` that shares one object among equally written decimals."""
+    """Return a decoder of records of a source, like `read_json`, that shares one object among equal decimals."""
     decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=_refuse_constant)
 
     def decode(text: str) -> Json:
         try:
             value, end = decoder.raw_decode(text)
         except (ValueError, RecursionError, InvalidOperation):
-            return read_json(text)
+            return read_json(text, allows_nan=True)
         # Blanks or text follow the value.
-        return value if end == len(text) else read_json(text)
+        return value if end == len(text) else read_json(text, allows_nan=True)
 
     return decode
 
@@ -140,16 +136,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _require_unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise RepeatedKeyError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
 _EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
-_UNIQUE = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_require_unique_keys)
+_WITH_NAN = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None)
 
 
 def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:

@@ -1,0 +1,167 @@
+"""Arrow files and typed values: saved datasets, Feather, folders that name columns, numbers of their width."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from rowmill import sources
+from rowmill.core.errors import SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, FileScan, StoreStager
+
+ROWS = [{"messages": [{"role": "user", "content": f"q{i}"}], "n": i} for i in range(700)]
+
+
+def scan(folder: Path, *names: str, **options: Any) -> list[FileScan]:
+    source = Files.model_validate({"train_urls": list(names), **options})
+    return sources.scan_source(source, folder, StoreStager(Store(str(folder / "store")), "raw"), {})
+
+
+def read(folder: Path, *names: str, **options: Any) -> list[Any]:
+    parts = [part for one in scan(folder, *names, **options) for part in one.parts]
+    return [one.value for part in parts for one in sources.read_records(part, folder)]
+
+
+def write_stream(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema, **options) as writer:
+        for batch in table.to_batches(max_chunksize=300):
+            writer.write_batch(batch)
+
+
+def save_dataset(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a folder as `datasets` does with `save_to_disk`."""
+    write_stream(folder / "data-00000-of-00002.arrow", rows[:400])
+    write_stream(folder / "data-00001-of-00002.arrow", rows[400:])
+    (folder / "state.json").write_text('{"_data_files": []}', encoding="utf-8")
+    (folder / "dataset_info.json").write_text('{"features": {}}', encoding="utf-8")
+    write_stream(folder / "cache-0123456789abcdef.arrow", rows[:5])
+
+
+def test_saved_dataset_is_read_like_any_other(tmp_path: Path) -> None:
+    save_dataset(tmp_path / "saved", ROWS)
+
+    assert read(tmp_path, "saved") == ROWS
+    [first, _] = scan(tmp_path, "saved")
+    assert first.reader == "arrow"
+    assert first.columns is not None
+    assert first.columns["n"] == "int64"
+
+
+def test_saved_splits_are_named(tmp_path: Path) -> None:
+    save_dataset(tmp_path / "saved" / "train", ROWS)
+    save_dataset(tmp_path / "saved" / "test", ROWS[:3])
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
+
+    with pytest.raises(
+        SourceError, match=r"is a saved dataset with the splits test, train; .*train_urls: \[saved/train"
+    ):
+        read(tmp_path, "saved")
+    assert len(read(tmp_path, "saved/train", validation_urls=["saved/test"])) == 703
+
+
+def test_file_format_and_compressed_files_are_read(tmp_path: Path) -> None:
+    feather.write_feather(pa.Table.from_pylist(ROWS), tmp_path / "a.feather")
+    write_stream(tmp_path / "b.arrow", ROWS[:9])
+    (tmp_path / "c.arrow.gz").write_bytes(__import__("gzip").compress((tmp_path / "b.arrow").read_bytes()))
+    (tmp_path / "d.feather.gz").write_bytes(__import__("gzip").compress((tmp_path / "a.feather").read_bytes()))
+
+    assert read(tmp_path, "a.feather") == ROWS
+    assert read(tmp_path, "c.arrow.gz") == read(tmp_path, "b.arrow") == ROWS[:9]
+    assert read(tmp_path, "d.feather.gz") == ROWS
+
+
+@pytest.mark.parametrize("cut", [3, 100, -40])
+def test_cut_arrow_file_is_an_error(tmp_path: Path, cut: int) -> None:
+    write_stream(tmp_path / "a.arrow", ROWS)
+    whole = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(whole[: cut if cut > 0 else len(whole) // 2])
+
+    with pytest.raises(SourceError, match=r"a\.arrow: not readable as Arrow after [\d,]+ rows"):
+        read(tmp_path, "a.arrow")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_folders_name_columns(tmp_path: Path, suffix: str) -> None:
+    for folder in ("lang=en/year=2024", "lang=de%20AT/year=__HIVE_DEFAULT_PARTITION__"):
+        path = tmp_path / "rows" / folder / f"a{suffix}"
+        path.parent.mkdir(parents=True)
+        if suffix == ".parquet":
+            pq.write_table(pa.table({"text": ["x"], "year": [7]} if "en" in folder else {"text": ["x"]}), path)
+        else:
+            write_stream(path, [{"text": "x", "year": 7}] if "en" in folder else [{"text": "x"}])
+
+    found = scan(tmp_path, "rows/")
+
+    assert read(tmp_path, "rows/") == [
+        {"text": "x", "lang": "de AT", "year": None},
+        {"text": "x", "year": 7, "lang": "en"},
+    ]
+    assert [one.columns["lang"] for one in found if one.columns is not None] == ["string"] * 2
+
+
+def test_narrow_floats_have_the_digits_of_their_width(tmp_path: Path) -> None:
+    narrow = pa.array([0.1, None, 3.4e38], pa.float32())
+    table = pa.table(
+        {
+            "single": narrow,
+            "half": pa.array([0.1, 1.5, None], pa.float16()),
+            "double": pa.array([0.1, 5e-324, 1e308]),
+            "list": pa.array([[0.1, None], None, []], pa.list_(pa.float32())),
+            "struct": pa.array(
+                [{"x": 0.1, "y": 1}, None, {"x": None, "y": 2}], pa.struct({"x": pa.float32(), "y": pa.int8()})
+            ),
+            "map": pa.array([[("k", 0.1)], None, []], pa.map_(pa.string(), pa.float32())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    first, second, third = read(tmp_path, "a.parquet")
+
+    assert first == {
+        "single": 0.1,
+        "half": 0.1,
+        "double": 0.1,
+        "list": [0.1, None],
+        "struct": {"x": 0.1, "y": 1},
+        "map": [["k", 0.1]],
+    }
+    assert (second["single"], second["double"], third["single"], third["double"]) == (None, 5e-324, 3.4e38, 1e308)
+
+
+@pytest.mark.parametrize(("kind", "is_read_again"), [(pa.float32(), True), (pa.float64(), False)])
+def test_file_is_read_again_only_if_it_would_be_read_otherwise(tmp_path: Path, kind: Any, is_read_again: bool) -> None:
+    pq.write_table(pa.table({"x": pa.array([0.1], kind)}), tmp_path / "a.parquet")
+    [found] = scan(tmp_path, "a.parquet")
+    stored = json.loads(json.dumps(found.to_json()))
+    # As the release before wrote it.
+    for name in ("dialect", "encoding", "asked", "reader_version"):
+        del stored[name]
+    older = FileScan.from_json(
+        {**stored, "delimiter": None, "quote": None, "asked": [None, None], "dialect_version": 0}
+    )
+    made: list[str] = []
+
+    source = Files(train_urls=["a.parquet"])
+    sources.scan_source(source, tmp_path, lambda at, _: made.append(at) or "", {older.url: older})
+
+    assert bool(made) is is_read_again
+
+
+def test_named_format_reads_files_of_any_name(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "part-0").write_text('{"a": 1}\n{"a": 2}\n', encoding="utf-8")
+    (tmp_path / "rows" / "part-1.dat").write_text('{"a": 3}\n', encoding="utf-8")
+
+    assert read(tmp_path, "rows", file_format="jsonl") == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert read(tmp_path, "rows/part-1.dat", file_format="jsonl") == [{"a": 3}]
+    [first, _] = scan(tmp_path, "rows", file_format="csv")
+    assert first.reader == "delimited"
+    with pytest.raises(ValueError, match=r"part-1\.dat' has no known suffix; .*source\.file_format"):
+        Files(train_urls=["rows/part-1.dat"])

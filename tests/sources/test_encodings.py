@@ -1,0 +1,101 @@
+"""Encodings of text files: UTF-8 unless a mark or the recipe says otherwise, and one error where neither is true."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill import sources
+from rowmill.core.errors import SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, FileScan, StoreStager
+
+TEXTS = ["José, Orléans", "naïve\tcafé", "Zürich", "straße", "piñata", "déjà vu", "søster"]
+
+
+def read(folder: Path, name: str, content: bytes, **options: Any) -> tuple[FileScan, list[Any]]:
+    (folder / name).write_bytes(content)
+    source = Files.model_validate({"train_urls": [name], **options})
+    [scan] = sources.scan_source(source, folder, StoreStager(Store(str(folder / "store")), "raw"), {})
+    return scan, [one.value for part in scan.parts for one in sources.read_records(part, folder)]
+
+
+def written(name: str) -> str:
+    if ".jsonl" in name:
+        return "".join(json.dumps({"text": one}, ensure_ascii=False) + "\n" for one in TEXTS)
+    if name.endswith(".json"):
+        return json.dumps([{"text": one} for one in TEXTS], ensure_ascii=False)
+    return "text\n" + "".join(f'"{one}"\n' for one in TEXTS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be", "latin-1", "cp1252"])
+def test_text_is_read_in_its_encoding(tmp_path: Path, name: str, encoding: str) -> None:
+    content = written(name).encode(encoding)
+    options = {} if encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32") else {"encoding": encoding}
+
+    scan, records = read(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content, **options)
+
+    assert records == [{"text": one} for one in TEXTS]
+    is_noted = encoding in ("utf-16", "utf-32")
+    assert sources.describe_reading(scan) == ([f"as {encoding.upper()}, not as UTF-8"] if is_noted else [])
+    if name == "a.csv":
+        assert sources.find_part_line(scan.parts[0], scan, tmp_path, 3) == 5
+
+
+def test_texts_of_lines_are_read_in_their_encoding(tmp_path: Path) -> None:
+    _, records = read(tmp_path, "a.txt", "\n".join(TEXTS).encode("utf-16"), sample_by="line")
+
+    assert records == [{"text": one} for one in TEXTS]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_file_that_is_clearly_not_utf8_is_one_error_that_names_line_and_option(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, match=r"line \d: byte 0xe9 is not UTF-8, .*source\.encoding: latin-1"):
+        read(tmp_path, name, written(name).replace("\n", "\n\n").encode("latin-1"))
+
+
+def test_utf16_without_a_mark_is_one_error_that_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"as in UTF-16 without a mark; .*source\.encoding: utf-16-le"):
+        read(tmp_path, "a.csv", b"name,age\nann,7\n".decode().encode("utf-16-le"))
+
+
+def test_single_damaged_lines_are_rejects(tmp_path: Path) -> None:
+    lines = [*(json.dumps({"text": one}, ensure_ascii=False).encode() for one in TEXTS), b'{"text":"\xff"}']
+
+    _, records = read(tmp_path, "a.jsonl", b"\n".join(lines * 3))
+
+    assert records == [*({"text": one} for one in TEXTS), None] * 3
+
+
+def test_bytes_outside_the_encoding_are_an_error_with_the_line(tmp_path: Path) -> None:
+    content = "a\nb\nc\n".encode("utf-16") + b"\x00\xd8" + "\n".encode("utf-16-le")
+
+    with pytest.raises(SourceError, match=r"a\.txt: line 4: is not utf-16 .*; a file has one encoding;"):
+        read(tmp_path, "a.txt", content, sample_by="line")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "folder/x.arrow"])
+def test_encoding_of_other_files_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="encoding: utf-16 applies to text files only, and no URL names one"):
+        Files(train_urls=[name], encoding="utf-16")
+
+
+@pytest.mark.parametrize("name", ["klingon", "base64", ""])
+def test_unknown_encoding_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no encoding; write for example utf-8, utf-16, latin-1 or cp1252"):
+        Files(train_urls=["a.csv"], encoding=name)
+
+
+def test_changed_encoding_reads_the_file_again(tmp_path: Path) -> None:
+    read(tmp_path, "a.txt", "caf\u00e9".encode("cp1252"), encoding="cp1252")
+    scan, _ = read(tmp_path, "a.txt", "caf\u00e9".encode("cp1252"), encoding="latin-1")
+    stager = StoreStager(Store(str(tmp_path / "store")), "raw")
+
+    for encoding, is_known in (("latin-1", True), ("cp1250", False)):
+        [again] = sources.scan_source(
+            Files(train_urls=["a.txt"], encoding=encoding), tmp_path, stager, {scan.url: scan}
+        )
+        assert (again == scan) is is_known

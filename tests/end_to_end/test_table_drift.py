@@ -386,3 +386,31 @@ def test_other_kinds_have_no_table_metadata(tmp_path: Path) -> None:
     assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}
     identity = raw_dataset.identify_raw_dataset(made.project.recipe, "rows")
     assert not {"delimiter", "quote"} & identity["source"].keys()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (pa.array([1, 2]), pa.array(["3", "x"]), "code is int64 in data/a.parquet, and string in data/b.parquet"),
+        (pa.array([1.5]), pa.array([True]), "code is double in data/a.parquet, and bool in data/b.parquet"),
+        (pa.array([1]), pa.array([1.5], pa.float32()), None),
+        (pa.array(["a"]), pa.array(["b"], pa.large_string()), None),
+        (pa.array(["a"]), pa.array([None], pa.null()), None),
+    ],
+)
+def test_column_that_two_files_declare_as_different_kinds_is_drift(
+    tmp_path: Path, one: Any, other: Any, said: str | None
+) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.write("a.parquet", parquet(code=one, n=[1] * len(one)))
+    workspace.write("b.parquet", parquet(code=other, n=[1] * len(other)))
+    made = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": records()}}, seq_len=2048)
+
+    if said is None:
+        assert facts_of(made.build(only=TO_ROWS))["table_drift"] == 0
+        return
+    with pytest.raises(GateError, match=said):
+        made.build(only=(*TO_ROWS, "tokenized_examples"))
+    pinned = records(table={"columns": {"code": {"type": "any"}, "n": {"type": "integer"}}})
+    again = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": pinned}}, seq_len=2048)
+    assert facts_of(again.build(only=TO_ROWS))["table_drift"] == 0

@@ -87,6 +87,8 @@ def find_drifts(
     """Yield the differences between the data and the contract in force, pinned or the last build's."""
     assert observed.contract is not None
     yield from _find_dialect_drifts(context, observed.contract)
+    if get_table_options(context).table is None:
+        yield from _find_type_conflicts(context)
     if observed.earlier is None:
         if get_table_options(context).table is not None:
             yield from table_contract.find_missing_or_new(observed.contract, observed.evidence)
@@ -114,6 +116,22 @@ def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iter
                 yield ColumnDrift(
                     "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
                 )
+        number += len(scan.parts)
+
+
+def _find_type_conflicts(context: StageContext) -> Iterator[ColumnDrift]:
+    """Yield the columns that two typed files declare as different kinds of values, such as numbers and text."""
+    first: dict[str, tuple[str, str, str]] = {}
+    told: set[str] = set()
+    number = 0
+    for scan in load_scans(context.input(RAW_DATASET)):
+        for name, declared in (scan.columns or {}).items() if scan.records else ():
+            kind = table_contract.name_declared_kind(declared)
+            known = first.setdefault(name, (kind, declared, scan.url))
+            if kind != known[0] and "" not in (kind, known[0]) and name not in told:
+                told.add(name)
+                change = f"is {known[1]} in {known[2]}, and {declared} in {scan.url}"
+                yield ColumnDrift(name, change, None, (number, 0))
         number += len(scan.parts)
 
 

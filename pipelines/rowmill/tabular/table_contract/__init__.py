@@ -23,6 +23,7 @@ choosing the contract of a build (`table_schema.py`), the text of a record (`ser
 
 from rowmill.tabular.table_contract.cells import make_cell_writer, read_position
 from rowmill.tabular.table_contract.contract import ColumnContract, TableContract
+from rowmill.tabular.table_contract.declared_types import name_declared_kind
 from rowmill.tabular.table_contract.drift import ColumnDrift, ColumnMismatch, find_contract_changes, find_missing_or_new
 from rowmill.tabular.table_contract.evidence import ColumnEvidence, TableEvidence, merge_evidence, observe_records
 from rowmill.tabular.table_contract.inference import build_record_schema, infer_contract, infer_sort_key
@@ -41,6 +42,7 @@ __all__ = [
     "infer_sort_key",
     "make_cell_writer",
     "merge_evidence",
+    "name_declared_kind",
     "observe_records",
     "read_position",
 ]

@@ -42,6 +42,17 @@ def parse_declared_column(name: str, declared: str, *, nullable: bool, required:
     return Column(name, "json", nullable=nullable, required=required)
 
 
+_KINDS: dict[ColumnType, str] = {
+    "integer": "numbers", "float": "numbers", "decimal": "numbers", "boolean": "booleans", "string": "text",
+    "datetime": "times", "date": "times", "time": "times", "duration": "durations", "bytes": "bytes",
+}  # fmt: skip
+
+
+def name_declared_kind(declared: str) -> str:
+    """Return the kind of values of a declared type: "numbers", "text", …; "" where it may be anything."""
+    return _KINDS.get(parse_declared_column("column", declared, nullable=True, required=True).type, "")
+
+
 def _split_struct_fields(declared: str) -> list[tuple[str, str]] | None:
     """Split `struct<a: int64, b: list<item: string>>` into its fields; None for any other text."""
     if not (declared.startswith("struct<") and declared.endswith(">")):

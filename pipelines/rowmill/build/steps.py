@@ -173,9 +173,13 @@ def _find_off_checks(dataset: Dataset) -> frozenset[str]:
 
 
 def _is_set(dataset: Dataset, path: str) -> bool:
-    group, _, name = path.partition(".")
-    options: Config = getattr(dataset, group)
-    # Only some kinds have an option of `format`.
+    *groups, name = path.split(".")
+    options: Config = dataset
+    for group in groups:
+        # Only some kinds have an option, or a group of options, of `format`.
+        if group not in type(options).model_fields:
+            return False
+        options = getattr(options, group)
     fields = type(options).model_fields
     return name in fields and getattr(options, name) != fields[name].default
 

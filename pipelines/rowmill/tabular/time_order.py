@@ -72,6 +72,11 @@ class SortKey:
         """Whether a decrease means the next day."""
         return self.name == TIME_OF_DAY.name or ("%" in self.name and not _DATED.search(self.name))
 
+    @property
+    def is_date(self) -> bool:
+        """Whether positions are those of dates, with or without a time of day."""
+        return self.name not in (ELAPSED.name, TEXT.name) and not self.is_time_of_day
+
     @cached_property
     def _reader(self) -> Callable[[Value], Position | None]:
         return (

@@ -37,7 +37,7 @@ IDLE: Mapping[str, set[str]] = {
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
               "preference_data", "control_strings", "prompt_parity", "doubtful_header", *OTHERS},
     "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "preference_data", "unread_text", *OTHERS},
+              "preference_data", "unread_text", "ambiguous_times", *OTHERS},
     "groups": {"preference_data", "unread_text", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""

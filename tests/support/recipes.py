@@ -59,6 +59,7 @@ _SHARES = (
     "content_dropped",
     "dropped_share",
     "filler_share",
+    "ambiguous_times",
 )
 LENIENT: dict[str, Any] = {
     "nonempty": {"at_least": 0},

@@ -133,6 +133,14 @@ CHECKS: tuple[Check, ...] = (
         "read the table type_mismatch; correct the values, add them to the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
         only_for="record", names_samples=True),
+    Check("ambiguous_times", (CANONICAL_ROWS,), "at_most", 0.01, "error",
+        "share of records that the order column does not order: an hour that repeats without a zone, a time without a "
+        "zone among others, seconds among milliseconds, a time that repeats in a series; of several, the most frequent",
+        "read the table ambiguous_times on this page, which names the cells, and correct them in the source; if such "
+        "times belong to the data, waive the check", warn_from=0, applies_to="records with an order column",
+        only_for="record", requested_by=("format.data.order_training_examples_by",
+        "format.time_series.timestamp_column"), is_share=True, names_samples=True,
+        before_build="correct the cells in the source; if such times belong to the data, waive the check"),
     Check("preference_data", (CANONICAL_ROWS,), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "bad answers would be trained like good ones: keep only good ones in the source, or name the answer to train "

@@ -145,6 +145,9 @@ class CanonicalRowsFacts:
     """Floats that are NaN or infinite."""
     table_drift: int | Uncounted = UNCOUNTED
     type_mismatch: int | Uncounted = UNCOUNTED
+    ambiguous_times: float | Uncounted = UNCOUNTED
+    """Share of records whose time may be meant in two ways, counted with an order column; of several problems, the most
+    frequent one's."""
 
 
 @frozen_dataclass(kw_only=True)

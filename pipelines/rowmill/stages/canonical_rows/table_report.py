@@ -1,7 +1,7 @@
 """Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers.
 
 What belongs here: facts, tables and histograms of a dataset of records. What does not: deciding its schema
-(`table_schema.py`), comparing its contract with the data (`table_drift.py`).
+(`table_schema.py`), comparing its contract with the data (`table_drift.py`), ambiguous times (`table_times.py`).
 """
 
 from dataclasses import replace
@@ -11,13 +11,14 @@ import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.storage import digest_json
-from rowmill.schema.facts import CanonicalRowsFacts
+from rowmill.schema.facts import UNCOUNTED, CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.canonical_rows.table_drift import find_drifts, merge_mismatches, report_contract
-from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
+from rowmill.stages.canonical_rows.table_times import index_times, report_ambiguous_times
+from rowmill.stages.table_inputs import ObservedTable, get_table_options
 from rowmill.tabular import row_index, sizing
-from rowmill.tabular.row_index import NO_KEY, count_group_sizes
+from rowmill.tabular.row_index import NO_KEY, RowIndex, count_group_sizes
 from rowmill.tabular.table_contract.evidence import ShapeTally
 from rowmill.tabular.table_contract.value_shapes import is_non_finite_shape
 
@@ -28,7 +29,9 @@ def complete_table_output(
     """Add the facts that only records have: schema, groups, times, splits."""
     form = get_table_options(context)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    times = _measure_intervals(context, draft, observed)
+    index = index_times(context, draft.parts, observed)
+    times = _measure_intervals(context, index)
+    ambiguous = report_ambiguous_times(context, draft, observed, index)
     mismatches = merge_mismatches(draft.parts)
     drifts = [] if observed.contract is None else list(find_drifts(context, observed, mismatches))
     facts = replace(
@@ -39,6 +42,7 @@ def complete_table_output(
         table_drift=len(drifts),
         type_mismatch=sum(mismatch.count for mismatch in mismatches.values()),
         non_finite=_count_non_finite(draft, observed),
+        ambiguous_times=UNCOUNTED if ambiguous is None else ambiguous,
     )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
@@ -121,13 +125,12 @@ def _report_groups(
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(context: StageContext, draft: StageOutput, observed: ObservedTable) -> dict[str, Any]:
+def _measure_intervals(context: StageContext, index: RowIndex | None) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
     form = get_table_options(context)
     configured = form.time_series.timestamp_interval_seconds
-    if form.mode != "sequential" and configured is None:
+    if index is None or (form.mode != "sequential" and configured is None):
         return {"interval": None, "mismatch": NOT_APPLICABLE}
-    index = index_parts(context, draft.parts, observed)
     found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
+from rowmill.core.arrays import Bools
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS
@@ -47,12 +48,13 @@ from rowmill.stages.canonical_rows.typed_cells import CellRowBuilder
 from rowmill.stages.canonical_rows.typed_records import MismatchLog, TypedColumns, join_members, resolve_column_roles
 from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValues, ValueColumnBuilder, split_columns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
+from rowmill.tabular.ambiguous_times import mark_zones
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import make_exact_decoder
 from rowmill.tabular.table_contract import TableContract, TableEvidence
 from rowmill.tabular.table_contract import evidence as table_evidence
 from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_strings
-from rowmill.tabular.time_order import SortKey
+from rowmill.tabular.time_order import ISO8601, SortKey
 
 
 @frozen_dataclass
@@ -299,6 +301,7 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
     if is_by_file:
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
+    times = _read_zoned_times(task, decoded)
     prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
     row_ids = _make_row_ids(tasks, decoded)
     table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
@@ -311,7 +314,9 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
         for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
             rejects.add(row_ids[place], refused[place], decoded.raws[place])
         own = table.slice(begin, end - begin)
-        yield _save_table_rows(task, own if kept[begin:end].all() else own.filter(kept[begin:end]), rejects, log)
+        own = own if kept[begin:end].all() else own.filter(kept[begin:end])
+        zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
+        yield _save_table_rows(task, own, rejects, log, zones)
 
 
 def _reject_all(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
@@ -323,7 +328,7 @@ def _reject_all(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Itera
             rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
         for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
             rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
-        yield _save_table_rows(task, empty, rejects, MismatchLog())
+        yield _save_table_rows(task, empty, rejects, MismatchLog(), {})
 
 
 def _make_row_ids(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> pl.Series:
@@ -456,7 +461,39 @@ def _empty_column(field: pa.Field, count: int) -> Any:
     return pa.repeat(pa.scalar(0).cast(field.type), count)
 
 
-def _save_table_rows(task: TableRowsTask, table: pa.Table, log: RejectLog, mismatches: MismatchLog) -> Part:
+def _read_zoned_times(task: TableRowsTask, decoded: _DecodedParts) -> CellColumn | None:
+    """Return the times of the order column, of which each may have a zone; None if its format decides that."""
+    name = task.dataset.format.require_table().order_column
+    if name is None or task.order != ISO8601:
+        return None
+    if decoded.cells is not None:
+        return decoded.cells.get(name)
+    values = (one.get(name) for one in decoded.values)
+    return CellColumn.from_cells([value if type(value) is str else "" for value in values])
+
+
+def _count_zones(times: CellColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:
+    """Return how many rows of a part have a time with a zone, and without, each with the first cell and its record.
+
+    `kept` bool[N] and `numbers` are those of the part, whose first record is `begin`.
+    """
+    codes = times.codes[begin : begin + len(kept)]
+    zoned = mark_zones(times.texts)[codes]
+    found = {"with": np.flatnonzero(zoned & kept), "without": np.flatnonzero(~zoned & kept)}
+    return {
+        name: [len(places), times.texts[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])]]
+        for name, places in found.items()
+        if len(places)
+    }
+
+
+def _save_table_rows(
+    task: TableRowsTask,
+    table: pa.Table,
+    log: RejectLog,
+    mismatches: MismatchLog,
+    zones: Mapping[str, list[int | str]],
+) -> Part:
     """Save a part's rows, its rejects and its ledger."""
     store = Store(task.root)
     taken = task.part.records if task.take is None else min(task.take, task.part.records)
@@ -475,6 +512,7 @@ def _save_table_rows(task: TableRowsTask, table: pa.Table, log: RejectLog, misma
         "splits": dict(sorted(splits.items())),
         "characters": characters + table.num_rows,
         "mismatches": mismatches.to_json(),
+        **({"zones": zones} if zones else {}),
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),

@@ -430,3 +430,21 @@ def test_options_of_reading_may_stand_beside_the_columns_of_a_table(tmp_path: Pa
     url = made.write("a.csv", b"1,x\n")
     with pytest.raises(ConfigError, match=r"format\.table\.header and source\.header are the same option; keep source"):
         _ = made.recipe({"rows": {"source": {"train_urls": [url], "header": True}, "format": twice}}).project
+
+
+@pytest.mark.parametrize(
+    "options", [{"delimiter": '"'}, {"delimiter": ";", "quote": ";"}, {"quote": "'", "escape": "'"}]
+)
+def test_signs_that_are_the_same_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"(delimiter|quote) and (quote|escape) are both .; they must differ"):
+        Files.model_validate({"train_urls": ["a.csv"], **options})
+
+
+def test_double_quote_may_be_a_delimiter_and_is_in_the_contract(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [workspace.write("a.csv", b'a"b\n1"x\n2"y\n')], "delimiter": '"', "quote": "'"}
+    made = workspace.recipe({"rows": {"source": source, "format": {"kind": "records"}}}).build(
+        only=("raw_dataset", "canonical_rows")
+    )
+
+    assert made.manifest("rows", "canonical_rows").details["table"]["contract"]["delimiter"] == '"'

@@ -4,7 +4,7 @@ What belongs here: columns of a few values and their contracts. What does not: b
 """
 
 from decimal import Decimal
-from json import dumps
+from json import dumps, loads
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from rowmill.tabular.table_contract import (
     merge_evidence,
     observe_records,
 )
-from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells
+from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_cells
 from rowmill.tabular.table_contract.declared_types import parse_declared_column
 from rowmill.tabular.time_order import SortKey
 
@@ -394,3 +394,41 @@ def test_contract_round_trips_through_json() -> None:
     assert RecordSchema((Column("a", "integer", nullable=True),)) == build_record_schema(
         contract, seen([*NUMBERS, "NA"]), {}, ()
     )
+
+
+ODD_CELLS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        ["", " ", "NA", "nan", "-inf", "1,5", "1.234", "01", "2024-01-15", "1/2/2024", "true", "5e-324", "\u00a0", "?"]
+    ),
+    st.from_regex(r"[+-]?[0-9]{0,4}[.,eE ']?[0-9]{0,4}", fullmatch=True),
+)
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.lists(ODD_CELLS, min_size=3, max_size=3), min_size=1, max_size=3),
+    st.characters(exclude_characters="\r\n"),
+    st.characters(exclude_characters="\r\n"),
+    st.booleans(),
+)
+def test_contract_of_any_cells_is_one_and_reads_them(
+    columns: dict[str, list[str]], delimiter: str, quote: str, is_order: bool
+) -> None:
+    cells = {name: CellColumn.from_cells(texts) for name, texts in columns.items()}
+    [evidence] = observe_cells(cells, [0, 1, 2], [0, 3])
+    order = next(iter(columns)) if is_order else None
+
+    contract = infer_contract(evidence, {}, order=order, delimiter=delimiter, quote=quote)
+
+    assert TableContract.from_json(loads(dumps(contract.to_json()))) == contract
+    schema = build_record_schema(contract, evidence, {}, ())
+    for name, texts in columns.items():
+        written = write_cells(contract.columns[name], cells[name].texts).to_pylist()
+        distinct = cells[name].texts.to_pylist()
+        assert written == [make_cell_writer(contract.columns[name])(text) for text in distinct]
+        assert None not in written or len(set(texts)) > 1
+        # What is written as a number is read back as the same number.
+        for text in written:
+            if text is not None:
+                assert schema.by_name[name].nullable or text != "null"
+                loads(text, parse_float=Decimal)

@@ -197,7 +197,7 @@ def _parse_head(head: str, dialect: Dialect) -> list[list[str]]:
 def _parse_plainly(head: str, delimiter: str, quote: str) -> list[list[str]]:
     """Parse before escapes and blanks are known: a backslash before a quote, or a blank, hides no delimiter."""
     escape = BACKSLASH if _ESCAPED_QUOTE.search(head) else None
-    return _parse_head(head, Dialect(delimiter, quote, escape, trims=True))
+    return _parse_head(head, Dialect(delimiter, quote, escape, trims=not delimiter.isspace()))
 
 
 # ── Lines before the header ────────────────────────────────────────────────────────────────────────

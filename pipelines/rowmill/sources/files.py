@@ -11,6 +11,7 @@ parsing either a second time would cost more than the disk space.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, Literal
 
@@ -149,6 +150,14 @@ class Files(Config):
                 raise ValueError(
                     f"{option}: {getattr(self, option)} applies to {kinds} files only, and no URL names one; delete it"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _require_distinct_signs(self) -> "Files":
+        signs = {"delimiter": self.delimiter, "quote": self.quote or QUOTE, "escape": self.escape}
+        for one, other in combinations(signs, 2):
+            if signs[one] is not None and signs[one] == signs[other]:
+                raise ValueError(f"{one} and {other} are both {signs[one]}; they must differ; write the file's own")
         return self
 
     @model_validator(mode="after")

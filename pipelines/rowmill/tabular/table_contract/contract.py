@@ -18,8 +18,8 @@ ISO8601 = "iso8601"
 
 
 def _is_one_character(text: str) -> str:
-    if len(text) != 1 or text in '\n\r"':
-        raise ValueError(f"must be one character, such as ';', but neither a line end nor a double quote; got {text!r}")
+    if len(text) != 1 or text in "\n\r":
+        raise ValueError(f"must be one character, such as ';', but no line end; got {text!r}")
     return text
 
 

@@ -285,7 +285,9 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurem
     doubtful = [url for url, dialect in dialects if dialect["looks_headless"]]
     if not dialects:
         return CrossStageMeasurement(NOT_APPLICABLE)
-    return CrossStageMeasurement(len(doubtful), f"the first line of {doubtful[0]} is one" if doubtful else "")
+    return CrossStageMeasurement(
+        len(doubtful), f"the first line of {doubtful[0]} looks like the others" if doubtful else ""
+    )
 
 
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {

@@ -5,6 +5,7 @@ What belongs here: reading and writing JSON. What does not: what a value means.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -55,16 +56,28 @@ def from_json_without_repeats(text: str) -> Json:
     value = from_json(text)
     # Each key has a colon: a flat object with as many colons as keys repeats none and needs no slow second parse.
     if text.count(":") > (len(value) if type(value) is dict else 0):
-        json.loads(text, object_pairs_hook=_refuse_repeats)
+        json.loads(text, object_pairs_hook=require_distinct_keys)
     return value
 
 
-def _refuse_repeats(pairs: list[tuple[str, Json]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise ValueError(f"the key {key!r} is repeated")
-        seen.add(key)
+class RepeatedKeyError(ValueError):
+    """An object has a key twice: one of its values would be lost."""
+
+
+def require_distinct_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Return an object from its members, for the standard library's decoder.
+
+    Raises
+    ------
+    RepeatedKeyError
+        If a key is repeated.
+
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise RepeatedKeyError(f"the key {next(key for key in counts if counts[key] > 1)!r} is repeated")
+    return found
 
 
 def find_lone_surrogate(value: Json) -> str | None:

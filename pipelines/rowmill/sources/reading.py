@@ -11,7 +11,6 @@ than its value is parsed again, and rejected.
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import methodcaller
 from pathlib import Path
@@ -23,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import IntegrityError
-from rowmill.core.json import Json
+from rowmill.core.json import Json, RepeatedKeyError, require_distinct_keys
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.file_format import FileFormat
@@ -222,11 +221,11 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: Fil
     NaN and infinity, which are no JSON, are null, as in a typed file: what reads them decides.
     """
     try:
-        value = json.loads(raw.decode(), parse_constant=_forget_constant, object_pairs_hook=_require_distinct_keys)
+        value = json.loads(raw.decode(), parse_constant=_forget_constant, object_pairs_hook=require_distinct_keys)
         # Lines that orjson refuses for another reason stay refused: numbers that are too large and lone surrogates.
         _ = error and json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except _RepeatedKeyError as repeated:
-        return Rejected("duplicate_key", f"{str(repeated)!r:.80} stands twice in one object")
+    except RepeatedKeyError as repeated:
+        return Rejected("duplicate_key", str(repeated)[:100])
     except RecursionError:
         return _reject_too_deep()
     except UnicodeEncodeError as problem:
@@ -240,17 +239,6 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: Fil
 
 def _forget_constant(_: str) -> None:
     return None
-
-
-class _RepeatedKeyError(Exception):
-    """An object has a key twice."""
-
-
-def _require_distinct_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise _RepeatedKeyError(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
-    return found
 
 
 def _is_nested_deeper(value: Json, limit: int) -> bool:

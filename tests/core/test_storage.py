@@ -175,3 +175,18 @@ def test_writer_whose_file_was_taken_for_abandoned_writes_another(
     assert taken
     assert store.read("a") == b"whole"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_file_is_not_taken_for_abandoned_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, replace = Store(str(tmp_path)), os.replace
+
+    def clean_first(source: str, target: str) -> None:
+        assert store.remove_unfinished() == []
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", clean_first)
+    store.write("a/b.txt", b"whole")
+
+    assert store.read("a/b.txt") == b"whole"

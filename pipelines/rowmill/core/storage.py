@@ -263,7 +263,9 @@ class Store:
         try:
             with _open_new(temporary) as handle:
                 yield handle
-            os.replace(temporary, target)
+                handle.flush()
+                # Before it is closed: without its lock, it would be removed as abandoned.
+                os.replace(temporary, target)
         except BaseException:
             if os.path.exists(temporary):
                 os.unlink(temporary)

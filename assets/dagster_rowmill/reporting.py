@@ -51,7 +51,7 @@ def write_report_after_stage(
         raise
     running = list_run_steps(context)
     if name_check_step(make_asset_key(step.key)) not in running and _is_report_due(context, placed, step, running):
-        context.log.info("report: %s", report_page.write_report(placed))
+        context.log.info("report: %s", report_page.write_build_report(placed))
 
 
 def write_report_after_checks(
@@ -63,7 +63,7 @@ def write_report_after_checks(
     # Dagster does not wait for checks that cannot block the later steps.
     blocks = any(threshold.severity == "error" for threshold in step.thresholds)
     if not blocks or _is_report_due(context, project, step, list_run_steps(context)):
-        context.log.info("report: %s", report_page.write_report(project))
+        context.log.info("report: %s", report_page.write_build_report(project))
 
 
 def list_run_steps(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> set[str]:

@@ -22,6 +22,7 @@ from rowmill.core.errors import (
     BusyError,
     ConfigError,
     ContextOverflowError,
+    DamagedFileError,
     GateError,
     GenerationError,
     IntegrityError,
@@ -54,6 +55,8 @@ STATUS = [
     (caused(SourceError("cut short"), BadGzipFile("crc")), ExitStatus.INVALID),
     (caused(SourceError("no such file"), FileNotFoundError(errno.ENOENT, "x")), ExitStatus.INVALID),
     (IntegrityError("nothing is built"), ExitStatus.INVALID),
+    (DamagedFileError("a file is cut", "a/b"), ExitStatus.DAMAGED),
+    (pickle.loads(pickle.dumps(DamagedFileError("in a worker", "a/b", "check it"))), ExitStatus.DAMAGED),
     (UnreachableError("no answer"), ExitStatus.OUTSIDE_FAILURE),
     (pickle.loads(pickle.dumps(UnreachableError("no answer, in a worker"))), ExitStatus.OUTSIDE_FAILURE),
     (BusyError("another build"), ExitStatus.OUTSIDE_FAILURE),
@@ -100,11 +103,12 @@ def test_statuses_are_told_apart() -> None:
                 ExitStatus.OUTSIDE_FAILURE,
                 main.ExitStatus.PROBLEM_FOUND,
                 ExitStatus.INTERNAL_ERROR,
+                ExitStatus.DAMAGED,
                 ExitStatus.INPUTS_MISSING,
                 ExitStatus.INTERRUPTED,
             }
         )
-        == 8
+        == 9
     )
 
 

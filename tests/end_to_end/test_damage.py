@@ -7,6 +7,7 @@ not: damage to sources (`test_sources_bad_input.py`), killed builds (`test_robus
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -16,7 +17,9 @@ import pytest
 
 from rowmill import stats
 from rowmill.build import gate, runner, steps
-from rowmill.core.errors import GateError, IntegrityError
+from rowmill.cli import main
+from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
+from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
@@ -156,7 +159,7 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspa
     [made, *_] = (copy.store / "stats/builds/recipe=mini").rglob("made-*.parquet")
     empty(made)
 
-    with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify --deep --discard`"):
+    with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify RECIPE --deep --discard`"):
         stats.query_views(copy.project.store, "FROM builds")
 
     verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
@@ -198,6 +201,73 @@ def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogC
     assert copy.project.store.content(damaged).size == damaged.bytes
     assert [re.search(r"canonical_rows.*rows\.arrow: digest .* made again", line) is not None
             for line in caplog.messages] == [True]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+def test_build_in_which_nothing_changed_makes_again_what_its_report_shows(
+    copy: Workspace, spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy.folder)
+    copy.write("chats.jsonl", [*(chat(i, turns=2) for i in range(40)), {"messages": []}])
+    assert main.main(["build", str(copy.config)]) == main.ExitStatus.SUCCESS
+    page = copy.store / "reports/mini/report.html"
+    whole = digest_store(copy)
+    page.unlink()
+    # A stage's files are damaged together with its input's.
+    read = {"canonical_rows": "rejects", "tokenized_examples": "examples", "packed_shards": "segments shard"}
+    for stage, name in ((stage, name) for stage, names in read.items() for name in names.split()):
+        made = manifest.load_current(copy.project.store, ("mini", "chats", stage))
+        assert made is not None
+        spoil(copy.store / made.files(name)[0].path)
+
+    assert main.main(["build", str(copy.config)]) == main.ExitStatus.SUCCESS
+    assert digest_store(copy) == whole
+    assert page.exists()
+
+
+def digest_store(workspace: Workspace) -> dict[str, str]:
+    """Return the digests of all files of parts."""
+    return {str(path): digest_file(path) for path in workspace.store.rglob("parts/*/**/*.*") if path.suffix != ".json"}
+
+
+def test_damage_that_cannot_be_made_again_has_its_own_status(
+    copy: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(copy.folder)
+    made = manifest.load_current(copy.project.store, ("mini", "chats", "tokenized_examples"))
+    assert made is not None
+    assert main.main(["use", str(copy.config), "chats/tokenized_examples", made.version]) == main.ExitStatus.SUCCESS
+    flip(copy.store / made.files("examples")[0].path)
+
+    assert main.main(["build", str(copy.config)]) == main.ExitStatus.DAMAGED
+    assert "it cannot be made again: mini/chats/tokenized_examples is held" in capsys.readouterr().err
+    assert main.main(["build", str(copy.config)]) == main.ExitStatus.DAMAGED
+
+
+def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(copy: Workspace) -> None:
+    made = manifest.load_current(copy.project.store, ("mini", "chats", "tokenized_examples"))
+    assert made is not None
+    damaged = made.files("examples")[0]
+    flip(copy.store / damaged.path)
+    project = write(copy, seq_len=200).project
+
+    with pytest.raises(DamagedFileError, match="the options of mini/chats/tokenized_examples changed since"):
+        runner.read_and_repair(project, partial(project.store.content, damaged))
+    assert manifest.is_current(project.store, made)
+
+
+@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    workspace = Workspace(tmp_path).one("rows.csv", b"prompt,answer\na b c,d e f\ng h i,j k l\n", PAIR)
+    workspace.build(only=["raw_dataset"])
+    [staged] = workspace.store.rglob("staged/*.jsonl")
+    whole = staged.read_bytes()
+    spoil(staged)
+
+    built = workspace.build(only=["canonical_rows"])
+
+    assert staged.read_bytes() == whole
+    assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
 
 
 def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> None:

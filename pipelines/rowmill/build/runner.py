@@ -16,6 +16,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 from rowmill import stats
 from rowmill.build import share_versions
@@ -37,7 +39,7 @@ from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
+from rowmill.core.errors import DamagedFileError, GateError
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, explain_disk_full
@@ -50,6 +52,8 @@ from rowmill.stages.exports import stage as exports
 from rowmill.tokenization import tokenizer_source
 
 _LOG = logging.getLogger("rowmill.build")
+
+ResultT = TypeVar("ResultT")
 
 
 @frozen_dataclass
@@ -95,19 +99,50 @@ def run_step(
     """
     require_one_history(inputs)
     asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead, statistics)
+    run = partial(_run_or_reuse, asked, inputs)
     with index_outputs(project, [step]):
-        return _run_and_repair(asked, inputs)
+        # Another version than the one asked for is no repair.
+        if version is not None:
+            return run()
+        return read_and_repair(project, run, reader=step, inputs=inputs, progress=progress, run_id=run_id)
 
 
-def _run_and_repair(request: "_RunRequest", inputs: Mapping[StageKey, Manifest]) -> StepReport:
+def read_and_repair(
+    project: Project,
+    read: Callable[[], ResultT],
+    *,
+    reader: Step | None = None,
+    inputs: Mapping[StageKey, Manifest] = MappingProxyType({}),
+    progress: ProgressCallback | None = None,
+    run_id: str = "",
+) -> ResultT:
+    """Call a function that reads stored files, again after each damaged one was made again by its stage.
+
+    Whatever a build reads, it reads through this: a step (`reader`, with its inputs), and what is read of finished
+    steps, such as the report.
+
+    Raises
+    ------
+    DamagedFileError
+        If a file cannot be made again: its stage is held at a version, or makes another one now.
+
+    """
     for _ in range(MAX_REPAIRS):
         try:
-            return _run_or_reuse(request, inputs)
+            return read()
         except DamagedFileError as damage:
-            if request.version is not None:
-                raise
-            _rebuild_damaged_file(request, inputs, damage)
-    return _run_or_reuse(request, inputs)
+            owner = _discard_damaged_file(project, damage)
+            if owner is None or owner == reader:
+                continue
+            made = run_step(project, owner, open_inputs(project, owner), progress=progress, run_id=run_id).manifest
+            if owner.key in inputs and made.version != inputs[owner.key].version:
+                raise DamagedFileError(
+                    f"{damage.damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
+                    f"{inputs[owner.key].version[:12]}; a step needs the version it was given",
+                    damage.path,
+                    "build from that stage on",
+                ) from damage
+    return read()
 
 
 MAX_REPAIRS = 100
@@ -128,34 +163,27 @@ class _RunRequest:
     statistics: BackgroundStatistics | None
 
 
-def _rebuild_damaged_file(request: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
-    """Remove a damaged file and run its stage again; the rest of that stage's output is kept.
+def _discard_damaged_file(project: Project, damage: DamagedFileError) -> Step | None:
+    """Remove a damaged file, so that the step that wrote it makes it again; return that step, None if it is no step's.
 
-    Raises
-    ------
-    IntegrityError
-        If the new output has another version, so that it no longer matches the given inputs.
-
+    The rest of the step's output is kept.
     """
-    project, step = request.project, request.step
+    path = project.store.relative_path(damage.path)
     owner = next(
-        (one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None
+        (one for one in plan_steps(project) if path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None
     )
-    held = None if owner is None else find_held_version(project.store, owner.key)
-    if held is not None:
-        raise IntegrityError(f"{damage}; it cannot be made again: {'/'.join(held.key)} is {held.sentence}") from damage
-    project.store.remove(damage.path)
-    _LOG.warning("%s; it is made again", damage)
-    if owner is None or owner.key == step.key:
-        return
-    made = run_step(
-        project, owner, open_inputs(project, owner), progress=request.progress, run_id=request.run_id
-    ).manifest
-    if owner.key in inputs and made.version != inputs[owner.key].version:
-        raise IntegrityError(
-            f"{damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
-            f"{inputs[owner.key].version[:12]}; a step needs the version it was given; build from that stage on"
-        )
+    if owner is not None:
+        name = "/".join(owner.key)
+        if (held := find_held_version(project.store, owner.key)) is not None:
+            why = f"{damage.damage}; it cannot be made again: {name} is {held.sentence}"
+            raise DamagedFileError(why, damage.path, "check the disk") from damage
+        made = manifest.load_current_if_intact(project.store, owner.key)
+        if made is not None and made.code_version != owner.code_version:
+            why = f"{damage.damage}; it cannot be made again: the options of {name} changed since"
+            raise DamagedFileError(why, damage.path, "build from that stage on") from damage
+    project.store.remove(path)
+    _LOG.warning("%s; it is made again", damage.damage)
+    return owner
 
 
 def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
@@ -424,7 +452,8 @@ def _split_messages(error: GateError) -> list[str]:
 
 
 def copy_export(project: Project, name: str, target: Path) -> None:
-    """Copy a built export to a new folder."""
+    """Copy a built export to a new folder, after comparing its files with their digests."""
     key = (project.recipe.name, exports.STAGE.name, name)
     made = manifest.load_current(project.store, key) or manifest.load_version(project.store, key, None)
+    read_and_repair(project, partial(manifest.verify_files, project.store, made))
     exports.copy_export_files(project.store, made, target)

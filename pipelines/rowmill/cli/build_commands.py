@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
@@ -16,7 +17,7 @@ from rowmill.cli.array_commands import print_jobs
 from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import open_project, recipe_path
-from rowmill.core.errors import ConfigError, GateError, suggest_name
+from rowmill.core.errors import ConfigError, GateError, PipelineError, suggest_name
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -176,7 +177,6 @@ def _run_build(args: argparse.Namespace) -> int:
 def _try_and_build(args: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports import report_page
     from rowmill.reports.console import render_remarks
     from rowmill.reports.summary import summarize_recipe
 
@@ -192,12 +192,12 @@ def _try_and_build(args: argparse.Namespace) -> int:
     try:
         blocked = build_stages(project, steps, only)
     except GateError:
-        if not only:
-            print(f"\nreport  {report_page.write_report(project)}")
+        if not only and (report := _write_report(project, closed=True)) is not None:
+            print(f"\nreport  {report}")
         raise
     if not only:
         summary = summarize_recipe(project, shown=[step.key for step in steps])
-        print(f"\n{summary}\n\nreport  {report_page.write_report(project)}")
+        print(f"\n{summary}\n\nreport  {_write_report(project)}")
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
@@ -240,12 +240,12 @@ def _show_trial() -> "Status":
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:
     """Build, and print the steps that ran as JSON, past a closed gate too, whose message then goes to stderr."""
-    from rowmill.reports import json_output, report_page
+    from rowmill.reports import json_output
 
     finished: list[FinishedStep] = []
 
     def print_object(*, closed: bool) -> None:
-        report = None if only else report_page.write_report(project)
+        report = None if only else _write_report(project, closed=closed)
         fields = {"closed": closed, "report": report, "steps": json_output.describe_build(finished)}
         print(json_output.format_object(project, fields))
 
@@ -256,6 +256,15 @@ def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequ
         raise
     print_object(closed=blocked)
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
+
+
+def _write_report(project: "Project", *, closed: bool = False) -> str | None:
+    """Write the report; if a gate is closed, what prevents the report is not reported, since the gate must be."""
+    from rowmill.reports import report_page
+
+    with suppress(*((PipelineError, OSError) if closed else ())):
+        return report_page.write_build_report(project)
+    return None
 
 
 def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -> Sequence[str]:

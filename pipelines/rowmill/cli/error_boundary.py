@@ -5,14 +5,15 @@ What belongs here: one answer for every exception. What does not: commands (`*_c
 
     0     done
     1     a closed gate: a blocking check failed
-    2     invalid recipe, command, source or stored file: the message says what to do
+    2     invalid recipe, command or source: the message says what to do
     3     outside failure: disk, network, storage, permission, killed worker; it may pass by itself
     4     `stats --strict` has a hint, or `template-report --prove` found a wrong mask
     70    a bug of rowmill
+    74    a stored file is damaged, and this command could not make it again
     75    `work`: a stage has to be built before a share of the next can be made
     130   interrupted
 
-A scheduler can act on these alone: wait for a person at 1 and 2, retry at 3, report 70, try again later at 75.
+A scheduler can act on these alone: wait for a person at 1, 2 and 74, retry at 3, report 70, try again later at 75.
 """
 
 import errno
@@ -26,7 +27,15 @@ from enum import IntEnum
 from gzip import BadGzipFile
 from pathlib import Path
 
-from rowmill.core.errors import BusyError, ConfigError, GateError, GenerationError, PipelineError, UnreachableError
+from rowmill.core.errors import (
+    BusyError,
+    ConfigError,
+    DamagedFileError,
+    GateError,
+    GenerationError,
+    PipelineError,
+    UnreachableError,
+)
 
 
 class ExitStatus(IntEnum):
@@ -36,12 +45,14 @@ class ExitStatus(IntEnum):
     GATE_CLOSED = 1
     """A blocking check failed; what is published is the last build that passed."""
     INVALID = 2
-    """The recipe, the command, a source or stored data is not valid."""
+    """The recipe, the command or a source is not valid, or what the command reads was not built."""
     OUTSIDE_FAILURE = 3
     """A disk, a network, a permission or a worker failed; the same command may succeed later."""
     PROBLEM_FOUND = 4
     """`--strict` or `--prove` found what it looked for."""
     INTERNAL_ERROR = 70
+    DAMAGED = 74
+    """A stored file is not what was written (`EX_IOERR` of sysexits.h); a build makes again what it can."""
     INPUTS_MISSING = 75
     """A share waits for a stage that is not built; the same command succeeds later (`EX_TEMPFAIL` of sysexits.h)."""
     INTERRUPTED = 130
@@ -63,6 +74,8 @@ def choose_exit_status(error: BaseException) -> int:
             return ExitStatus.GATE_CLOSED
         case ConfigError():
             return ExitStatus.INVALID
+        case DamagedFileError():
+            return ExitStatus.DAMAGED
         case UnreachableError() | BusyError() | GenerationError():
             return ExitStatus.OUTSIDE_FAILURE
         case PipelineError():

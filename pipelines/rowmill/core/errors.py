@@ -11,6 +11,7 @@ configuration, for the outside world (files, disks) and for our own bugs.
         + UnreachableError                its disk or storage fails, refuses or does not answer
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
+        + DamagedFileError                one stored file; a build makes it again
       + GateError         (RuntimeError)  a failed check blocks an input of a stage
       + GenerationError   (RuntimeError)  a generating backend failed beyond its retries
       + MissingPackageError (ImportError) a package that an extra of rowmill brings is not installed
@@ -51,16 +52,27 @@ class IntegrityError(PipelineError, RuntimeError):
 
 
 class DamagedFileError(IntegrityError):
-    """A stored file is missing or not what was written; `path` is relative to the storage root."""
+    """A stored file is missing or not what was written.
 
-    def __init__(self, message: str, path: str) -> None:
-        """Store message and path as arguments, so that pickling between processes keeps both."""
-        super().__init__(message, path)
+    `damage` says which and how; `path` is relative to the storage root, or absolute below it. A build makes the file
+    again; `remedy` is for those who read outside a build.
+    """
+
+    def __init__(self, damage: str, path: str, remedy: str = "") -> None:
+        """Store all as arguments, so that pickling between processes keeps them."""
+        super().__init__(damage, path, remedy)
+        self.damage = damage
         self.path = path
+        self.remedy = remedy or REMOVE_DAMAGE
 
     def __str__(self) -> str:
-        """Return the message alone."""
-        return str(self.args[0])
+        """Return the damage and what to do."""
+        return f"{self.damage}; {self.remedy}"
+
+
+REMOVE_DAMAGE: Final = (
+    "check the disk, remove damaged files with `rowmill verify RECIPE --deep --discard`, and build again"
+)
 
 
 class GateError(PipelineError, RuntimeError):

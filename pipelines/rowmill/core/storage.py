@@ -99,6 +99,11 @@ class Store:
         """Return the full path or URL of a relative one."""
         return f"{self._base}/{relative}" if relative else self._base
 
+    def relative_path(self, path: str) -> str:
+        """Return an absolute path or URL below the root relative to it; relative ones are returned as they are."""
+        root = self.path("")
+        return path.removeprefix(f"{os.path.abspath(root) if self.is_local else root}/")
+
     def local(self, relative: str) -> Path:
         """Return the path of a file of a local root."""
         if not self.is_local:
@@ -188,13 +193,11 @@ class Store:
         """
         try:
             return self._parse_table(self._read_buffer(relative), columns)
-        except FileNotFoundError:
+        except (FileNotFoundError, PipelineError):
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DamagedFileError(
-                f"{self.path(relative)}: {' '.join(str(error).split())}; a whole Parquet file is needed; build again "
-                "to make it anew, and check the disk",
-                relative,
+                f"{self.path(relative)}: {' '.join(str(error).split())}; a whole Parquet file is needed", relative
             ) from error
 
     def _read_buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
@@ -511,11 +514,7 @@ def digest_json(*values: object) -> str:
 
 def damaged_file_error(store: Store, file: File, found: str) -> DamagedFileError:
     """Return the error for a stored file that is not what a stage wrote."""
-    return DamagedFileError(
-        f"{store.address(file.path)}: {found}; it was written with digest {file.digest}; build again to replace it, "
-        "and check the disk",
-        file.path,
-    )
+    return DamagedFileError(f"{store.address(file.path)}: {found}; it was written with digest {file.digest}", file.path)
 
 
 def digest_bytes(content: "bytes | pa.Buffer") -> str:

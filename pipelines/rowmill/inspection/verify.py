@@ -26,7 +26,8 @@ from rowmill.schema.manifest import File, Manifest
 class StageVerification:
     """One stage: its current output if it is built, its check results, and its damage.
 
-    `files` and `size_bytes` count what a deep verification read.
+    `files` and `size_bytes` count what a deep verification read; `unread_files` and `unread_bytes` what was not read of
+    the files that its kept versions name, so that nothing is known of them.
     """
 
     step: Step
@@ -37,6 +38,8 @@ class StageVerification:
     """Paths of the damaged files, relative to the storage root."""
     files: int = 0
     size_bytes: int = 0
+    unread_files: int = 0
+    unread_bytes: int = 0
     disagreements: tuple[str, ...] = ()
     """Results that Great Expectations contradicts."""
 
@@ -70,15 +73,24 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
         return StageVerification(step, None)
     results = tuple(runner.check_step(project, step, made))
     differences = tuple(expectation_suite.find_disagreements(results, step.thresholds))
-    if not deep:
-        return StageVerification(step, made, results, disagreements=differences)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
+    kept = manifest.list_versions(project.store, step.key)
+    unread = {file.path: file.bytes for one in kept for part in one.parts for file in part.files.values()}
+    if not deep:
+        unread |= {file.path: file.bytes for file in files}
+        return StageVerification(
+            step, made, results, unread_files=len(unread), unread_bytes=sum(unread.values()), disagreements=differences
+        )
+    for file in files:
+        unread.pop(file.path, None)
     damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
     # Content is compared only if the files are intact.
     find = step.stage.find_content_damage
     sentences = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return StageVerification(step, made, results, sentences, tuple(damage), len(files), size, differences)
+    return StageVerification(
+        step, made, results, sentences, tuple(damage), len(files), size, len(unread), sum(unread.values()), differences
+    )
 
 
 def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
@@ -88,7 +100,7 @@ def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
         try:
             store.content(file)
         except DamagedFileError as error:
-            found[file.path] = str(error).removeprefix(store.path("") + "/")
+            found[file.path] = error.damage.removeprefix(store.path("") + "/")
     return found
 
 

@@ -108,8 +108,9 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
     if raw is None:
         raise DamagedFileError(
             f"{store.address(at)}: truncated, or changed since it was written; it names what trainers read, so it must "
-            f"be as the build wrote it; copy it again, or build {recipe!r} again",
+            "be as the build wrote it",
             at,
+            f"copy it again, or build {recipe!r} again",
         )
     return raw
 

@@ -13,9 +13,10 @@ get plots and a sequence. It depends on the build alone, not on when or where it
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
+from rowmill.build import runner
 from rowmill.build.steps import Project
 from rowmill.core import html
 from rowmill.core.html import escape_text, render_element
@@ -54,6 +55,11 @@ def write_report(project: Project) -> str:
     if not (store.exists(path) and store.read(path).decode().endswith(f"{digest_comment}\n")):
         store.write(path, f"{render_report(build)}{digest_comment}\n".encode())
     return store.path(path)
+
+
+def write_build_report(project: Project) -> str:
+    """Write the report at the end of a build, and make damaged files again that it shows."""
+    return runner.read_and_repair(project, partial(write_report, project))
 
 
 def _digest_content(build: CurrentBuild) -> str:

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.concurrent_syncs import sync_files
-from rowmill.core.errors import BusyError, IntegrityError
+from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
@@ -203,10 +203,12 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
             raise IntegrityError(
                 f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
             )
-        known = (
-            f"{store.path(path)} is damaged or was edited" if store.exists(path) else f"version {version} is not kept"
-        )
-        raise IntegrityError(f"{'/'.join(key)}: {known}; expected a kept version; build it, or choose another version")
+        name, remedy = "/".join(key), "build it, or choose another version"
+        if store.exists(path):
+            raise DamagedFileError(
+                f"{name}: {store.path(path)} is damaged or was edited; expected a kept version", path, remedy
+            )
+        raise IntegrityError(f"{name}: version {version} is not kept; expected a kept version; {remedy}")
     return found
 
 

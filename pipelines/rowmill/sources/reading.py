@@ -21,7 +21,7 @@ import orjson
 from numpy.typing import ArrayLike
 
 from rowmill.core.arrays import Ints
-from rowmill.core.errors import IntegrityError
+from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.core.json import Json, RepeatedKeyError, require_distinct_keys
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
@@ -113,9 +113,11 @@ def _changed_part_error(part: SourcePart) -> IntegrityError:
             f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} changed while the build ran; a source "
             "must not change until the build ends; run rowmill build again"
         )
-    return IntegrityError(
+    return DamagedFileError(
         f"{part.staged}: the staged copy of part {part.part_id} of {part.url} is damaged; staged copies are named by "
-        "their content and never change; delete it and run rowmill build again"
+        "their content and never change",
+        part.staged,
+        "check the disk, delete it and run rowmill build again",
     )
 
 

@@ -45,7 +45,7 @@ def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
         try:
             return _read_stored_tokenizer(context.store.root, path), path
         except DamagedFileError as error:
-            _LOG.warning("%s; it is made again", error)
+            _LOG.warning("%s; it is made again", error.damage)
     encoder = tokenizer.load_encoder(found)
     context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
     _forget_oldest(_ENCODERS)
@@ -69,8 +69,7 @@ def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
             read = tokenizer_card.deserialize_tokenizer(Store(root).read(path))
         except ValueError as error:
             raise DamagedFileError(
-                f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build; "
-                "build again, and check the disk",
+                f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build",
                 path,
             ) from error
         _forget_oldest(_STORED_TOKENIZERS)

@@ -298,7 +298,7 @@ def _read_or_remove(store: Store, path: str) -> pa.Table | None:
     try:
         return store.unchecked_table(path) if store.exists(path) else None
     except DamagedFileError as error:
-        _LOG.warning("%s; it is made again", error)
+        _LOG.warning("%s; it is made again", error.damage)
         store.remove(path)
         return None
 
@@ -312,19 +312,14 @@ def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
             try:
                 store.unchecked_table(f"{folder}/{name}")
             except DamagedFileError as error:
-                found[error.path] = str(error).removeprefix(store.path("") + "/")
+                found[error.path] = error.damage.removeprefix(store.path("") + "/")
     return found
 
 
 def require_whole_tables(store: Store) -> None:
     """Read every statistics table; raise DamagedFileError for the first damaged one."""
     for path in _list_parquet_files(store, "stats"):
-        try:
-            store.unchecked_table(path)
-        except DamagedFileError as error:
-            raise DamagedFileError(
-                f"{error}; run `rowmill verify --deep --discard`, which removes every damaged file", error.path
-            ) from error
+        store.unchecked_table(path)
 
 
 def _list_parquet_files(store: Store, folder: str) -> Iterator[str]:

@@ -138,8 +138,18 @@ def test_verify_deep_reads_exports_again_and_finds_damage(
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
 
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
     assert "part-00000.parquet: digest" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_damaged_export_is_made_again_before_it_is_copied(copied: CliProject, tmp_path: Path) -> None:
+    [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
+    whole = part.read_bytes()
+    part.write_bytes(bytes(len(whole)))
+
+    assert copied.rowmill("export", "--name", "rows", "--to", str(tmp_path / "left")) == main.ExitStatus.SUCCESS
+    assert part.read_bytes() == whole
+    assert open_export(tmp_path / "left", verify=True).count("sequences") > 0
 
 
 def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProject) -> None:

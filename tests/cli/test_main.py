@@ -356,8 +356,27 @@ def test_verify_deep_names_the_file_with_one_changed_byte(
     path.write_bytes(content)
 
     assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
+    assert re.search(r"\? [1-9]\d* files, \S+ kB not read: `rowmill verify small --deep`", capsys.readouterr().out)
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
     assert f"✗ {shard}: digest" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_verify_deep_says_that_files_of_earlier_versions_were_not_read(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
+    assert "not read" not in capsys.readouterr().out
+    older = current(copied, "chats", "canonical_rows").parts[0].files["rows"].path
+    copied.append_chat(1000)
+    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    (copied.folder / ".rowmill" / older).write_bytes(b"")
+    capsys.readouterr()
+
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
+    out = capsys.readouterr().out
+    assert "read again: every digest matches" in out
+    assert re.search(r"\? [1-9]\d* files, \S+ kB of earlier versions not read: they may be damaged", out)
 
 
 @pytest.mark.slow
@@ -379,7 +398,7 @@ def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.Cap
     rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()
 
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.GATE_CLOSED
+    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
     assert f"✗ {rows}: missing" in capsys.readouterr().out
 
 

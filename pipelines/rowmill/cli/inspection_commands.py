@@ -13,8 +13,11 @@ from rowmill.cli.projects import open_folder_store, open_project
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rowmill.build.runner import Project
     from rowmill.cli.arguments import Commands
+    from rowmill.inspection.verify import StageVerification
 
 
 def add_inspection_commands(commands: "Commands") -> None:
@@ -104,12 +107,18 @@ def _run_verify(args: argparse.Namespace) -> int:
         if args.discard:
             verification.discard_damage(project, checked)
         print(json_output.format_object(project, json_output.describe_verification(checked)))
-        return ExitStatus.GATE_CLOSED if any(one.fails for one in checked) else ExitStatus.SUCCESS
+        return _choose_verification_status(checked)
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
     terminal.make_console().print(shown)
     if any(one.damaged for one in checked):
         removed = verification.discard_damage(project, checked) if args.discard else None
         terminal.make_console().print(reports.render_discarded(project, removed))
+    return _choose_verification_status(checked)
+
+
+def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
+    if any(one.damage for one in checked):
+        return ExitStatus.DAMAGED
     return ExitStatus.GATE_CLOSED if any(one.fails for one in checked) else ExitStatus.SUCCESS
 
 

@@ -228,6 +228,7 @@ def render_verification(
     if deep and not every:
         files, size = sum(one.files for one in intact), sum(one.size_bytes for one in intact)
         lines += [Text(""), _render_read_again(files, size)]
+    lines += _render_unread(project, checked, deep=deep)
     if not every:
         lines.append(Text(f"\n→ rowmill verify {project.recipe.name} --all   shows every check", DIM))
     return Group(*lines)
@@ -236,6 +237,17 @@ def render_verification(
 def _render_read_again(files: int, size_bytes: int) -> RenderableType:
     summary = f"{format_count(files, 'file')}, {format_size(size_bytes)} read again: every digest matches"
     return Text.assemble(("  ✓ ", GOOD), summary)
+
+
+def _render_unread(project: "Project", checked: "Sequence[StageVerification]", *, deep: bool) -> list[RenderableType]:
+    """Say how many files were not read, of which nothing is known."""
+    files, size_bytes = sum(one.unread_files for one in checked), sum(one.unread_bytes for one in checked)
+    if not files:
+        return []
+    count = f"{format_count(files, 'file')}, {format_size(size_bytes)}"
+    if deep:
+        return [Text(f"  ? {count} of earlier versions not read: they may be damaged", DIM)]
+    return [Text(f"\n  ? {count} not read: `rowmill verify {project.recipe.name} --deep` compares digests", DIM)]
 
 
 def _is_outdated(one: "StageVerification") -> bool:

@@ -102,6 +102,8 @@ def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, A
                 "disagreements": list(one.disagreements),
                 "files_read": one.files,
                 "bytes_read": one.size_bytes,
+                "files_not_read": one.unread_files,
+                "bytes_not_read": one.unread_bytes,
             }
             for one in checked
         ],

@@ -255,6 +255,7 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
 
 
 ELSEWHERE = {
+    "formats/test_long_runs.py": "too_long_run",
     "formats/test_tokens.py": "bad_tokens not_append_only bad_mask length_mismatch labels_disagree padded_inside",
     "formats/test_token_fields.py": "bad_field",
     "formats/test_prompts.py": "missing_ground_truth prompt_ends_with_assistant",

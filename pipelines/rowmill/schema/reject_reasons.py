@@ -157,6 +157,12 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "too_long": ReasonDescription(
         "rows", "the document is longer than `filters.max_chars`", "raise it if that is not intended"
     ),
+    "too_long_run": ReasonDescription(
+        "rows",
+        "a text has more characters in a row that are only letters and digits, only white space or only signs than "
+        "`source.limits.max_run_chars`; its tokens would take minutes",
+        "remove what is no text, such as an encoded file or filler, or raise the limit",
+    ),
     "duplicate": ReasonDescription(
         "rows", "an earlier row has the same content", "set `filters.deduplicate: off` if copies are intended"
     ),

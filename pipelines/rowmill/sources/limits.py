@@ -1,10 +1,11 @@
 r"""Limits on the size of a source, so that no file exhausts a machine's memory or disk.
 
 What belongs here: the options, the errors that name them, and the placeholder line of a record that is too long. What
-does not: enforcing the limits (`parts.py`, `compression.py`, the readers).
+does not: enforcing the limits (`parts.py`, `compression.py`, the readers; of rows, `formats/long_runs.py`).
 
-A record that is too long is rejected, and its neighbours are kept; every other excess stops the build, because it is a
-mistake or an attack and would fill a disk before a check could see it. The defaults are far above real data.
+A record that is too long, or has too long a run, is rejected, and its neighbours are kept; every other excess stops the
+build, because it is a mistake or an attack and would fill a disk before a check could see it. The defaults are far
+above real data.
 
 A record that is too long is never held in memory: its first bytes and its length are kept while the rest is skipped,
 and a placeholder line, which cannot be the start of any JSON, takes its place:
@@ -33,6 +34,16 @@ class RecordLimits(Config):
     max_record_bytes: int = Field(default=64 << 20, ge=1024)
     """Bytes of a record: a line, an element of a list, a row as JSON; a longer one is rejected as `too_long_record`.
     Reading takes about ten times as much memory."""
+
+    max_run_chars: int = Field(default=1_000_000, ge=1000)
+    """Characters of a text without a border: letters and digits only, white space only, or signs only. A row with a
+    longer run is rejected as `too_long_run`, since its tokens would take minutes; real text has at most some
+    thousands. Raise it for long sequences without borders, such as those of genes."""
+
+    def identify_row_limits(self) -> dict[str, int]:
+        """Return the limits that decide which rows are made of records, if they are set: most recipes set none."""
+        is_set = self.max_run_chars != type(self).model_fields["max_run_chars"].default
+        return {"max_run_chars": self.max_run_chars} if is_set else {}
 
 
 class Limits(RecordLimits):

@@ -59,6 +59,8 @@ def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
         # Included only if set, so that sources of other kinds keep their versions.
         if source[option] == sources.Files.model_fields[option].default:
             del source[option]
+    # What decides rows is part of their identity: files are read without it.
+    source["limits"].pop("max_run_chars")
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
 
 

@@ -74,7 +74,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     # A part's rows are made without these filters, and recipes without them keep their identity.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    rows |= dataset.format.identify_reading()
+    rows |= {**dataset.format.identify_reading(), **dataset.source.limits.identify_row_limits()}
     filters = similar_rows.identify_filters(recipe, name)
     return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **filters}
 

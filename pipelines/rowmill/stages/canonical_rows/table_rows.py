@@ -36,10 +36,11 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.core.arrays import Bools
 from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.json import Json
+from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
+from rowmill.formats.long_runs import reject_long_run
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import File, Part
@@ -305,6 +306,7 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
     prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
     row_ids = _make_row_ids(tasks, decoded)
     table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
+    refused = _find_long_runs(table, decoded.raws, task.dataset.source.limits.max_run_chars) | refused
     kept = np.ones(len(contents), bool)
     kept[list(refused)] = False
     for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
@@ -329,6 +331,17 @@ def _reject_all(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Itera
         for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
             rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
         yield _save_table_rows(task, empty, rejects, MismatchLog(), {})
+
+
+def _find_long_runs(rows: pa.Table, raws: Sequence[bytes], limit: int) -> dict[int, Rejected]:
+    """Return the rejects of records with a text of which a run is too long, by place."""
+    found: dict[int, Rejected] = {}
+    for place in (place for place, raw in enumerate(raws) if len(raw) > limit):
+        record = rows.column("record")[place].as_py()
+        rejected = None if record is None else reject_long_run([from_json(record)], limit)
+        if rejected is not None:
+            found[place] = rejected
+    return found
 
 
 def _make_row_ids(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> pl.Series:

@@ -16,6 +16,7 @@ from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats.canonicalization import Canonicalizer
+from rowmill.formats.long_runs import list_row_texts, reject_long_run
 from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import Splitter
 from rowmill.formats.unread_text import UnreadTextCounter
@@ -52,9 +53,12 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     is_searched = isinstance(reader, Canonicalizer) and task.dataset.row_kind != "tokens"
     unread = UnreadTextCounter(reader.read_elsewhere if is_searched else None)
     left_out: list[str] = []
-    further = 0
+    further, most_chars = 0, task.dataset.source.limits.max_run_chars
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
-        plain = None if by_prefix or record.value is None else reader.read_plain(record.value)
+        may_have_long_run = len(record.raw) > most_chars
+        plain = None
+        if record.value is not None and not (by_prefix or may_have_long_run):
+            plain = reader.read_plain(record.value)
         if plain is not None:
             columns.add_plain(row_id, plain)
             unread.add(record.value, plain)
@@ -67,7 +71,9 @@ def canonicalize_part(task: CanonicalTask) -> Part:
             name = f"{row_id}.{k}" if k else row_id
             # Rows of one record are not duplicates of each other, although its first 200 characters are equal.
             seen = [k, record.value] if k else record.value
-            refused = row if isinstance(row, Rejected) else columns.add(name, row, seen)
+            is_long = may_have_long_run and isinstance(row, Row)
+            long_run = reject_long_run(list_row_texts(row), most_chars) if is_long else None
+            refused = row if isinstance(row, Rejected) else long_run or columns.add(name, row, seen)
             if refused is not None:
                 log.add(name, refused, record.raw)
             elif isinstance(row, Row):

@@ -24,6 +24,7 @@ from rowmill.inspection import verify
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, pair
+from tests.support.tables import RECORDS, as_csv, purchases
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
@@ -268,6 +269,23 @@ def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Ca
 
     assert staged.read_bytes() == whole
     assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
+
+
+@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty]))
+def test_damaged_evidence_of_a_table_is_made_again(
+    tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(folder: Path, damage: Callable[[Path], None]) -> dict[str, str]:
+        workspace, rows = Workspace(folder), ["raw_dataset", "canonical_rows"]
+        workspace.write("a.csv", as_csv(purchases(60)))
+        workspace.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": RECORDS}}).build(only=rows)
+        for seen in workspace.store.rglob("seen.json"):
+            damage(seen)
+        workspace.write("b.csv", as_csv(purchases(70)[60:]))
+        return workspace.build(only=rows).versions()
+
+    assert build(tmp_path / "damaged", spoil) == build(tmp_path / "whole", lambda _: None)
+    assert sum("seen.json" in line and "made again" in line for line in caplog.messages) == (spoil is flip)
 
 
 def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> None:

@@ -73,4 +73,4 @@ def _read_record_lines(store: Store, output: Manifest) -> Iterator[bytes]:
 def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
     """Copy the files of the versions that a source reads into another store, for a build there."""
     for file in (file for made in read for part in made.parts for file in part.files.values()):
-        placed.write(file.path, store.read(file.path))
+        placed.write(file.path, store.content(file).to_pybytes())

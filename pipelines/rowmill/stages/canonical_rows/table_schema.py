@@ -152,8 +152,8 @@ def propose_contract(
 
 def merge_part_evidence(context: StageContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
-    stored = map_reads(context.store, lambda one: context.store.read(one.files["seen"].path), seen)
-    return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(one)) for one in stored)
+    stored = map_reads(context.store, lambda one: context.store.content(one.files["seen"]), seen)
+    return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(memoryview(one))) for one in stored)
 
 
 def _decide_table(context: StageContext, seen: Sequence[Part]) -> ObservedTable:

@@ -271,6 +271,30 @@ def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Ca
     assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
 
 
+@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+def test_damaged_staged_copies_are_made_again_by_a_step_with_other_options(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    workspace, rows = Workspace(tmp_path), ["raw_dataset", "canonical_rows"]
+    items = workspace.write("items.csv", b"question\nzz yy xx ww vv uu tt ss rr qq pp oo nn mm\n")
+
+    def build(name: str, most: int) -> list[str]:
+        benchmark = {"name": name, "urls": [items], "fields": ["question"]}
+        filters = {"decontaminate": {"benchmarks": [benchmark]}, "max_items": most}
+        content = b"prompt,answer\na b c,d e f\ng h i,j k l\n"
+        built = workspace.one("rows.csv", content, PAIR, filters=filters).build(only=rows)
+        return [row["output"] for row in built.rows_of("rows", "canonical_rows", file="rows")]
+
+    kept = build("first", 10)
+    staged = {path: path.read_bytes() for path in workspace.store.rglob("staged/*.jsonl")}
+    for path in staged:
+        spoil(path)
+
+    assert build("second", 20) == kept
+    assert len(staged) == 2
+    assert {path: path.read_bytes() for path in staged} == staged
+
+
 @pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty]))
 def test_damaged_evidence_of_a_table_is_made_again(
     tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture

@@ -22,7 +22,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.core.errors import IntegrityError, PipelineError, SchemaError, SourceError
+from rowmill.core.errors import DamagedFileError, IntegrityError, PipelineError, SchemaError, SourceError
 from rowmill.core.storage import Store
 from rowmill.sources import Files, FileScan, HuggingFaceSource, RawRecord, StoreStager, read_records, scan_source
 from tests.support.tiers import draw, mark_all_but
@@ -404,11 +404,12 @@ def test_staged_copy_that_is_damaged_or_gone_is_noticed(folder: Path) -> None:
     assert part.staged is not None
 
     Path(part.staged).write_text("two\n")
-    with pytest.raises(IntegrityError, match="delete it and run rowmill build again"):
+    with pytest.raises(DamagedFileError, match=r"damaged; .* run rowmill build again") as damaged:
         read_records(part, folder)
     Path(part.staged).unlink()
-    with pytest.raises(SourceError, match="must exist"):
+    with pytest.raises(DamagedFileError, match="missing; ") as missing:
         read_records(part, folder)
+    assert [damaged.value.path, missing.value.path] == [part.staged, part.staged]
 
 
 def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:

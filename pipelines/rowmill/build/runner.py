@@ -131,7 +131,7 @@ def read_and_repair(
         try:
             return read()
         except DamagedFileError as damage:
-            owner = _discard_damaged_file(project, damage)
+            owner = _discard_damaged_file(project, damage, reader)
             if owner is None or owner == reader:
                 continue
             made = run_step(project, owner, open_inputs(project, owner), progress=progress, run_id=run_id).manifest
@@ -163,10 +163,10 @@ class _RunRequest:
     statistics: BackgroundStatistics | None
 
 
-def _discard_damaged_file(project: Project, damage: DamagedFileError) -> Step | None:
+def _discard_damaged_file(project: Project, damage: DamagedFileError, reader: Step | None) -> Step | None:
     """Remove a damaged file, so that the step that wrote it makes it again; return that step, None if it is no step's.
 
-    The rest of the step's output is kept.
+    The rest of the step's output is kept. Only the step that is running now may have other options than the file.
     """
     path = project.store.relative_path(damage.path)
     owner = next(
@@ -178,7 +178,7 @@ def _discard_damaged_file(project: Project, damage: DamagedFileError) -> Step | 
             why = f"{damage.damage}; it cannot be made again: {name} is {held.sentence}"
             raise DamagedFileError(why, damage.path, "check the disk") from damage
         made = manifest.load_current_if_intact(project.store, owner.key)
-        if made is not None and made.code_version != owner.code_version:
+        if owner != reader and made is not None and made.code_version != owner.code_version:
             why = f"{damage.damage}; it cannot be made again: the options of {name} changed since"
             raise DamagedFileError(why, damage.path, "build from that stage on") from damage
     project.store.remove(path)

@@ -21,7 +21,7 @@ import orjson
 from numpy.typing import ArrayLike
 
 from rowmill.core.arrays import Ints
-from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.core.errors import DamagedFileError, IntegrityError, SourceError
 from rowmill.core.json import Json, RepeatedKeyError, require_distinct_keys
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
@@ -72,7 +72,7 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     SourceError
         If the bytes cannot be read.
     IntegrityError
-        If they differ from the scanned ones.
+        If they differ from the scanned ones; a `DamagedFileError` if they are a staged copy's.
 
     """
     reader = find_file_format(part.reader)
@@ -95,29 +95,34 @@ def read_part_bytes(part: SourcePart, base: Path) -> bytes:
     SourceError
         If the bytes cannot be read.
     IntegrityError
-        If they differ from the scanned ones.
+        If they differ from the scanned ones; a `DamagedFileError` if they are a staged copy's.
 
     """
     if part.staged is None:
         content = urls.read_range(urls.locate_url(part.url, base), part.offset, part.length)
     else:
-        content = urls.read_whole(urls.locate_url(part.staged, base))
-    if hashlib.sha256(content).hexdigest() != part.sha256:
-        raise _changed_part_error(part)
-    return content
+        try:
+            content = urls.read_whole(urls.locate_url(part.staged, base))
+        except SourceError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise _damaged_copy_error(part, part.staged, "missing") from error
+            raise
+    if hashlib.sha256(content).hexdigest() == part.sha256:
+        return content
+    if part.staged is not None:
+        raise _damaged_copy_error(part, part.staged, "damaged")
+    raise IntegrityError(
+        f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} changed while the build ran; a source "
+        "must not change until the build ends; run rowmill build again"
+    )
 
 
-def _changed_part_error(part: SourcePart) -> IntegrityError:
-    if part.staged is None:
-        return IntegrityError(
-            f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} changed while the build ran; a source "
-            "must not change until the build ends; run rowmill build again"
-        )
+def _damaged_copy_error(part: SourcePart, staged: str, what: str) -> DamagedFileError:
     return DamagedFileError(
-        f"{part.staged}: the staged copy of part {part.part_id} of {part.url} is damaged; staged copies are named by "
-        "their content and never change",
-        part.staged,
-        "check the disk, delete it and run rowmill build again",
+        f"{staged}: the staged copy of part {part.part_id} of {part.url} is {what}; staged copies are named by their "
+        "content and never change",
+        staged,
+        "check the disk, delete what is left of it and run rowmill build again",
     )
 
 

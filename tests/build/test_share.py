@@ -120,6 +120,20 @@ def test_parts_of_another_recipe_version_are_not_used(tmp_path: Path, plain: Bui
     assert built.digests() == plain.digests()
 
 
+def test_a_damaged_input_is_made_again_by_the_share_that_reads_it(tmp_path: Path) -> None:
+    workspace = write_chats(tmp_path)
+    built = build_only(workspace, "raw_dataset", "canonical_rows")
+    damaged = [workspace.store / file.path for file in built.manifest("rows", "canonical_rows").files("rows")]
+    whole = [path.read_bytes() for path in damaged]
+    for path in damaged:
+        path.write_bytes(bytes(path.stat().st_size))
+
+    reports = make_all_shares(workspace, "tokenized_examples")
+
+    assert [one.outcome for one in reports] == [ShareOutcome.MADE, ShareOutcome.MADE, ShareOutcome.FINISHED]
+    assert [path.read_bytes() for path in damaged] == whole
+
+
 def test_a_stage_that_was_built_of_other_options_is_a_missing_input(tmp_path: Path) -> None:
     workspace = write_chats(tmp_path, splits={"validation": 0.2})
     build_only(workspace, "raw_dataset", "canonical_rows")

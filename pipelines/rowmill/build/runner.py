@@ -118,8 +118,8 @@ def read_and_repair(
 ) -> ResultT:
     """Call a function that reads stored files, again after each damaged one was made again by its stage.
 
-    Whatever a build reads, it reads through this: a step (`reader`, with its inputs), and what is read of finished
-    steps, such as the report.
+    Whatever a build reads, it reads through this: a step or a share of it (`reader`, with its inputs), and what is read
+    of finished steps, such as the report.
 
     Raises
     ------

@@ -13,6 +13,7 @@ run at once, twice, or beside a build; what two of them make has the same bytes,
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 from rowmill.build import share_versions
 from rowmill.build.gate import open_inputs, require_one_history
@@ -26,6 +27,7 @@ from rowmill.build.prepare import (
     prepare_step,
     require_ready,
 )
+from rowmill.build.runner import read_and_repair
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.frozen_classes import frozen_dataclass
@@ -90,7 +92,8 @@ def make_share(
         require_ready(project, chosen)
         for step in chosen:
             try:
-                reports.append(_make_share_of_step(project, step, share, progress))
+                make = partial(_make_share_of_step, project, step, share, progress)
+                reports.append(read_and_repair(project, make, reader=step, progress=progress))
             except GateError as error:
                 closed[str(error)] = None
     if closed:

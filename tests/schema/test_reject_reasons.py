@@ -47,6 +47,7 @@ CHATS: dict[str, Any] = {
     "not_utf8": b'{"messages":[{"role":"user","content":"\xff"}]}',
     "invalid_json": b"{",
     "not_an_object": b"[1]",
+    "duplicate_key": b'{"messages":[{"role":"user","content":"lost","content":"kept"}]}',
     "too_deep": said(content="", tool_calls=[call(DEEP)]),
     "unknown_schema": {"words": "no known shape"},
     "bad_messages": {"messages": ["why?"]},
@@ -256,6 +257,7 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
 
 ELSEWHERE = {
     "formats/test_long_runs.py": "too_long_run",
+    "sources/test_csv_dialects.py": "header_again comment",
     "formats/test_tokens.py": "bad_tokens not_append_only bad_mask length_mismatch labels_disagree padded_inside",
     "formats/test_token_fields.py": "bad_field",
     "formats/test_prompts.py": "missing_ground_truth prompt_ends_with_assistant",

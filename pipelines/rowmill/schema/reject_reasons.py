@@ -52,12 +52,12 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "sources",
         "the line of a CSV file is its header again, as in files that were joined; the check does not count it as a "
         "reject",
-        "nothing",
+        "nothing; `source.header: false` takes the first line as a record",
     ),
     "comment": ReasonDescription(
         "sources",
         "the line of a CSV file begins with `source.comment`; the check does not count it as a reject",
-        "nothing",
+        "nothing; `source.comment` says what a comment begins with",
     ),
     "unknown_schema": ReasonDescription(
         "rows",

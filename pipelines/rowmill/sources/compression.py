@@ -14,57 +14,33 @@ import lzma
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 import zstandard
 
 from rowmill.core.errors import SourceError
+from rowmill.sources.block_stream import BlockStream
 from rowmill.sources.limits import EXPANSION_FREE_BYTES, require_expansion
 
 _ZSTD_INPUT_BYTES = 16 << 10
 """Compressed bytes per call; small, because one call returns everything that they expand to."""
 
 
-class ZstdFrames(io.RawIOBase):
-    """Zstandard frames, one after another.
+def _decompress_zstd(raw: BinaryIO) -> Iterator[bytes]:
+    """Yield the content of Zstandard frames, one after another.
 
     Not `zstandard.stream_reader`: it treats a truncated frame as the end of the data.
     """
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._inside = False
-        self._pending = b""
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
-        """Fill `buffer` from the next decompressed bytes; return how many."""
-        while not self._ready:
-            if not self._decompress_next():
-                return 0
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _decompress_next(self) -> bool:
-        compressed = self._pending or self._raw.read(_ZSTD_INPUT_BYTES)
-        if not compressed:
-            if self._inside:
-                raise EOFError("the last frame does not end")
-            return False
-        self._ready = memoryview(self._frame.decompress(compressed))
-        self._inside, self._pending = not self._frame.eof, self._frame.unused_data
-        if self._frame.eof:
-            self._frame = zstandard.ZstdDecompressor().decompressobj()
-        return True
+    frame, is_inside, pending = zstandard.ZstdDecompressor().decompressobj(), False, b""
+    while compressed := pending or raw.read(_ZSTD_INPUT_BYTES):
+        yield frame.decompress(compressed)
+        is_inside, pending = not frame.eof, frame.unused_data
+        if frame.eof:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+    if is_inside:
+        raise EOFError("the last frame does not end")
 
 
 def _pass_through(raw: BinaryIO) -> BinaryIO:
@@ -76,8 +52,8 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
     ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`DecompressedStream` closes it)
-    ".zst": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
-    ".zstd": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
+    ".zst": lambda raw: cast(BinaryIO, BlockStream(_decompress_zstd(raw))),
+    ".zstd": lambda raw: cast(BinaryIO, BlockStream(_decompress_zstd(raw))),
 }
 """Decompressor by codec suffix, which follows the format's suffix; the empty suffix is an uncompressed file."""
 

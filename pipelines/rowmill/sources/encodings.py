@@ -6,9 +6,11 @@ does not: bytes inside a record that are not UTF-8; reading the part rejects the
 
 import codecs
 import io
+from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from rowmill.core.errors import SourceError
+from rowmill.sources.block_stream import BlockStream
 
 _HEAD_BYTES = 64 << 10
 _BLOCK_BYTES = 256 << 10
@@ -57,7 +59,8 @@ def open_utf8(content: io.BufferedReader, url: str, encoding: str | None) -> Bin
     if encoding is None:
         _require_utf8(content.peek(_HEAD_BYTES)[:_HEAD_BYTES], url)
         return cast(BinaryIO, content)
-    return cast(BinaryIO, io.BufferedReader(_DecodedStream(content, encoding, url), _BLOCK_BYTES))
+    decoded = BlockStream(_decode_blocks(content, encoding, url), content.close)
+    return cast(BinaryIO, io.BufferedReader(decoded, _BLOCK_BYTES))
 
 
 def _require_utf8(head: bytes, url: str) -> None:
@@ -93,57 +96,27 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-class _DecodedStream(io.RawIOBase):
-    """The content of a file in another encoding, as UTF-8; owns the file and closes it."""
+def _decode_blocks(content: io.BufferedReader, encoding: str, url: str) -> Iterator[bytes]:
+    """Yield the content as UTF-8.
 
-    def __init__(self, content: io.BufferedReader, encoding: str, url: str) -> None:
-        self._content = content
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._encoding = encoding
-        self._url = url
-        self._line = 1
-        self._ready = memoryview(b"")
-        self._is_at_end = False
+    Raises
+    ------
+    SourceError
+        If bytes are not in the encoding.
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
-        """Fill `buffer` from the next bytes of UTF-8; return how many.
-
-        Raises
-        ------
-        SourceError
-            If bytes are not in the encoding.
-
-        """
-        while not self._ready and not self._is_at_end:
-            self._decode_next()
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _decode_next(self) -> None:
-        block = self._content.read(_BLOCK_BYTES)
-        self._is_at_end = not block
+    """
+    decoder, line, block = codecs.getincrementaldecoder(encoding)(), 1, b" "
+    while block:
+        block = content.read(_BLOCK_BYTES)
         try:
-            text = self._decoder.decode(block, final=self._is_at_end).encode()
+            text = decoder.decode(block, final=not block).encode()
         except UnicodeError as error:
-            line = self._line + _count_lines_before(error)
             raise SourceError(
-                f"{self._url}: line {line}: is not {self._encoding} ({error}); a file has one encoding; write the one "
-                "that it has in source.encoding, or save it as UTF-8"
+                f"{url}: line {line + _count_lines_before(error)}: is not {encoding} ({error}); a file has one "
+                "encoding; write the one that it has in source.encoding, or save it as UTF-8"
             ) from error
-        self._line += text.count(b"\n")
-        self._ready = memoryview(text)
-
-    def close(self) -> None:
-        """Close the stream and the file."""
-        if not self.closed:
-            self._content.close()
-        super().close()
+        line += text.count(b"\n")
+        yield text
 
 
 def _count_lines_before(error: UnicodeError) -> int:

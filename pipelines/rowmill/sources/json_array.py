@@ -24,6 +24,7 @@ import orjson
 from rowmill.core.errors import SourceError
 from rowmill.core.json import Json
 from rowmill.sources import json_lines
+from rowmill.sources.block_stream import BlockStream
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line
 from rowmill.sources.parts import BOM, FileScan, PartContent, cut_rows
@@ -140,7 +141,7 @@ def open_list(stream: BinaryIO, url: str, field: str) -> BinaryIO:
         If the object has nothing at the path; the message names what it has.
 
     """
-    at: io.BufferedReader = io.BufferedReader(_BlockStream(read_blocks(stream)))
+    at: io.BufferedReader = io.BufferedReader(BlockStream(read_blocks(stream)))
     for name in field.split("."):
         found = _open_member(at, name)
         if isinstance(found, dict):
@@ -179,7 +180,7 @@ def _open_member(stream: io.BufferedReader, name: str) -> io.BufferedReader | di
                 continue
             key = _read_key(before + block[begin:mark])
             if key == name:
-                return io.BufferedReader(_BlockStream(chain([block[mark:]], blocks)))
+                return io.BufferedReader(BlockStream(chain([block[mark:]], blocks)))
             if key is not None:
                 seen[key] = _MEMBER_KINDS[int(text[mark])]
         if structure.depth == 0:
@@ -193,27 +194,6 @@ def _read_key(text: bytes) -> str | None:
     key, colon = text.strip(_WHITE_SPACE)[:-1], text.strip(_WHITE_SPACE)[-1:]
     value = orjson.loads(key) if colon == b":" and is_valid_json(key) else None
     return value if isinstance(value, str) else None
-
-
-class _BlockStream(io.RawIOBase):
-    """Blocks of bytes as a stream."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # pyrefly: ignore[bad-override]
-        """Fill `buffer` from the next block; return how many bytes."""
-        while not self._ready and (block := next(self._blocks, None)) is not None:
-            self._ready = memoryview(block)
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
 
 
 def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:

@@ -23,9 +23,9 @@ from rowmill.schema.rows import Rejected, Row
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
     *("built_examples", "canonicalization", "columns", "conversation_rows", "custom", "custom_rows", "detection"),
-    *("filters", "kind", "media_placeholders", "messages", "plain_chats", "preference_columns", "preference_shapes"),
-    *("prompt_columns", "reasoning", "recognition", "record_values", "removal_filters", "splits", "token_fields"),
-    *("tool_calls", "transcripts", "unread_columns", "unread_text"),
+    *("filters", "kind", "long_runs", "media_placeholders", "messages", "plain_chats", "preference_columns"),
+    *("preference_shapes", "prompt_columns", "reasoning", "recognition", "record_values", "removal_filters", "splits"),
+    *("token_fields", "tool_calls", "transcripts", "unread_columns", "unread_text"),
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 

@@ -1,7 +1,6 @@
 """Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification rejects."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -497,7 +496,6 @@ messages_ = st.lists(
     min_size=1,
     max_size=6,
 )
-COMPARED = {"<think>", "</think>"}
 MAKERS = {
     name: masker(text, rules=MaskRules(spans="marks", verify_render=0.1))
     for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", QWEN))
@@ -520,36 +518,6 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
             )
         for piece in result.pieces:
             assert result.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MAKERS)
-@given(messages=messages_)
-@settings(max_examples=draw(150), deadline=None)
-def test_fast_path_gives_the_mask_of_the_reference_path(name: str, messages: list[Message]) -> None:
-    conversation = Conversation(messages)
-    supervised = frozenset(range(len(messages)))
-
-    fast, reference = MAKERS[name].mask(conversation), MAKERS[name].mask(conversation, only=supervised)
-
-    if isinstance(fast, MaskedConversation) and isinstance(reference, MaskedConversation):
-        # A user's text of nothing but strings that the template compares cannot be covered: its place is not proven.
-        unproven = [one for one in fast.pieces if one not in reference.pieces]
-        assert all(one.kind in ("user", "system") and fast.text[one.start : one.end] in COMPARED for one in unproven)
-        fast = replace(fast, pieces=tuple(one for one in fast.pieces if one not in unproven))
-    assert fast == reference
-
-
-def test_a_text_that_the_template_compares_has_a_place_but_no_proof() -> None:
-    # The search does not decide where an answer is that its header begins with, too.
-    conversation = Conversation([{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "assistan"}])
-
-    fast, proven = MAKERS["qwen3"].mask(conversation), MAKERS["qwen3"].mask(conversation, only=frozenset({0, 1}))
-
-    assert isinstance(fast, MaskedConversation)
-    assert isinstance(proven, MaskedConversation)
-    assert (fast.trained, fast.pieces[1:]) == (proven.trained, proven.pieces)
-    assert fast.text[fast.pieces[0].start : fast.pieces[0].end] == "<think>"
 
 
 @pytest.mark.slow

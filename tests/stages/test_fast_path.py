@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
 from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.conversation.rendering.content_tracing import TracingRenderer, find_tracing_obstacle
 from rowmill.conversation.rendering.options import RendererSpec
@@ -92,8 +91,7 @@ def _hold_the_check(template: str, loss: Loss) -> None:
         alone = masker.mask(Conversation(messages))
         assert isinstance(alone, MaskedConversation)
         assert (alone.text, alone.spans, alone.trained) == (fast.text, fast.spans, fast.trained)
-        if min(map(len, contents)) >= SHORT_TEXT_CHARS:
-            assert alone == fast
+        assert alone == fast
 
     check()
 
@@ -122,8 +120,7 @@ def test_shape_of_prompts_gives_the_text_and_places_of_the_reference_path(name: 
         assert isinstance(alone, MaskedConversation)
         fast = shape.mask(contents)
         assert (alone.text, alone.spans, alone.trained) == (fast.text, fast.spans, ())
-        if min(map(len, contents)) >= SHORT_TEXT_CHARS:
-            assert alone == fast
+        assert alone == fast
 
     check()
 

@@ -1,16 +1,10 @@
 """Make the loss mask of a conversation: render, choose messages, locate own text, cut the turns, verify.
 
 What belongs here: the order of those steps. What does not: which messages train (`supervision.py`), locating own text
-(`content_spans.py` by search, `owned_spans.py` by proof), which text of a turn trains (`turn_cutting.py`), the template
-text that may train (`template_frames.py`), the checks (`verification.py`).
+(`owned_spans.py`), which text of a turn trains (`turn_cutting.py`), the template text that may train
+(`template_frames.py`), the checks (`verification.py`).
 
-    marks     search in each message's span ─┐
-                                             ├─► closed list ─► trained ─► verified
-    proof     private code points ───────────┘
-
-Own text is located by search, which is cheap. It is proven where the search cannot decide, or finds it between template
-text that is not on the closed list. A share of the searched rows, chosen by their hash, is proven too, and both masks
-must be equal.
+    private code points ─► own text, proven ─► closed list ─► trained ─► verified
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
+from rowmill.conversation.masking.content_spans import LocatedContent, is_tool_missing
 from rowmill.conversation.masking.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
-from rowmill.conversation.masking.mask_comparison import describe_text_difference, require_agreement
+from rowmill.conversation.masking.mask_comparison import describe_text_difference
 from rowmill.conversation.masking.options import Loss, MaskRules
 from rowmill.conversation.masking.owned_spans import locate_proven_content
 from rowmill.conversation.masking.supervision import choose_supervised, find_affected_answers
@@ -35,9 +29,9 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
+from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 6
+MASKING_VERSION = 7
 """Increment it when any mask may change."""
 
 
@@ -80,8 +74,6 @@ class Masker:
                 "auto and marks work with any template; set one of them"
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.trains_everything
-        simple = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
-        self._allows_simple_chats = loss == simple and not self._by_blocks and "assistant" in self._roles
         self._frames: dict[str, TemplateFrames] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.printed_end, self._contract.eos_token, *enders]
@@ -124,14 +116,12 @@ class Masker:
         conversation: Conversation,
         *,
         only: frozenset[int] | None = None,
-        prove_sample: bool = True,
         compare_plain: bool = True,
     ) -> MaskedConversation | Rejected:
         """Render a conversation and find its trained characters; `only` limits supervision to some messages.
 
-        A row in the verified share is also rendered plainly (`compare_plain`), and if its mask was searched, it is
-        proven too (`prove_sample`). A reject has a reason of the closed list, and a detail that names messages and
-        kinds.
+        A row in the verified share is also rendered plainly (`compare_plain`). A reject has a reason of the closed
+        list, and a detail that names messages and kinds.
         """
         printed = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -148,38 +138,14 @@ class Masker:
             supervised = [index for index in supervised if index in only]
         if not supervised:
             return self._reject_unsupervised(conversation.messages)
-        searched = self._mask_by_search(conversation, printed, supervised, plain_only=only is None)
-        if isinstance(searched, MaskedConversation) and not (sampled and prove_sample):
-            return searched
-        proven = self._mask_by_proof(conversation, printed, supervised)
-        return proven if searched is None else require_agreement(searched, proven)
-
-    def _mask_by_search(
-        self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], *, plain_only: bool
-    ) -> MaskedConversation | Rejected | None:
-        """Mask a row by searching its own text in the messages' spans; None if the search cannot decide."""
-        if self._allows_simple_chats and plain_only and not conversation.tools:
-            masked = self._mask_simple_chat(conversation, rendered)
-            if masked is not None:
-                return masked
-        if not rendered.spans:
-            return None
-        locator = ContentLocator(rendered, self.frames(conversation.kwargs), self._roles)
-        located = locator.locate(conversation.messages)
-        return self._cut_and_verify(conversation, rendered, supervised, located) if locator.decides else None
-
-    def _mask_by_proof(
-        self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int]
-    ) -> MaskedConversation | Rejected:
-        """Mask a row by proving the position of its own text with private code points."""
-        located = self._locate_by_proof(conversation, rendered)
+        located = self._locate(conversation, printed)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
             )
-        return self._cut_and_verify(conversation, rendered, supervised, located)
+        return self._cut_and_verify(conversation, printed, supervised, located)
 
-    def _locate_by_proof(self, conversation: Conversation, rendered: RenderedConversation) -> LocatedContent | None:
+    def _locate(self, conversation: Conversation, rendered: RenderedConversation) -> LocatedContent | None:
         messages = conversation.messages
         proof = self._renderer.prove_ownership(
             messages, conversation.tools, conversation.kwargs, rendered.text, self._roles
@@ -238,57 +204,6 @@ class Masker:
             return spans
         return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
-    def _mask_simple_chat(
-        self, conversation: Conversation, rendered: RenderedConversation
-    ) -> MaskedConversation | None:
-        """Mask a simple chat in one pass, with the same result as the search; None if it is not simple.
-
-        A row is simple if every message is rendered whole in its own span, and every assistant span consists of header,
-        rest, own text, the known end of turn and white space.
-        """
-        text, spans, messages = rendered.text, rendered.spans, conversation.messages
-        before = len(messages) - len(spans)
-        if not spans or before not in (0, 1):
-            return None
-        pieces: list[ContentSpan] = []
-        trained: list[Span] = []
-        predecessor = "user"
-        frames = self.frames(conversation.kwargs)
-        if before:
-            found = _find_plain_content(messages[0], text, 0, spans[0].start)
-            predecessor = messages[0]["role"]
-            if found is None or predecessor != "system":
-                return None
-            pieces.append(ContentSpan(*found, 0, "system"))
-        for index, span in enumerate(spans, before):
-            message = messages[index]
-            role = message["role"]
-            if span.message != index:
-                return None
-            if role in self._roles:
-                prompt = self._renderer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
-                start = span.start + len(prompt)
-                found = _find_plain_content(message, text, start, span.end)
-                if found is None or not prompt or not text.startswith(prompt, span.start):
-                    return None
-                follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
-                ending = frames.find_only_end("assistant", follower)
-                if not ending or text[start : found[0]] not in frames.list_plain_rests(prompt):
-                    return None
-                stop = found[1] + len(ending)
-                if not text.startswith(ending, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
-                    return None
-                trained.append(Span(start, stop, index))
-                pieces.append(ContentSpan(*found, index, "assistant"))
-            else:
-                header = frames.headers.get(role, "") if role in ("user", "system") else ""
-                found = _find_plain_content(message, text, span.start, span.end, header)
-                if found is None or role not in ("user", "system"):
-                    return None
-                pieces.append(ContentSpan(*found, index, role))
-            predecessor = role
-        return MaskedConversation(text, spans, tuple(trained), tuple(pieces)) if trained else None
-
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of chats with these roles; None if each of their rows must be masked by itself.
 
@@ -302,22 +217,13 @@ class Masker:
             return None
         contents = zip(roles, placeholders.contents, strict=True)
         messages = [{"role": role, "content": content} for role, content in contents]
-        conversation = Conversation(messages)
-        rendered, masked = self._renderer.render(messages, None, {}), self.mask(conversation)
-        if (
-            isinstance(rendered, Rejected)
-            or isinstance(masked, Rejected)
-            or masked.dropped
-            or masked.reasoning_untrained
-        ):
-            return None
-        proven = self._mask_by_proof(conversation, rendered, self.supervised(messages))
-        if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
+        masked = self.mask(Conversation(messages))
+        if isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
             return None
         return learn_layout(roles, placeholders, masked, SPAN_KINDS)
 
     def _train_all(self, conversation: Conversation, rendered: RenderedConversation) -> MaskedConversation:
-        located = self._locate_by_proof(conversation, rendered) or LocatedContent()
+        located = self._locate(conversation, rendered) or LocatedContent()
         whole = (Span(0, len(rendered.text), -1),) if rendered.text else ()
         return MaskedConversation(
             rendered.text, rendered.spans, whole, tuple(located.pieces()), _count_kinds(located.dropped)
@@ -440,24 +346,6 @@ class Masker:
                 groups.append((max(inside) + 1, inside))
             start = end
         return groups
-
-
-_SPECIAL_KEYS = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
-
-
-def _find_plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
-    """Find the content of a message without reasoning, calls or flags.
-
-    A content shorter than `SHORT_TEXT_CHARS` must directly follow `header` and occur only once.
-    """
-    content = message["content"]
-    if not _SPECIAL_KEYS.isdisjoint(message) or type(content) is not str or not content or content.isspace():
-        return None
-    at = text.find(content, start, end)
-    if len(content) < SHORT_TEXT_CHARS:
-        only = bool(header) and text.endswith(header, start, at) and text.find(content, at + 1, end) < 0
-        at = at if only else -1
-    return None if at < 0 else (at, at + len(content))
 
 
 def _collect_weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:

@@ -1,9 +1,9 @@
-"""Compare two renders, or two masks, of one conversation and describe where they differ.
+"""Compare two renders of one conversation and describe where they differ.
 
-What belongs here: the comparison and its reject. What does not: making the masks (`loss_mask.py`).
+What belongs here: the sentence. What does not: rendering (`rendering/renderer.py`).
 """
 
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.rows import Rejected
 
 
 def _measure_common_prefix(left: str, right: str) -> int:
@@ -16,29 +16,6 @@ def _measure_common_prefix(left: str, right: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def require_agreement(
-    searched: MaskedConversation | Rejected, proven: MaskedConversation | Rejected
-) -> MaskedConversation | Rejected:
-    """Return the mask if both methods agree, else a reject; if either method rejects, the proof's result."""
-    if isinstance(searched, Rejected) or isinstance(proven, Rejected):
-        return proven
-    if (searched.text, searched.trained) != (proven.text, proven.trained):
-        return Rejected("render_mismatch", _describe_mask_difference(searched, proven))
-    return searched
-
-
-def _describe_mask_difference(searched: MaskedConversation, proven: MaskedConversation) -> str:
-    """Describe the first trained range that only one of the masks has."""
-    in_search, in_proof = set(searched.trained), set(proven.trained)
-    differing = sorted(in_search ^ in_proof, key=lambda span: (span.start, span.end))
-    if not differing:
-        return "the appended ends differ"
-    span = differing[0]
-    which = "search" if span in in_search else "proof"
-    text = (searched if span in in_search else proven).text
-    return f"message {span.message}: only the {which} trains {text[span.start : span.end][:60]!r}"
 
 
 def describe_text_difference(marked: str, plain: str | Rejected) -> str:

@@ -1,7 +1,7 @@
 """Locate a row's own text from the proven ownership of its characters.
 
 What belongs here: `CharacterOwnership` → `LocatedContent`, with the own text that the template dropped. What does not:
-the proof (`ChatRenderer.prove_ownership`), or finding own text by search (`content_spans.py`).
+the proof (`ChatRenderer.prove_ownership`).
 
 A call's arguments are one piece if the template prints them as JSON, so that their braces do not count as template
 text. Otherwise every name and value is a piece, and numbers, booleans and nulls are searched between their neighbours.

@@ -10,7 +10,7 @@ conversations that have answers (`loss_mask.py`).
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rowmill.conversation.masking.content_spans import ContentLocator, LocatedContent, is_tool_missing
+from rowmill.conversation.masking.content_spans import LocatedContent, is_tool_missing
 from rowmill.conversation.masking.loss_mask import Masker, needs_plain_check
 from rowmill.conversation.masking.mask_comparison import describe_text_difference
 from rowmill.conversation.masking.options import MaskRules
@@ -43,7 +43,7 @@ class PromptRenderer:
             plain = self.renderer.plain(asking.messages, asking.tools, asking.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
-        located = self._locate(asking, conversation, printed)
+        located = self._locate(conversation.messages, conversation.tools, asking.kwargs, printed)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
@@ -73,25 +73,9 @@ class PromptRenderer:
         rendered = self.render(Conversation(messages))
         if isinstance(rendered, Rejected) or rendered.dropped:
             return None
-        printed = self.renderer.render(messages, None, _ASKS)
-        proven = None if isinstance(printed, Rejected) else self._locate_by_proof(messages, None, _ASKS, printed)
-        if proven is None or tuple(proven.pieces()) != rendered.pieces:
-            return None
         return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
 
     def _locate(
-        self, asking: Conversation, conversation: Conversation, rendered: RenderedConversation
-    ) -> LocatedContent | None:
-        """Search for the prompt's own text, and prove its place where the search cannot decide."""
-        roles = self.rules.assistant_roles
-        if rendered.spans:
-            locator = ContentLocator(rendered, self.masker.frames(conversation.kwargs), roles)
-            located = locator.locate(conversation.messages)
-            if locator.decides:
-                return located
-        return self._locate_by_proof(conversation.messages, conversation.tools, asking.kwargs, rendered)
-
-    def _locate_by_proof(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,

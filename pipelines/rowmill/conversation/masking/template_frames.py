@@ -151,15 +151,6 @@ class TemplateFrames:
         """Return the end of a turn of that kind that other messages follow."""
         return next(iter(fill_in_call_ids(self.finish.get(kind, ""), ids[-1:])), "")
 
-    def find_only_end(self, kind: str, role: str) -> str:
-        """Return the end of such turns if there is only one, else an empty string."""
-        known = self.ends.get((kind, role), ())
-        return known[0] if len(known) == 1 else ""
-
-    def list_plain_rests(self, header: str) -> frozenset[str]:
-        """Return the texts that the template prints between this header and a plain answer."""
-        return frozenset(prefix.rest for prefix in self.prefixes if prefix.header == header)
-
 
 def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> str | None:
     """Return the text that ends at `position` if it equals `rest` up to its numbers, else None."""

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.masking import Masker, find_plain_checks
-from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
 from rowmill.conversation.masking.prompt_rendering import PromptRenderer
 from rowmill.conversation.masking.turn_layouts import (
     KIND,
@@ -86,8 +85,8 @@ class TrainedChats:
         return self.masker.find_layout(roles)
 
     def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
-        """Mask a chat; the layout that it is compared with was proven when it was learned."""
-        return self.masker.mask(conversation, prove_sample=False)
+        """Mask a chat by itself."""
+        return self.masker.mask(conversation)
 
 
 @frozen_dataclass
@@ -224,20 +223,9 @@ class BatchedChatPath:
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            if not _masks_agree(
-                self._masker.mask(one),
-                shape.mask(contents),
-                exactly=min(map(len, contents)) >= SHORT_TEXT_CHARS,
-            ):
+            if self._masker.mask(one) != shape.mask(contents):
                 return False
         return True
-
-
-def _masks_agree(one: MaskedConversation | Rejected, other: MaskedConversation, *, exactly: bool) -> bool:
-    """Compare two masks of a row; the reference path searches very short contents, and may find them elsewhere."""
-    if isinstance(one, Rejected) or exactly:
-        return one == other
-    return (one.text, one.spans, one.trained) == (other.text, other.spans, other.trained)
 
 
 def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:

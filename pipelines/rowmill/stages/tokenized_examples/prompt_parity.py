@@ -151,7 +151,7 @@ def print_prompt(row_id: str, conversation: Conversation, steps: ConversationEnc
     prompt = steps.printer.plain(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
     answered = replace(conversation, messages=messages[: last + 1])
     # The row's mask was verified when its example was made; only its text and cuts matter here.
-    masked = steps.masker.mask(answered, only=frozenset({last}), prove_sample=False, compare_plain=False)
+    masked = steps.masker.mask(answered, only=frozenset({last}), compare_plain=False)
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
     return PromptAndExample(row_id, prompt, masked)

@@ -28,7 +28,7 @@ from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.rendering.template_observation import iterate_text_runs
 from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.conversation.template_proof import MaskJudge, TemplateProof, make_probe_conversations, prove_template
-from rowmill.core.json import Json, to_json
+from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
@@ -133,16 +133,18 @@ class TemplateResult:
 
 def load_chats(data: Path, rows_of_each: int = ROWS_OF_EACH) -> list[Conversation]:
     """Return the first rows of every file, in canonical form; rows without one are left out."""
-    return [one for source in CHAT_FILES for one in _read_chats(data, source, rows_of_each)]
+    return [one for source in CHAT_FILES for one in read_chats(data, source, rows_of_each)]
 
 
-def _read_chats(data: Path, source: ChatFile, count: int) -> Iterator[Conversation]:
+def read_chats(data: Path, source: ChatFile, count: int) -> Iterator[Conversation]:
+    """Yield the first rows of a file, in canonical form."""
     canonicalize = Canonicalizer(RowOptionValues(Chat.model_validate(dict(source.columns))))
     for record in _read_records(data / source.path)[:count]:
         row = canonicalize(record if source.chosen is None else _append_answer(record, source.chosen))
         if not isinstance(row, Rejected):
             key = bytes.fromhex(digest_json(to_json(row.messages)))
-            yield Conversation(list(row.messages), list(row.tools) if row.tools else None, row.template_kwargs, key)
+            tools, tagged = list(row.tools) if row.tools else None, row.report.extracted_think_from_content > 0
+            yield Conversation(list(row.messages), tools, row.template_kwargs, key, had_think_tags=tagged)
 
 
 def _append_answer(record: Mapping[str, Json], chosen: str) -> Json:
@@ -151,7 +153,9 @@ def _append_answer(record: Mapping[str, Json], chosen: str) -> Json:
 
 def _read_records(path: Path) -> list[Json]:
     text = path.read_text(encoding="utf-8")
-    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line]
+    records = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line]
+    # A build refuses such lines as invalid JSON.
+    return [record for record in records if find_lone_surrogate(record) is None]
 
 
 # ── one template ──

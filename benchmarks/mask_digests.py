@@ -359,8 +359,10 @@ def compare(before: Path, after: Path, only: str, ignored: Sequence[str]) -> int
 
 def show(data: Path, subjects: Subjects, template: str, dataset: str, row: str, options: str, path: Way) -> None:
     """Print one outcome: its text with trained characters in brackets, and its pieces."""
-    found = (one for one in [*read_rows(data), *subjects.shapes] if (one.dataset, one.row) == (dataset, row))
-    conversation = prepare(next(found).conversation, options)
+    found = [one for one in [*read_rows(data), *subjects.shapes] if (one.dataset, one.row) == (dataset, row)]
+    if not found or template not in subjects.templates:
+        raise SystemExit(f"no row {row!r} of {dataset!r}, or no template {template!r}; take them from a comparison")
+    conversation = prepare(found[0].conversation, options)
     way, made = open_template(subjects.templates[template], path)[1](conversation, options)
     print(f"path: {way}")
     for one in [made] if isinstance(made, Rejected) else made:

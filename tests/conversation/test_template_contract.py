@@ -71,6 +71,16 @@ def calls(arguments: str) -> str:
             "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}",
             {"content_form": "parts"},
         ),
+        (
+            "{% for m in messages %}<{{ loop.index }}>{{ m.content }}{% endfor %}",
+            {
+                "headers": {
+                    "user": ("<1>", "<2>", "<3>", "<4>", "<5>", "<6>", "<8>"),
+                    "system": ("<1>", "<5>"),
+                    "tool": ("<3>", "<4>"),
+                }
+            },
+        ),
         ("{{ strftime_now('%Y') }}" + LOOP, {"date_dependent": True}),
         (LOOP, {"date_dependent": False, "bos": "none", "system": "printed", "marks_inert": True}),
         ("{{ bos_token }}" + LOOP, {"bos": "template"}),

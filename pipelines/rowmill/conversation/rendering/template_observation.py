@@ -338,7 +338,7 @@ def _collect_message_headers(renderer: ProbeRenderer) -> dict[str, tuple[str, ..
                 header = _get_text_before(rendered, index, message["content"]) if message["content"] else None
                 if header and message["role"] != "assistant":
                     headers.setdefault(message["role"], set()).add(header)
-    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in headers.items()}
+    return {role: tuple(sorted(found, key=lambda one: (-len(one), one))) for role, found in headers.items()}
 
 
 def _find_constant_prefix(renderer: ProbeRenderer) -> str:

@@ -8,11 +8,11 @@ characters, and the checks that reject a row whose mask would be wrong. What doe
                                    └──────── header ─────┘⟦own text + end of turn⟧└ trailing
 
     loss_mask          the steps in order: `Masker`               supervision     which messages train
-    owned_spans        own text in the render, proven             content_spans   its form, by message and kind
+    owned_spans        own text in the render, from its proof
     template_frames    closed list of template text that trains   frame_probes    learns it, with prefix_probes,
                        from rendered_probes of probe_shapes
     turn_cutting       the parts of a turn, and which train       verification    checks that every mask must pass
-    turn_layouts       masks of plain chats, a batch at a time    mask_comparison where two renders differ
+    turn_layouts       masks of plain chats, a batch at a time
 
 A row whose mask cannot be verified is rejected with a reason, never guessed.
 """

@@ -13,11 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.masking.content_spans import LocatedContent, is_tool_missing
 from rowmill.conversation.masking.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
-from rowmill.conversation.masking.mask_comparison import describe_text_difference
 from rowmill.conversation.masking.options import Loss, MaskRules
-from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.masking.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
 from rowmill.conversation.masking.supervision import choose_supervised, find_affected_answers
 from rowmill.conversation.masking.template_frames import TemplateFrames
 from rowmill.conversation.masking.turn_cutting import TurnCutter
@@ -370,3 +368,23 @@ def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     for kind, _ in dropped:
         counts[kind] = counts.get(kind, 0) + 1
     return counts
+
+
+def describe_text_difference(marked: str, plain: str | Rejected) -> str:
+    """Describe the first character at which a render with marks differs from the plain one."""
+    if isinstance(plain, Rejected):
+        return f"the plain render is refused: {plain.detail}"
+    at = _measure_common_prefix(marked, plain)
+    return f"character {at}: {marked[at : at + 20]!r} with marks, {plain[at : at + 20]!r} without"
+
+
+def _measure_common_prefix(left: str, right: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -6,8 +6,7 @@ What belongs here: rendering a probe once, and the template text around its own 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rowmill.conversation.masking.content_spans import group_by_message, is_tool_missing
-from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.masking.owned_spans import group_by_message, is_tool_missing, locate_proven_content
 from rowmill.conversation.masking.probe_shapes import make_probe_shapes
 from rowmill.conversation.masking.template_frames import find_common_end, get_call_ids
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation

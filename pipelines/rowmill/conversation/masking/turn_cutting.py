@@ -1,7 +1,7 @@
 r"""Cut turns into their parts and choose the trained ones: the same rules for marks and generation blocks.
 
 What belongs here: the parts of a model's turn, which of them the options train, and the reject of template text that
-is not on the closed list. What does not: locating own text (`content_spans.py`, `owned_spans.py`), the closed list
+is not on the closed list. What does not: locating own text (`owned_spans.py`), the closed list
 (`template_frames.py`), or the choice of messages (`supervision.py`).
 
     <|im_start|>assistant\n <think>\n\n</think>\n\n Hello<tool_call>get</tool_call> <|im_end|> \n
@@ -19,8 +19,8 @@ An option that is set overrides both columns.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rowmill.conversation.masking.content_spans import LocatedContent, group_by_message
 from rowmill.conversation.masking.options import Loss
+from rowmill.conversation.masking.owned_spans import LocatedContent, group_by_message
 from rowmill.conversation.masking.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
 from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
 from rowmill.core.frozen_classes import frozen_dataclass

@@ -39,6 +39,7 @@ _PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private-use planes of Unicode, without the non-characters at their ends."""
 _PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
 _FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
+_PLANE_CODES = _PRIVATE_PLANES[0][1] - _PRIVATE_PLANES[0][0]
 _COVERED_EDGE_CHARS = 256
 """Characters covered at each end of a text if the row has more characters than there are private code points."""
 
@@ -170,15 +171,16 @@ class CoveredConversation:
             self._cover_punctuation_texts(kept)
         if attempt.literals == "all":
             self._keep_numbers(texts, kept)
-        plain = _encode_code_points(text)
+        self._plain = plain = _encode_code_points(text)
         self._private = (
             _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])]
-            if bool((plain >= _FIRST_PRIVATE_CODE).any())
+            if int(plain.max(initial=0)) >= _FIRST_PRIVATE_CODE
             else _PRIVATE_CODES
         )
-        if int(kept.size - kept.sum()) > len(self._private):
-            self._keep_middles(kept)
         self._covered = np.flatnonzero(~kept)
+        if len(self._covered) > len(self._private):
+            self._keep_middles(kept)
+            self._covered = np.flatnonzero(~kept)
         if len(self._covered) > len(self._private):
             self._covered = self._covered[:0]
         if literals.sorts:
@@ -313,13 +315,16 @@ class CoveredConversation:
 
     def prove(self, covered: str, plain: str) -> CharacterOwnership | None:
         """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
-        codes, wanted = _encode_code_points(covered), _encode_code_points(plain)
+        codes, wanted = _encode_code_points(covered), self._plain
         if len(codes) != len(wanted):
             return None
         is_own = codes >= _FIRST_PRIVATE_CODE
         if self._private is not _PRIVATE_CODES:
             is_own &= np.isin(codes, self._private)
-        numbers = np.searchsorted(self._private, codes[is_own])
+        found = codes[is_own]
+        # Without the second plane the codes are the numbers, but for their beginning.
+        is_plain = self._private is _PRIVATE_CODES and len(self._covered) <= _PLANE_CODES
+        numbers = (found - _FIRST_PRIVATE_CODE).astype(np.int64) if is_plain else np.searchsorted(self._private, found)
         if len(numbers) and int(numbers.max()) >= len(self._covered):
             return None
         origins = self._covered[numbers]

@@ -187,3 +187,14 @@ def test_only_the_beginning_of_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
 
     assert formats(load(create(tmp_path, "chats.jsonl.gz"))) == {"chats": "chat"}
+
+
+def test_column_without_a_name_is_named_in_the_recipe(tmp_path: Path) -> None:
+    # As pandas writes a table with its index.
+    (tmp_path / "rows.csv").write_text(",city,size\n0,Oslo,3\n1,Rome,4\n2,Bern,5\n", encoding="utf-8")
+
+    made = create_project(tmp_path, ["rows.csv"], tokenizer=str(tmp_path), seq_len=64)
+
+    text = made.recipe.read_text(encoding="utf-8")
+    assert "# a column has no name in the header: name it\n" in text
+    assert "source: {train_urls: [rows.csv], column_names: [c1, city, size]}\n" in text

@@ -12,7 +12,9 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,6 +24,7 @@ from rowmill.core.storage import check_name
 from rowmill.formats import KINDS
 from rowmill.formats.recognition import RECORDS_LOOKED_AT, Recognition, Sample, recognise_format, write_options
 from rowmill.recipe.recipe import find_recipes, parse_recipe
+from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format
 from rowmill.sources.files import Files, SourceFile, find_files, read_first_records
 from rowmill.sources.json_array import list_lists
@@ -59,14 +62,14 @@ class NewProject:
 class _FoundDataset:
     """Files with the same columns, and the format recognized in their first records.
 
-    `field` is the list of records in the one object that each file holds.
+    `options` are those of the source without which the files are not read.
     """
 
     name: str
     urls: Sequence[str]
     sample: Sample
     found: Recognition
-    field: str | None
+    options: Mapping[str, Any]
 
 
 def create_project(
@@ -148,21 +151,31 @@ def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
 
 def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
-    alike: dict[str, tuple[Recognition, list[str], Sample, str | None]] = {}
+    alike: dict[str, tuple[Recognition, list[str], Sample, Mapping[str, Any]]] = {}
     for file in find_files(Files(train_urls=[argument]), folder):
-        sample = _take_sample(file, folder)
-        field, sample = _find_list(sample) or (None, sample)
+        sample, options = _read_sample(file, folder)
         found = _require_format(file.url, sample)
-        key = json.dumps([field, dict(found.options), sorted(sample.columns)])
-        alike.setdefault(key, (found, [], sample, field))[1].append(_shorten_url(file.url, folder))
+        key = json.dumps([options, dict(found.options), sorted(sample.columns)])
+        alike.setdefault(key, (found, [], sample, options))[1].append(_shorten_url(file.url, folder))
     datasets: list[_FoundDataset] = []
-    for found, urls, sample, field in alike.values():
+    for found, urls, sample, options in alike.values():
         is_whole_argument = len(alike) == 1 and len(urls) > 1
         name = _choose_name(argument if is_whole_argument and not _has_glob(argument) else urls[0], taken)
         taken.add(name)
         patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
-        datasets.append(_FoundDataset(name, patterns, sample, found, field))
+        datasets.append(_FoundDataset(name, patterns, sample, found, options))
     return datasets
+
+
+def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]]:
+    """Return a file's first records, and the options of its source without which they are not read."""
+    try:
+        sample = _take_sample(file, folder)
+    except UnnamedColumnError as error:
+        options = {"column_names": error.names}
+        return _take_sample(replace(file, source=file.source.model_copy(update=options)), folder), options
+    found = _find_list(sample)
+    return (sample, {}) if found is None else (found[1], {"field": found[0]})
 
 
 def _take_sample(file: SourceFile, folder: Path) -> Sample:
@@ -255,7 +268,6 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
         "datasets:",
     ]
     for dataset in datasets:
-        field = {} if dataset.field is None else {"field": dataset.field}
         types = dataset.sample.describe_columns()
         columns = ", ".join(f"{name} ({kind})" for name, kind in list(types.items())[:COLUMNS_SHOWN])
         columns += ", …" if len(types) > COLUMNS_SHOWN else ""
@@ -263,7 +275,8 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
             f"  {dataset.name}:",
             *_render_comment(f"columns in the first {len(dataset.sample.records)} records: {columns}"),
             *(line for sentence in dataset.found.evidence for line in _render_comment(sentence)),
-            f"    source: {_render_value({'train_urls': list(dataset.urls)} | field)}",
+            *(["    # a column has no name in the header: name it"] if "column_names" in dataset.options else []),
+            f"    source: {_render_value({'train_urls': list(dataset.urls)} | dict(dataset.options))}",
             f"    format: {write_options(dataset.found.options)}",
         ]
         if KINDS[dataset.found.kind].model_validate(dataset.found.options).uses_template() and needs_template:

@@ -266,12 +266,20 @@ def _encode_value(value: Json) -> bytes:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
+class UnnamedColumnError(SchemaError):
+    """A column has values and no name in the header, such as the index that pandas writes; `names` are proposed."""
+
+    def __init__(self, message: str, names: list[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 def find_unnamed(stream: BinaryIO, url: str, dialect: Dialect) -> tuple[int, ...]:
     """Return the positions of the columns without a name, none of which may have a value.
 
     Raises
     ------
-    SchemaError
+    UnnamedColumnError
         If one has a value.
 
     """
@@ -284,11 +292,12 @@ def find_unnamed(stream: BinaryIO, url: str, dialect: Dialect) -> tuple[int, ...
     for line in lines if unnamed and len(unnamed) < len(header) else ():
         found = next((at for at in unnamed if len(line.cells) == len(header) and line.cells[at].strip()), None)
         if found is not None:
-            names = ", ".join(name.strip() or f"c{at + 1}" for at, name in enumerate(header))
-            raise SchemaError(
+            names = [name.strip() or f"c{at + 1}" for at, name in enumerate(header)]
+            raise UnnamedColumnError(
                 f"{url}: column {found + 1} has no name in the header, and line {line.number} has "
                 f"{line.cells[found]!r:.60} in it; a column needs a name, or no value; name the columns in "
-                f"source.column_names: [{names}]"
+                f"source.column_names: [{', '.join(names)}]",
+                names,
             )
     text.detach()
     return unnamed if len(unnamed) < len(header) else ()

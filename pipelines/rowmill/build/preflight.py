@@ -41,13 +41,12 @@ from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET,
 from rowmill.core.storage import Store
 from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
-from rowmill.formats.recognition import RECORDS_LOOKED_AT, Sample, recognise_format, write_options
+from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
 from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
-from rowmill.sources.json_array import list_lists
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
 from rowmill.stages.reject_samples import clean_value
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -296,11 +295,9 @@ def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest
     dataset = trial.recipe.datasets[step.dataset or ""]
     raw = next(one for one in made.values() if one.stage == RAW_DATASET)
     records = [record for record in _read_records(trial, raw) if isinstance(record, dict)]
-    for path, rows in list_lists(records[0]).items() if len(records) == 1 else ():
-        if recognise_format(Sample(rows[:RECORDS_LOOKED_AT]), KINDS.values()).proposal is not None:
-            return (
-                f"the records may be the {format_count(len(rows), 'object')} of its list {path}: source.field: {path}"
-            )
+    if (wrapped := find_wrapped_records(records, list(KINDS.values()))) is not None:
+        path, rows = wrapped
+        return f"the records may be the {format_count(len(rows), 'object')} of its list {path}: source.field: {path}"
     found = recognise_format(Sample(records), KINDS.values()).proposal
     if found is None or (found.kind in ("records", "text", dataset.format.kind) and len(found.options) == 1):
         return ""

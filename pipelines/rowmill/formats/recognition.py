@@ -253,6 +253,32 @@ def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> Fo
     return FormatChoice(sure[0] if sure else None, others, tree.detail if tree is not None else "")
 
 
+def find_wrapped_records(
+    records: Sequence[Mapping[str, Json]], kinds: Sequence["type[DatasetKind]"]
+) -> tuple[str, list[dict[str, Json]]] | None:
+    """Return the one list of records in a single object that holds them, with its path; None if it is a record."""
+    if len(records) != 1 or recognise_format(Sample(records), kinds).proposal is not None:
+        return None
+    lists = list_lists(records[0])
+    fitting = [
+        path
+        for path, rows in lists.items()
+        if recognise_format(Sample(rows[:RECORDS_LOOKED_AT]), kinds).proposal is not None
+    ]
+    return (fitting[0], lists[fitting[0]]) if len(fitting) == 1 else None
+
+
+def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:
+    """Return the lists of objects in an object, by the path that `source.field` gives them."""
+    found: dict[str, list[dict[str, Json]]] = {}
+    for name, own in value.items() if isinstance(value, dict) else ():
+        if isinstance(own, list) and own and all(isinstance(one, dict) for one in own):
+            found[name] = own
+        elif isinstance(own, dict):
+            found |= {f"{name}.{inner}": rows for inner, rows in list_lists(own).items()}
+    return found
+
+
 def write_options(options: Mapping[str, Any]) -> str:
     """Return options as one line of YAML."""
     return yaml.safe_dump(dict(options), default_flow_style=True, width=10**6, sort_keys=False).strip()

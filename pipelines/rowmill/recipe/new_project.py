@@ -22,12 +22,19 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import check_name
 from rowmill.formats import KINDS
-from rowmill.formats.recognition import RECORDS_LOOKED_AT, Recognition, Sample, recognise_format, write_options
+from rowmill.formats.recognition import (
+    RECORDS_LOOKED_AT,
+    Recognition,
+    Sample,
+    find_wrapped_records,
+    list_lists,
+    recognise_format,
+    write_options,
+)
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format
 from rowmill.sources.files import Files, SourceFile, find_files, read_first_records
-from rowmill.sources.json_array import list_lists
 
 DEFAULT_DATA = "data"
 """The folder that is read if no data is named."""
@@ -174,8 +181,11 @@ def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]
     except UnnamedColumnError as error:
         options = {"column_names": error.names}
         return _take_sample(replace(file, source=file.source.model_copy(update=options)), folder), options
-    found = _find_list(sample)
-    return (sample, {}) if found is None else (found[1], {"field": found[0]})
+    wrapped = find_wrapped_records(sample.records, list(KINDS.values()))
+    if wrapped is None:
+        return sample, {}
+    field, records = wrapped
+    return Sample(records[:RECORDS_LOOKED_AT]), {"field": field}
 
 
 def _take_sample(file: SourceFile, folder: Path) -> Sample:
@@ -188,15 +198,6 @@ def _take_sample(file: SourceFile, folder: Path) -> Sample:
         and any(type(value) in (int, float) for record in records for value in record.values())
     )
     return Sample(records, is_table_file=has_columns or numbers)
-
-
-def _find_list(sample: Sample) -> tuple[str, Sample] | None:
-    """Return the path and the records of the one list in an object that holds them, unless it is a record itself."""
-    if len(sample.records) != 1 or recognise_format(sample, KINDS.values()).proposal is not None:
-        return None
-    lists = {path: Sample(rows[:RECORDS_LOOKED_AT]) for path, rows in list_lists(sample.records[0]).items()}
-    fitting = [path for path, own in lists.items() if recognise_format(own, KINDS.values()).proposal is not None]
-    return (fitting[0], lists[fitting[0]]) if len(fitting) == 1 else None
 
 
 def _require_format(url: str, sample: Sample) -> Recognition:

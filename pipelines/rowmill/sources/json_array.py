@@ -22,7 +22,6 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.core.json import Json
 from rowmill.sources import json_lines
 from rowmill.sources.block_stream import BlockStream
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
@@ -194,17 +193,6 @@ def _read_key(text: bytes) -> str | None:
     key, colon = text.strip(_WHITE_SPACE)[:-1], text.strip(_WHITE_SPACE)[-1:]
     value = orjson.loads(key) if colon == b":" and is_valid_json(key) else None
     return value if isinstance(value, str) else None
-
-
-def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:
-    """Return the lists of objects in an object, by the path that `source.field` gives them."""
-    found: dict[str, list[dict[str, Json]]] = {}
-    for name, own in value.items() if isinstance(value, dict) else ():
-        if isinstance(own, list) and own and all(isinstance(one, dict) for one in own):
-            found[name] = own
-        elif isinstance(own, dict):
-            found |= {f"{name}.{inner}": rows for inner, rows in list_lists(own).items()}
-    return found
 
 
 class PartialElement:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from rowmill import sources
 from rowmill.core.errors import ConfigError, SchemaError, SourceError
 from rowmill.sources import Files, FileScan
+from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.dialect import Dialect
 from tests.support.recipes import Workspace
 
@@ -307,6 +309,16 @@ def test_columns_without_a_name_are_left_out_if_empty(tmp_path: Path) -> None:
         scanned(tmp_path, b",b\n,x\n7,y\n")
     named = scanned(tmp_path, b",b\n,x\n7,y\n", column_names=["n", "b"])
     assert records_of(named, tmp_path) == [{"n": "", "b": "x"}, {"n": "7", "b": "y"}]
+
+
+def test_error_of_a_nameless_column_survives_the_way_between_processes(tmp_path: Path) -> None:
+    with pytest.raises(UnnamedColumnError) as error:
+        scanned(tmp_path, b",b\n7,y\n")
+
+    again = pickle.loads(pickle.dumps(error.value))
+
+    assert (str(again), again.names) == (str(error.value), ["c1", "b"])
+    assert str(again).startswith("a.csv: column 1 has no name")
 
 
 def test_column_names_replace_the_header_or_stand_for_it(tmp_path: Path) -> None:

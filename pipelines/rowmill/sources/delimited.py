@@ -270,8 +270,13 @@ class UnnamedColumnError(SchemaError):
     """A column has values and no name in the header, such as the index that pandas writes; `names` are proposed."""
 
     def __init__(self, message: str, names: list[str]) -> None:
-        super().__init__(message)
+        """Store both as arguments, so that pickling between processes keeps them."""
+        super().__init__(message, names)
         self.names = names
+
+    def __str__(self) -> str:
+        """Return the message alone."""
+        return str(self.args[0])
 
 
 def find_unnamed(stream: BinaryIO, url: str, dialect: Dialect) -> tuple[int, ...]:

@@ -164,7 +164,12 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
     )  # fmt: skip
     found = replace(found, trims=_has_blanks_after_delimiters(head, found))
     found = replace(found, escape=options.escape or _find_escape(head, found))
-    return replace(found, looks_headless=options.header is None and _looks_headless(head, found))
+    records = _parse_head(head, found)
+    return replace(
+        found,
+        unnamed=_find_unnamed(records[0]) if records and found.header and not found.column_names else (),
+        looks_headless=options.header is None and _looks_headless(records),
+    )
 
 
 def _read_head(stream: BinaryIO) -> str:
@@ -248,12 +253,17 @@ def _holds_values(cells: Sequence[str]) -> bool:
     return bool(given) and sum(1 for cell in given if _NUMBER.fullmatch(cell)) >= 0.9 * len(given)
 
 
-def _looks_headless(head: str, dialect: Dialect) -> bool:
+def _find_unnamed(header: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions of the columns without a name; none if no column has one."""
+    unnamed = tuple(at for at, name in enumerate(header) if not name.strip())
+    return unnamed if len(unnamed) < len(header) else ()
+
+
+def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
     """Return whether the first record has a number or date over a column of them, and a text over each of texts.
 
     Years, or other numbers that follow one another, are names of columns.
     """
-    records = _parse_head(head, dialect)
     header, rows = (records[0], records[1:]) if records else ([], [])
     rows = [row for row in rows if len(row) == len(header)]
     if not rows:

@@ -71,6 +71,8 @@ def _require_utf8(head: bytes, url: str) -> None:
             "UTF-16 without a mark; text is UTF-8 unless the recipe says otherwise; write its encoding, such as "
             "source.encoding: utf-16-le, or save it as UTF-8"
         )
+    if head.isascii():
+        return
     whole = head if len(head) < _HEAD_BYTES else head[: head.rfind(b"\n") + 1]
     beyond = [number for number, line in enumerate(whole.split(b"\n"), 1) if not line.isascii()]
     if len(beyond) < _MIN_DAMAGED_LINES:

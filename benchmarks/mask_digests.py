@@ -33,9 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from docs.generate import template_table
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.masking.prompt_rendering import PromptRenderer
-from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.formats.reasoning import inline_reasoning
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
@@ -178,9 +179,9 @@ def read_rows(data: Path) -> list[Subject]:
 
 def collect_subjects(data: Path) -> Subjects:
     """Return the templates of the data, the bundled and the hostile ones, and the shapes, as the code has them now."""
-    from rowmill.conversation.masking.probe_shapes import make_probe_shapes
-    from rowmill.conversation.rendering.template_registry import list_bundled_templates
+    from rowmill.conversation.probe_shapes import make_probe_shapes
     from rowmill.conversation.template_proof import make_probe_conversations
+    from rowmill.conversation.template_registry import list_bundled_templates
     from tests.conversation import test_mask_regressions
 
     names = template_table.list_template_names(data)

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import corpus, measure
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import (
     CharacterOwnership,
     PlaceholderRendering,
     RenderedConversation,
     TemplateBehavior,
 )
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes
 from rowmill.schema.conversation import Conversation

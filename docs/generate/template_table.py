@@ -21,13 +21,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import MaskDefect
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_observation import iterate_text_runs
-from rowmill.conversation.rendering.template_registry import read_named_template
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_observation import iterate_text_runs
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_proof import MaskJudge, TemplateProof, make_probe_conversations, prove_template
+from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project
 from rowmill.cli import main
-from rowmill.conversation.masking import Masker
+from rowmill.conversation.loss_mask import Masker
 from rowmill.core.json import from_json
 from rowmill.executors import LocalPool
 from rowmill.inspection.lineage import SegmentLocation

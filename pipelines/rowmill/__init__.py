@@ -6,7 +6,7 @@ What belongs here: this map, and the public names, each imported from its module
 
     source file ─ sources ─► records
     record ─ formats ─► canonical row, with a split ─► rows.arrow
-    row ─ conversation.rendering ─► text ─ conversation.masking ─► trained characters ─ tokenization ─► example
+    row ─ conversation.renderer ─► text ─ conversation.loss_mask ─► trained characters ─ tokenization ─► example
     table rows ─ tabular ─► examples of records
     examples' lengths ─ packing ─► plan ─ shards ─► sequences ─ packing ─► order of training ─► shards per rank
     shards per rank ─ reader ─► batches ─► trainer ─► generated text ─ tabular.parsing ─► records
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rowmill.build.in_memory import Datum, canonicalize_rows, make_datum, make_datums, row_to_datum, sft_tokenize
     from rowmill.build.runner import build as build_recipe
     from rowmill.build.steps import Project, open_project
-    from rowmill.conversation.rendering.template_registry import get_chat_template, register_chat_template
+    from rowmill.conversation.template_registry import get_chat_template, register_chat_template
     from rowmill.core.errors import (
         BusyError,
         ConfigError,
@@ -107,7 +107,7 @@ _MODULES = {
     "rowmill.build.in_memory": ("Datum canonicalize_rows make_datum make_datums row_to_datum sft_tokenize"),
     "rowmill.build.runner": "build_recipe=build",
     "rowmill.build.steps": "Project open_project",
-    "rowmill.conversation.rendering.template_registry": "get_chat_template register_chat_template",
+    "rowmill.conversation.template_registry": "get_chat_template register_chat_template",
     "rowmill.core.errors": (
         "BusyError ConfigError ContextOverflowError DamagedFileError GateError GenerationError IntegrityError "
         "MissingPackageError PipelineError SchemaError SourceError UnreachableError"

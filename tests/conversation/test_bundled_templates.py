@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from docs.generate.template_table import read_template_file
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec, Template, resolve_template
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import (
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec, Template, resolve_template
+from rowmill.conversation.template_registry import (
     get_chat_template,
     list_bundled_templates,
     read_named_template,
@@ -95,7 +96,7 @@ def test_registered_template_is_found_by_name_and_its_name_is_reserved() -> None
 
 OWN_MODULE = """
 from rowmill.formats import RowFormat
-from rowmill.conversation.rendering.template_registry import register_chat_template
+from rowmill.conversation.template_registry import register_chat_template
 from rowmill.schema.rows import Row
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role | upper }}\\n{{ m.content }}<|im_end|>{% endfor %}"

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules, find_plain_checks, needs_plain_check
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import read_named_template
+from rowmill.conversation.loss_mask import Masker, find_plain_checks, needs_plain_check
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import read_named_template
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation

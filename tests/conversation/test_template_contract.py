@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from rowmill.conversation.rendering.adaptation import make_nine_character_id
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import read_named_template
+from rowmill.conversation.adaptation import make_nine_character_id
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.template_registry import read_named_template
 
 
 def contract(text: str, **tokens: str) -> TemplateBehavior:

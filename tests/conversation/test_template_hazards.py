@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec, Template, TemplateSource, make_renderer_spec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.conversation.template_options import RendererSpec, Template, TemplateSource, make_renderer_spec
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row

@@ -10,11 +10,11 @@ import pytest
 from docs.generate.template_table import list_template_names, read_template_file
 from rowmill.cli import main
 from rowmill.conversation.independent_proof import TransformersTemplate
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_proof import (
     MaskJudge,
     ProbeConversation,
@@ -23,6 +23,7 @@ from rowmill.conversation.template_proof import (
     make_probe_conversations,
     prove_template,
 )
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.console import render_text
 from rowmill.reports.template_proof import DEFECT_SENTENCES, describe_defect, render_proof
 from rowmill.schema.conversation import Conversation

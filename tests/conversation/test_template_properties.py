@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected

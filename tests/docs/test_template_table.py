@@ -8,7 +8,7 @@ import pytest
 
 from docs.generate import template_table
 from docs.generate.template_table import PAGE, list_template_names, load_chats, render_template_page, study_template
-from rowmill.conversation.masking import Masker
+from rowmill.conversation.loss_mask import Masker
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS

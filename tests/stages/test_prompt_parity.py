@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.masking.prompt_rendering import PromptRenderer
-from rowmill.conversation.masking.turn_layouts import TurnLayout
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.rendering.template_registry import read_named_template
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.template_registry import read_named_template
+from rowmill.conversation.turn_layouts import TurnLayout
 from rowmill.core.json import Json, to_json
 from rowmill.recipe import recipe
 from rowmill.schema.rows import Message, Rejected

@@ -12,11 +12,11 @@ import pytest
 
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
-from rowmill.conversation.masking import frame_probes
-from rowmill.conversation.masking.template_frames import TemplateFrames
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation import frame_probes
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.conversation.template_frames import TemplateFrames
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
 from rowmill.executors import worker_processes
 from rowmill.stages.tokenized_examples import shared_templates, text_parts

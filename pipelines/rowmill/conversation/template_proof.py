@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Literal
 
 from rowmill.conversation.independent_proof import TransformersTemplate
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect
-from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import orjson
 
-from rowmill.conversation.masking import Loss
-from rowmill.conversation.rendering.options import Template
+from rowmill.conversation.loss_options import Loss
+from rowmill.conversation.template_options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.frozen_classes import frozen_dataclass

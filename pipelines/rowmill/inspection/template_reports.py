@@ -7,8 +7,8 @@ What belongs here: opening the templates of a recipe. What does not: probing one
 from collections.abc import Iterator
 
 from rowmill.build.steps import Project
-from rowmill.conversation.masking import MaskRules
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.loss_options import MaskRules
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.template_proof import TemplateProof, prove_template
 from rowmill.core.frozen_classes import frozen_dataclass

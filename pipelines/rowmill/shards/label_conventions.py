@@ -1,7 +1,7 @@
 """Convert targets to the four conventions in which trainers store them, one function each.
 
 What belongs here: ids and a mask of trained tokens → the arrays that a format stores. What does not: which tokens train
-(`conversation/masking/`, `packing/layout.py`), or files.
+(`conversation/loss_mask.py`, `packing/layout.py`), or files.
 
     tokens t0 t1 t2 t3, loss on t2 and t3
 

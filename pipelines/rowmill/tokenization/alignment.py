@@ -1,7 +1,7 @@
 """Map byte spans of texts to the tokens that cover them, for a whole batch at once.
 
 What belongs here: the tokens of a span, and which of them train with which weight. What does not: where the spans come
-from (`conversation/masking/`), encoding (`encoder.py`).
+from (`conversation/loss_mask.py`), encoding (`encoder.py`).
 """
 
 import numpy as np

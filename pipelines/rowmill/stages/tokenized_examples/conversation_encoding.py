@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.masking import Masker, MaskRules
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.loss_options import MaskRules
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.frozen_classes import frozen_dataclass

@@ -19,9 +19,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.masking import Masker, find_plain_checks
-from rowmill.conversation.masking.prompt_rendering import PromptRenderer
-from rowmill.conversation.masking.turn_layouts import (
+from rowmill.conversation.loss_mask import Masker, find_plain_checks
+from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.turn_layouts import (
     KIND,
     MAX_CACHED_LAYOUTS,
     MESSAGE,

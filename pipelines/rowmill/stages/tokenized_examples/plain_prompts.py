@@ -7,8 +7,8 @@ What belongs here: when a layout is learned, and which prompts it prints. What d
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rowmill.conversation.masking.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.masking import find_plain_checks
-from rowmill.conversation.masking.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import find_plain_checks
+from rowmill.conversation.prompt_rendering import PromptRenderer
 from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation

@@ -1,15 +1,15 @@
 """Chat templates, opened once per process; those of a build, before its workers are forked.
 
 What belongs here: the renderers that a process keeps, and which are opened ahead. What does not: opening one
-(`conversation/rendering/renderer.py`), learning its frames (`conversation/masking/`).
+(`conversation/renderer.py`), learning its frames (`conversation/loss_mask.py`).
 
 Compiling a template, comparing its engines and learning its frames takes 0.6 s. A forked worker has all of it from the
 calling process, which needs it for the first records; a worker of the fork server opens it itself.
 """
 
-from rowmill.conversation.masking import learn_frames_once
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.frame_probes import learn_frames_once
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 

@@ -14,16 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from rowmill.conversation import masking
-from rowmill.conversation.rendering import renderer
-from rowmill.conversation.rendering.options import (
+from rowmill.conversation import loss_mask, renderer
+from rowmill.conversation.template_options import (
     RendererSpec,
     Template,
     TemplateChoice,
     make_renderer_spec,
     resolve_template,
 )
-from rowmill.conversation.rendering.template_registry import is_template_text
+from rowmill.conversation.template_registry import is_template_text
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
@@ -144,7 +143,12 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     else:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
         own = {
-            "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, renderer.RENDERING_VERSION, masking.MASKING_VERSION],
+            "versions": [
+                VERSION,
+                tokenizer.TOKENIZATION_VERSION,
+                renderer.RENDERING_VERSION,
+                loss_mask.MASKING_VERSION,
+            ],
             **{group: getattr(dataset, group).model_dump(mode="json") for group in groups},
             "keeps_overlong": dataset.keeps_overlong,
             "limit": recipe.limit_of(name),

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.conversation.masking.prompt_rendering import PromptRenderer
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.renderer import Renderer
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Message, Rejected

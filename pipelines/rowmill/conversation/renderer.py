@@ -1,7 +1,7 @@
 """Render a conversation by its chat template: the text, and which characters belong to which message.
 
 What belongs here: `Renderer`, which runs one template. What does not: options and resolving a template (`options.py`),
-which characters train (`conversation/masking/`), token ids (`tokenization/`).
+which characters train (`conversation/loss_mask.py`), token ids (`tokenization/`).
 
 Two paths give the same result. The reference path changes the template's syntax tree (`span_markers.py`) and runs it
 in Jinja's sandbox. The fast path writes the marks into the template's text for another engine (`minijinja_engine.py`);
@@ -24,11 +24,10 @@ from typing import Any, Literal
 
 from jinja2 import TemplateSyntaxError, nodes
 
-from rowmill.conversation.rendering import content_tracing, engine_parity, minijinja_engine, probes
-from rowmill.conversation.rendering.adaptation import Adaptation, BadArgumentsError
-from rowmill.conversation.rendering.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
-from rowmill.conversation.rendering.options import RendererSpec
-from rowmill.conversation.rendering.sandbox import (
+from rowmill.conversation import content_tracing, engine_parity, minijinja_engine, probes
+from rowmill.conversation.adaptation import Adaptation, BadArgumentsError
+from rowmill.conversation.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
+from rowmill.conversation.sandbox import (
     MAX_OUTPUT_CHARS,
     MAX_STEPS,
     BudgetError,
@@ -38,7 +37,7 @@ from rowmill.conversation.rendering.sandbox import (
     require_shallow_template,
     require_short_template,
 )
-from rowmill.conversation.rendering.span_markers import (
+from rowmill.conversation.span_markers import (
     MARK_CHARACTERS,
     MarkRecorder,
     charge_template,
@@ -47,8 +46,6 @@ from rowmill.conversation.rendering.span_markers import (
     mark_template,
     read_marks,
 )
-from rowmill.conversation.rendering.template_observation import observe_template
-from rowmill.conversation.rendering.text_search import WHOLE_FLOAT, encode_for_search, lacks_marks
 from rowmill.conversation.template_contract import (
     CONTROL_TAG_PATTERN,
     CharacterOwnership,
@@ -56,6 +53,9 @@ from rowmill.conversation.template_contract import (
     RenderedConversation,
     TemplateBehavior,
 )
+from rowmill.conversation.template_observation import observe_template
+from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.text_search import WHOLE_FLOAT, encode_for_search, lacks_marks
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected

@@ -7,7 +7,7 @@ every kind of argument, reasoning, tags in content, tools, empty texts, many scr
 
 from collections.abc import Iterator
 
-from rowmill.conversation.rendering.probes import (
+from rowmill.conversation.probes import (
     SENTINEL_TOOL,
     make_assistant_message,
     make_system_message,

@@ -23,8 +23,8 @@ from typing import Any
 import minijinja
 from jinja2 import nodes
 
-from rowmill.conversation.rendering.sandbox import ToJson, make_clock, raise_exception
-from rowmill.conversation.rendering.span_markers import contains_node, read_marks
+from rowmill.conversation.sandbox import ToJson, make_clock, raise_exception
+from rowmill.conversation.span_markers import contains_node, read_marks
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message

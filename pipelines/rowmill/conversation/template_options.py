@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rowmill.conversation.rendering.template_registry import (
+from rowmill.conversation.template_registry import (
     is_template_text,
     list_known_templates,
     read_named_template,

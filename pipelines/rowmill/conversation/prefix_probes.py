@@ -6,8 +6,8 @@ inner text and ends (`frame_probes.py`).
 
 from collections.abc import Sequence
 
-from rowmill.conversation.masking.rendered_probes import ContentRun, RenderedProbes, RenderedShape
-from rowmill.conversation.masking.template_frames import (
+from rowmill.conversation.rendered_probes import ContentRun, RenderedProbes, RenderedShape
+from rowmill.conversation.template_frames import (
     TemplateFrames,
     TurnPrefix,
     contains_prompt,

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import orjson
 
-from rowmill.conversation.masking.verification import MIN_FOREIGN_CHARS
 from rowmill.conversation.template_contract import PlaceholderRendering
+from rowmill.conversation.verification import MIN_FOREIGN_CHARS
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from jinja2 import nodes
 
-from rowmill.conversation.rendering.adaptation import Adaptation
+from rowmill.conversation.adaptation import Adaptation
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected

@@ -13,15 +13,15 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.masking.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
-from rowmill.conversation.masking.options import Loss, MaskRules
-from rowmill.conversation.masking.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
-from rowmill.conversation.masking.supervision import choose_supervised, find_affected_answers
-from rowmill.conversation.masking.template_frames import TemplateFrames
-from rowmill.conversation.masking.turn_cutting import TurnCutter
-from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
-from rowmill.conversation.masking.verification import verify_mask
+from rowmill.conversation.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
+from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
+from rowmill.conversation.supervision import choose_supervised, find_affected_answers
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_frames import TemplateFrames
+from rowmill.conversation.turn_cutting import TurnCutter
+from rowmill.conversation.turn_layouts import TurnLayout, learn_layout
+from rowmill.conversation.verification import verify_mask
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json

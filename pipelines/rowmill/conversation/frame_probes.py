@@ -11,14 +11,15 @@ text that no shape shows is not on the closed list, so a row that shows it is re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rowmill.conversation.masking.prefix_probes import PrefixLearner
-from rowmill.conversation.masking.rendered_probes import (
+from rowmill.conversation.prefix_probes import PrefixLearner
+from rowmill.conversation.rendered_probes import (
     ContentRun,
     RenderedProbes,
     RenderedShape,
     find_common_headers,
 )
-from rowmill.conversation.masking.template_frames import (
+from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.conversation.template_frames import (
     TemplateFrames,
     TurnPrefix,
     cut_at_last_token,
@@ -28,7 +29,6 @@ from rowmill.conversation.masking.template_frames import (
     normalize_inner_text,
     replace_call_ids,
 )
-from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.core.json import to_json
 
 MAX_CACHED_FRAMES = 512

@@ -6,7 +6,7 @@ which characters of a chosen message train (`turn_cutting.py`).
 
 from collections.abc import Iterator, Sequence
 
-from rowmill.conversation.masking.options import Loss
+from rowmill.conversation.loss_options import Loss
 from rowmill.schema.rows import Message
 
 

@@ -19,10 +19,10 @@ An option that is set overrides both columns.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rowmill.conversation.masking.options import Loss
-from rowmill.conversation.masking.owned_spans import LocatedContent, group_by_message
-from rowmill.conversation.masking.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
+from rowmill.conversation.loss_options import Loss
+from rowmill.conversation.owned_spans import LocatedContent, group_by_message
 from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from rowmill.conversation.rendering import minijinja_engine
+from rowmill.conversation import minijinja_engine
 
 WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
 """A float such as 1.0 or 1e3 in JSON text, which the fast engine may print as an integer."""

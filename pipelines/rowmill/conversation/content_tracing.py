@@ -24,8 +24,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rowmill.conversation.rendering.sandbox import make_clock, raise_exception
-from rowmill.conversation.rendering.span_markers import contains_node
+from rowmill.conversation.sandbox import make_clock, raise_exception
+from rowmill.conversation.span_markers import contains_node
 from rowmill.conversation.template_contract import PlaceholderRendering
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message

@@ -6,10 +6,10 @@ What belongs here: rendering a probe once, and the template text around its own 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rowmill.conversation.masking.owned_spans import group_by_message, is_tool_missing, locate_proven_content
-from rowmill.conversation.masking.probe_shapes import make_probe_shapes
-from rowmill.conversation.masking.template_frames import find_common_end, get_call_ids
+from rowmill.conversation.owned_spans import group_by_message, is_tool_missing, locate_proven_content
+from rowmill.conversation.probe_shapes import make_probe_shapes
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.conversation.template_frames import find_common_end, get_call_ids
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import ContentSpan, Message

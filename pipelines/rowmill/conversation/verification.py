@@ -6,7 +6,7 @@ What belongs here: the checks that need only the mask; a row that fails one is r
 
 from collections.abc import Sequence
 
-from rowmill.conversation.masking.owned_spans import LocatedContent
+from rowmill.conversation.owned_spans import LocatedContent
 from rowmill.schema.rows import ContentSpan, Rejected, Span
 
 MIN_FOREIGN_CHARS = 8

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rowmill.conversation.rendering.adaptation import Adaptation
-from rowmill.conversation.rendering.probes import (
+from rowmill.conversation.adaptation import Adaptation
+from rowmill.conversation.probes import (
     ENDING_PROBES,
     PLAIN_PROBE,
     REASONING_PROBE,

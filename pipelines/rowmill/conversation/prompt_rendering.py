@@ -10,11 +10,11 @@ conversations that have answers (`loss_mask.py`).
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rowmill.conversation.masking.loss_mask import Masker, describe_text_difference, needs_plain_check
-from rowmill.conversation.masking.options import MaskRules
-from rowmill.conversation.masking.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
-from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
+from rowmill.conversation.loss_mask import Masker, describe_text_difference, needs_plain_check
+from rowmill.conversation.loss_options import MaskRules
+from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
 from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.conversation.turn_layouts import TurnLayout, learn_layout
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation

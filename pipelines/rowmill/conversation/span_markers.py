@@ -25,7 +25,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from rowmill.conversation.rendering.sandbox import estimate_printed_size
+from rowmill.conversation.sandbox import estimate_printed_size
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.schema.rows import Message, Span
 

@@ -71,10 +71,9 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "everything": ({"mask_user_turns": False}, {"on_dropped": KEPT}),
     "turns": ({}, {"turns": "auto", "on_dropped": KEPT}),
     "no_thinking": ({}, {"on_dropped": KEPT}),
-    "no_blocks": ({}, {"on_dropped": KEPT, "spans": "marks"}),
 }
 """Name → the options of the loss and the rules that are not the defaults. `prompt`: without the last answer;
-`no_thinking`: with the template value `enable_thinking: false`; `no_blocks`: only for templates that have blocks."""
+`no_thinking`: with the template value `enable_thinking: false`."""
 OPTIONS_OF_ROWS = ("default", "kept", "prompt")
 """Rows and rough texts are masked under these, shapes under all."""
 
@@ -90,17 +89,17 @@ SCHEMA = pa.schema(
         *((name, pa.dictionary(pa.int32(), pa.string())) for name in ("template", "dataset")),
         ("row", pa.string()),
         *((name, pa.dictionary(pa.int32(), pa.string())) for name in ("options", "path")),
-        *((name, pa.int64()) for name in ("text", "trained", "pieces", "borders")),
+        *((name, pa.int64()) for name in ("text", "trained", "pieces")),
         ("reason", pa.dictionary(pa.int32(), pa.string())),
         ("detail", pa.string()),
     ]
 )
-"""`trained` covers weights too, `pieces` what the template dropped, `borders` the spans of messages; `path` is the one
-taken, and `detail` that of the reject: both are shown, not compared. The fields of a template's contract are rows of
-the dataset `contract`, with the value as detail."""
+"""`trained` covers weights too, `pieces` what the template dropped; `path` is the one taken, and `detail` that of the
+reject: both are shown, not compared. The fields of a template's contract are rows of the dataset `contract`, with the
+value as detail."""
 KEY = ["template", "dataset", "row", "options"]
-KINDS = {"text": "text differs", "trained": "mask differs", "pieces": "pieces differ", "borders": "borders differ"}
-IGNORABLE = ("pieces", "borders", "contract")
+KINDS = {"text": "text differs", "trained": "mask differs", "pieces": "pieces differ"}
+IGNORABLE = ("pieces", "contract")
 FINE_NOW = "refused before and now fine"
 
 
@@ -237,22 +236,21 @@ def read_subjects(record: Path) -> Subjects:
 # ── recording ──
 
 
-def list_cases(data: Path, name: str, text: str, shapes: Sequence[Subject]) -> Iterator[tuple[Subject, str]]:
+def list_cases(data: Path, name: str, shapes: Sequence[Subject]) -> Iterator[tuple[Subject, str]]:
     """Yield the conversations that a template is given, each with the options."""
-    every = [options for options in OPTIONS if options != "no_blocks" or "endgeneration" in text]
     for one in [*([] if name.startswith("hostile ") else read_rows(data)), *shapes]:
         is_shape = one.dataset in ("shapes of probes", "shapes of proofs")
-        yield from ((one, options) for options in (every if is_shape else OPTIONS_OF_ROWS))
+        yield from ((one, options) for options in (OPTIONS if is_shape else OPTIONS_OF_ROWS))
 
 
 def study_template(data: Path, name: str, text: str, shapes: Sequence[Subject], path: Way) -> pa.Table:
     """Return the outcomes of one template."""
     contract, make = open_template(text, path)
     found: list[tuple[Any, ...]] = [
-        (name, "contract", field, "default", "", _hash(value), None, None, None, None, repr(value))
+        (name, "contract", field, "default", "", _hash(value), None, None, None, repr(value))
         for field, value in contract.items()
     ]
-    for subject, options in list_cases(data, name, text, shapes):
+    for subject, options in list_cases(data, name, shapes):
         conversation = prepare(subject.conversation, options)
         if not conversation.messages:
             continue
@@ -270,18 +268,17 @@ def prepare(one: Conversation, options: str) -> Conversation:
     return replace(one, messages=one.messages[: answers[-1]]) if options == "prompt" and answers else one
 
 
-def digest(made: Made) -> tuple[int | None, int | None, int | None, int | None, str | None, str | None]:
-    """Return the last six columns of an outcome."""
+def digest(made: Made) -> tuple[int | None, int | None, int | None, str | None, str | None]:
+    """Return the last five columns of an outcome."""
     if isinstance(made, Rejected):
-        return None, None, None, None, made.reason, made.detail
+        return None, None, None, made.reason, made.detail
     texts = [one.text for one in made]
     trained = [
         ([(s.start, s.end, s.message) for s in one.trained], sorted(one.weights.items()), one.reasoning_untrained)
         for one in made
     ]
     pieces = [([(p.start, p.end, p.message, p.kind) for p in one.pieces], sorted(one.dropped.items())) for one in made]
-    borders = [[(s.start, s.end, s.message) for s in one.spans] for one in made]
-    return _hash(texts), _hash(trained), _hash(pieces), _hash(borders), None, None
+    return _hash(texts), _hash(trained), _hash(pieces), None, None
 
 
 def _hash(value: object) -> int:
@@ -377,7 +374,7 @@ def show(data: Path, subjects: Subjects, template: str, dataset: str, row: str, 
         print(one.text[position:])
         for piece in one.pieces:
             print(f"{piece.message:3} {piece.kind:12} {piece.start}–{piece.end} {one.text[piece.start : piece.end]!r}")
-        print(f"borders {[(s.start, s.end, s.message) for s in one.spans]}, dropped {one.dropped}")
+        print(f"dropped {one.dropped}")
 
 
 def main() -> int:

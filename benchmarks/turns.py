@@ -8,7 +8,6 @@ What it needs is one render per supervised message, cut after it. Verification t
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from benchmarks import corpus, measure
 from rowmill.conversation.loss_mask import Masker
@@ -16,9 +15,7 @@ from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import (
     CharacterOwnership,
-    PlaceholderRendering,
     RenderedConversation,
-    TemplateBehavior,
 )
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
@@ -31,57 +28,30 @@ TURNS = 20
 RUNS = 3
 
 
-@dataclass
-class Counting:
+class Counting(Renderer):
     """A renderer that counts what it is asked for."""
 
-    renderer: Renderer
-    renders: int = 0
-    again: int = 0
-
-    @property
-    def identity(self) -> str:
-        """Return the renderer's own."""
-        return self.renderer.identity
-
-    @property
-    def contract(self) -> TemplateBehavior:
-        """Return the renderer's own."""
-        return self.renderer.contract
+    renders = 0
+    again = 0
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
         """Count a render."""
         self.renders += 1
-        return self.renderer.render(messages, tools, kwargs)
+        return super().render(messages, tools, kwargs)
 
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | Rejected:
-        """Count a second render, without marks."""
+        """Count a second render, by Jinja."""
         self.again += 1
-        return self.renderer.plain(messages, tools, kwargs)
+        return super().plain(messages, tools, kwargs)
 
-    def prove_ownership(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        kwargs: Mapping[str, Json],
-        text: str,
-        roles: frozenset[str],
-    ) -> CharacterOwnership | None:
-        """Pass on: it prints again for the rows that are proven."""
+    def prove_ownership(self, rendered: RenderedConversation, roles: frozenset[str]) -> CharacterOwnership | None:
+        """Count the covered render."""
         self.again += 1
-        return self.renderer.prove_ownership(messages, tools, kwargs, text, roles)
-
-    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
-        """Pass on; chats with reasoning do not go that way."""
-        return self.renderer.render_placeholders(roles, kwargs)
-
-    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-        """Pass on; prompts are known after the first row."""
-        return self.renderer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
+        return super().prove_ownership(rendered, roles)
 
 
 def chat(number: int) -> Conversation:
@@ -116,7 +86,7 @@ def main(chats: int) -> None:
 
     bare = measure.timed(renders, runs=RUNS)
     for turns in ("message", "auto", "exchange"):
-        printer = Counting(renderer)
+        printer = Counting(renderer.spec)
         masker = Masker(printer, Loss(), MaskRules(turns=turns))
         made = 0
 

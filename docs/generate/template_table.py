@@ -24,6 +24,7 @@ from typing import Any
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import MaskDefect
+from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_observation import iterate_text_runs
 from rowmill.conversation.template_options import RendererSpec
@@ -163,33 +164,35 @@ def _read_records(path: Path) -> list[Json]:
 
 
 def study_template(data: Path, name: str, conversations: Sequence[Conversation]) -> TemplateResult:
-    """Render and mask all chats with one template, also without marks, and compare with its training template."""
+    """Render and mask all chats with one template, and compare with its training template."""
     renderer, rules = _open_renderer(data, TrainingTemplate(name)), MaskRules()
     line = TemplateResult(name, proof=prove_template(renderer, rules))
-    masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer, rules)
+    masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer)
     has_blocks = renderer.contract.generation_blocks != "none"
-    # A training template is compared with itself: its own blocks with marks.
+    # A training template is compared with itself: its own blocks with the closed list.
     truth = TrainingTemplate(name) if has_blocks else TRAINING_TEMPLATES.get(name)
-    by_marks = _make_masker(data, TrainingTemplate(name), spans="marks") if has_blocks else masker
-    theirs = _make_masker(data, truth, spans="generation") if truth else None
+    by_list = _make_masker(data, TrainingTemplate(name), removes_blocks=True) if has_blocks else masker
+    theirs = _make_masker(data, truth) if truth else None
     if truth is not None:
         line.truth = truth.name
     allowed = _list_added_texts(data, truth) if truth else frozenset[str]()
     for one in conversations:
         line.rows += 1
         result = masker.mask(one)
-        _count_result(line, result, "generation" if has_blocks else "marks")
+        _count_result(line, result, "blocks" if has_blocks else "list")
         if isinstance(result, Rejected):
             continue
         _judge_mask(line, judge, one, result)
         if theirs is not None:
-            _compare_masks(line, by_marks.mask(one), theirs.mask(one), allowed)
+            _compare_masks(line, by_list.mask(one), theirs.mask(one), allowed)
     return line
 
 
 @cache
-def _open_renderer(data: Path, one: TrainingTemplate) -> Renderer:
-    return Renderer(RendererSpec(read_template_file(data, one.name), SPECIAL_TOKENS, dict(one.kwargs)))
+def _open_renderer(data: Path, one: TrainingTemplate, *, removes_blocks: bool = False) -> Renderer:
+    text = read_template_file(data, one.name)
+    text = replace_generation_tags(text) if removes_blocks else text
+    return Renderer(RendererSpec(text, SPECIAL_TOKENS, dict(one.kwargs)))
 
 
 def read_template_file(data: Path, name: str) -> str:
@@ -200,12 +203,12 @@ def read_template_file(data: Path, name: str) -> str:
     return text.replace("    ", "").replace("\n", "") if name.startswith("chujiezheng__") else text
 
 
-def _make_masker(data: Path, one: TrainingTemplate, *, spans: Any = "auto") -> Masker:
-    return Masker(_open_renderer(data, one), Loss(), MaskRules(spans=spans, verify_render=1.0))
+def _make_masker(data: Path, one: TrainingTemplate, *, removes_blocks: bool = False) -> Masker:
+    return Masker(_open_renderer(data, one, removes_blocks=removes_blocks), Loss(), MaskRules(verify_render=1.0))
 
 
 def _list_added_texts(data: Path, one: TrainingTemplate) -> frozenset[str]:
-    """Return the texts that a training template's blocks train and marks would not."""
+    """Return the texts that a training template's blocks train and the closed list would not."""
     differences = _open_renderer(data, one).contract.generation_differences
     return frozenset(text.removeprefix("adds ") for text in differences if text.startswith("adds "))
 
@@ -220,9 +223,7 @@ def _count_result(line: TemplateResult, result: MaskedConversation | Rejected, w
         return
     line.masked += 1
     line.dropped.update(result.dropped.keys())
-    owned = {span.message for span in result.spans}
-    own_spans = all(span.message < 0 or span.message in owned for span in result.trained)
-    line.ways[way if own_spans else "proof"] += 1
+    line.ways[way] += 1
 
 
 def _judge_mask(line: TemplateResult, judge: MaskJudge, conversation: Conversation, masked: MaskedConversation) -> None:
@@ -283,8 +284,8 @@ PAGE_OPENING = """<!-- Written by `make docs` where the real data is; changes by
 {templates} public chat templates, each on the same {rows:,} rows.
 The rows are the first {each} of every chat, instruction, tool, reasoning and preference file of the real data; of
 a preference pair, the chosen side.
-Every row is rendered with marks and without, its mask is verified, and a row whose mask cannot be verified is refused
-with a reason.
+Every row is rendered twice, the second time with its texts covered; its mask is verified, and a row whose mask cannot
+be verified is refused with a reason.
 Every mask is then checked by code that shares nothing with the masker: it renders with `transformers`, proves which
 message every letter comes from, and reports characters that train, or do not train, by mistake.
 `rowmill template-report RECIPE --prove` does the same for your template, on conversations of {shapes} shapes.

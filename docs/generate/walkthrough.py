@@ -220,18 +220,16 @@ def _mask_row(walker: _TracedRow) -> MaskedConversation:
 
 def _describe_text(walker: _TracedRow) -> Iterator[str]:
     masked = _mask_row(walker)
-    yield "The text and its spans (`tokenized_examples`)"
-    yield "The chat template renders the row with a mark before each message."
-    yield "Removing the marks gives the spans."
+    yield "The text, and whose it is (`tokenized_examples`)"
+    yield "The chat template renders the row twice: as it is, and with the row's own texts covered by private code"
+    yield "points, so that each character of the render has a proven owner."
     yield "The text is what `apply_chat_template` returns; a sample of all rows is compared with it."
     yield ""
     yield from _render_block(masked.text)
     yield ""
     rows = [
-        (f"message {s.message}", f"{s.start}–{s.end}", _render_code(masked.text[s.start : s.end])) for s in masked.spans
-    ]
-    rows += [
-        (f"{p.kind}, own text", f"{p.start}–{p.end}", _render_code(masked.text[p.start : p.end])) for p in masked.pieces
+        (f"message {p.message}: {p.kind}, own text", f"{p.start}–{p.end}", _render_code(masked.text[p.start : p.end]))
+        for p in masked.pieces
     ]
     rows += [("**trained**", f"{t.start}–{t.end}", _render_code(masked.text[t.start : t.end])) for t in masked.trained]
     yield from _render_table(("span", "characters", "text"), rows)

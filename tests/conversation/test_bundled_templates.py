@@ -11,6 +11,7 @@ import pytest
 from docs.generate.template_table import read_template_file
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_options import RendererSpec, Template, resolve_template
 from rowmill.conversation.template_registry import (
@@ -38,7 +39,7 @@ def test_bundled_templates_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
-def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_marks_would(name: str) -> None:
+def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_the_list_would(name: str) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     contract = renderer.contract
 
@@ -46,7 +47,6 @@ def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_marks_wo
     assert contract.generation_differences == DIFFERENCES.get(name, ())
     assert contract.generation_blocks == ("differs" if name in DIFFERENCES else "equal")
     assert contract.end_trained
-    assert contract.marks_inert
 
 
 # ── by name ──
@@ -276,25 +276,25 @@ def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: 
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
-def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real_data: Path) -> None:
-    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+def test_bundled_template_masks_real_chats_by_blocks_as_by_the_closed_list(name: str, real_data: Path) -> None:
     rules: dict[str, Any] = {"on_dropped": dict.fromkeys(("text_beside_call", "tool_list", "tool_result"), "count")}
     rules["on_dropped"] |= dict.fromkeys(("call_name", "call_arguments"), "untrain")
-    by_blocks, by_marks = (
-        Masker(renderer, Loss(), MaskRules(spans=spans, verify_render=1.0, **rules))
-        for spans in ("generation", "marks")
+    text = read_named_template(name)
+    by_blocks, by_list = (
+        Masker(Renderer(RendererSpec(one, TOKENS)), Loss(), MaskRules(verify_render=1.0, **rules))
+        for one in (text, replace_generation_tags(text))
     )
     outcomes: Counter[str] = Counter()
     for chat in chats(real_data):
-        one, other = (masker.mask(Conversation(chat.messages, chat.tools)) for masker in (by_blocks, by_marks))
+        one, other = (masker.mask(Conversation(chat.messages, chat.tools)) for masker in (by_blocks, by_list))
         outcomes["masked" if isinstance(one, MaskedConversation) else one.reason] += 1
         if isinstance(one, MaskedConversation) and isinstance(other, MaskedConversation):
             assert one.text.startswith(other.text) or other.text.startswith(one.text)
-            held, marked = _trained(one), _trained(other)
+            held, listed = _trained(one), _trained(other)
             # The space before a Mistral answer.
-            assert marked <= held
-            assert all(one.text[i] == " " for i in held - marked) or name != "mistral"
-            assert name == "mistral" or held == marked
+            assert listed <= held
+            assert all(one.text[i] == " " for i in held - listed) or name != "mistral"
+            assert name == "mistral" or held == listed
 
     assert outcomes["masked"] >= 12
     assert set(outcomes) <= {"masked", "template_error", "no_loss_tokens"}

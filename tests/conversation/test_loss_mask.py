@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.loss_mask import Masker, find_plain_checks, needs_plain_check
 from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
@@ -97,15 +98,13 @@ def test_train_flag_on_a_user_message_trains_all_of_it() -> None:
 
 
 def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
-    """Qwen2.5 prints it outside every loop, so no mark locates it."""
+    """Qwen2.5 prints it outside every loop."""
     messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
 
-    maker = masker(
-        read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(spans="marks", verify_render=1.0)
-    )
+    maker = masker(read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(verify_render=1.0))
 
     assert shown(maker.mask(Conversation(messages))) == (
-        "<|im_start|>system\n⟦Be kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
+        "⟦<|im_start|>system\nBe kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
     )
 
 
@@ -166,11 +165,12 @@ U1, U2 = (
     "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
 )
 EMPTY = "<think>\n\n</think>\n\n"
-BOTH = ("marks", "auto")
+BOTH = (replace_generation_tags(QWEN), QWEN)
+"""The closed list decides what of the first trains, the blocks what of the second."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spans", BOTH)
+@pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
 @pytest.mark.parametrize(
     ("loss", "kwargs", "expected"),
     [
@@ -178,29 +178,31 @@ BOTH = ("marks", "auto")
         ({"think_loss": "answer_only"}, {}, f"{U1}⟦A1<|im_end|>⟧\n{U2}{EMPTY}⟦A2<|im_end|>⟧\n"),
     ],
 )
-def test_mask_of_qwen3_is_the_vector(loss: dict[str, Any], kwargs: dict[str, Json], expected: str, spans: Any) -> None:
-    maker = masker(QWEN, loss, MaskRules(spans=spans, verify_render=1.0), **kwargs)
+def test_mask_of_qwen3_is_the_vector(
+    loss: dict[str, Any], kwargs: dict[str, Json], expected: str, template: str
+) -> None:
+    maker = masker(template, loss, MaskRules(verify_render=1.0), **kwargs)
 
     assert shown(maker.mask(Conversation(TALK))) == expected
 
 
 @pytest.mark.slow
 def test_mask_of_qwen3_without_thinking_starts_after_the_empty_block() -> None:
-    maker = masker(QWEN, {}, MaskRules(spans="marks", verify_render=1.0), enable_thinking=False)
+    maker = masker(BOTH[0], {}, MaskRules(verify_render=1.0), enable_thinking=False)
 
     assert shown(maker.mask(Conversation(TALK))) == f"{U1}⟦A1<|im_end|>⟧\n{U2}{EMPTY}⟦A2<|im_end|>⟧\n"
 
 
-@pytest.mark.parametrize("spans", BOTH)
-def test_reasoning_of_history_is_counted_as_dropped(spans: Any) -> None:
-    result = masker(QWEN, {}, MaskRules(spans=spans)).mask(Conversation(REASONED))
+@pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
+def test_reasoning_of_history_is_counted_as_dropped(template: str) -> None:
+    result = masker(template, {}, MaskRules()).mask(Conversation(REASONED))
 
     assert isinstance(result, MaskedConversation)
     assert result.dropped == {"reasoning": 1}
     assert shown(result) == f"{U1}⟦A1<|im_end|>⟧\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n"
 
 
-@pytest.mark.parametrize("spans", BOTH)
+@pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
 @pytest.mark.parametrize(
     ("think_loss", "last"),
     [
@@ -209,8 +211,8 @@ def test_reasoning_of_history_is_counted_as_dropped(spans: Any) -> None:
         ("answer_plus_think", "<think>\n⟦R2⟧\n</think>\n\n⟦A2<|im_end|>⟧\n"),
     ],
 )
-def test_think_loss_trains_the_documented_part(think_loss: str, last: str, spans: Any) -> None:
-    result = masker(QWEN, {"think_loss": think_loss}, MaskRules(spans=spans)).mask(Conversation(REASONED[2:]))
+def test_think_loss_trains_the_documented_part(think_loss: str, last: str, template: str) -> None:
+    result = masker(template, {"think_loss": think_loss}).mask(Conversation(REASONED[2:]))
 
     assert shown(result) == U2 + last
 
@@ -350,7 +352,8 @@ def test_copied_message_with_calls_is_rejected_not_guessed() -> None:
     ).startswith("foreign_text_trained")
 
 
-def test_inner_loop_text_is_its_own_messages() -> None:
+def test_text_of_an_inner_loop_does_not_train_with_the_message_around_it() -> None:
+    """Nothing says whose the end after the results is."""
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
         "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}"
@@ -358,7 +361,7 @@ def test_inner_loop_text_is_its_own_messages() -> None:
     )
     messages = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
 
-    assert mask(template, messages).replace("<a>⟦C1⟧", "⟦<a>C1⟧") == "⟦<a>C1⟧[R1][R2]⟦<e>⟧"
+    assert mask(template, messages).replace("<a>⟦C1⟧", "⟦<a>C1⟧") == "⟦<a>C1⟧[R1][R2]<e>"
 
 
 # ── dropped content ──
@@ -458,14 +461,10 @@ def test_generation_block_that_misses_a_message_is_rejected() -> None:
     assert mask(template, TALK).startswith("assistant_untrained: message 1")
 
 
-def test_marks_that_change_the_text_are_a_mismatch() -> None:
+def test_template_that_counts_its_own_output_is_masked() -> None:
     counting = "{% set t %}{% for m in messages %}<{{ m.content }}>{% endfor %}{% endset %}{{ t }}{{ t | length }}"
-    maker = masker(counting, rules=MaskRules(verify_render=0.0))
 
-    result = maker.mask(Conversation(TALK))
-
-    assert isinstance(result, Rejected)
-    assert result.reason == "render_mismatch"
+    assert mask(counting, TALK) == "<U1><⟦A1>⟧<U2><⟦A2>⟧16"
 
 
 @given(st.binary(min_size=8, max_size=16))
@@ -498,8 +497,8 @@ messages_ = st.lists(
     max_size=6,
 )
 MAKERS = {
-    name: masker(text, rules=MaskRules(spans="marks", verify_render=0.1))
-    for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", QWEN))
+    name: masker(text, rules=MaskRules(verify_render=0.1))
+    for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", BOTH[0]))
 }
 
 
@@ -514,9 +513,8 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
         assert all(one.end <= two.start for one, two in zip(result.trained, result.trained[1:], strict=False))
         for span in result.trained:
             assert messages[span.message]["role"] == "assistant"
-            assert any(
-                own.message == span.message and own.start <= span.start and span.end <= own.end for own in result.spans
-            )
+            held = [piece for piece in result.pieces if piece.start < span.end and span.start < piece.end]
+            assert {piece.message for piece in held} == {span.message}
         for piece in result.pieces:
             assert result.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
 

@@ -220,11 +220,12 @@ def test_fast_and_reference_path_agree_if_a_template_compares_messages() -> None
     renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}))
     again = [user("Go on, please."), assistant("One thing"), user("Go on, please."), assistant("Another")]
 
-    printed, reference = renderer.render(again, None, {}), renderer.render_by_reference(again, None, {})
+    printed = renderer.render(again, None, {})
 
     assert renderer.render_path == "fast"
-    assert isinstance(printed, RenderedConversation) and isinstance(reference, RenderedConversation)
-    assert printed.text == reference.text == renderer.plain(again, None, {})
+    assert isinstance(printed, RenderedConversation)
+    assert printed.is_fast
+    assert printed.text == renderer.plain(again, None, {})
     assert printed.text.count("[TOOLS]") == 2
     assert mask(template, again).count("⟦") == 2
 

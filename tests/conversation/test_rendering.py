@@ -1,4 +1,4 @@
-"""Rendering: spans of messages, equal text with and without marks, both engines, misbehaving templates."""
+"""Rendering: the same text by both engines, proven owners, generation blocks, misbehaving templates."""
 
 import pickle
 import resource
@@ -43,18 +43,24 @@ def printed(text: str, messages: list[Message], render_path: str = "auto") -> Re
     return result
 
 
-def owned(result: RenderedConversation) -> list[tuple[int, str]]:
-    return [(span.message, result.text[span.start : span.end]) for span in result.spans]
+def owned(text: str, messages: list[Message], render_path: str = "auto") -> list[tuple[int, str]]:
+    """Return the own texts of a render in its order, each with its message."""
+    renderer = Renderer(
+        RendererSpec(text, {"eos_token": "</s>"}, render_path="reference" if render_path == "reference" else "auto")
+    )
+    result = renderer.render(messages, None, {})
+    assert isinstance(result, RenderedConversation), result
+    proof = renderer.prove_ownership(result, frozenset({"assistant"}))
+    assert proof is not None
+    return [(one.message, result.text[one.start : one.end]) for one in proof.texts]
 
 
-# ── spans ──
+# ── owners ──
 
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
-def test_spans_of_a_plain_loop_are_whole_messages(render_path: str) -> None:
-    result = printed(LETTERS, TALK, render_path)
-
-    assert owned(result) == [(0, "<u>U1<e>\n"), (1, "<a>A1<e>\n"), (2, "<u>U2<e>\n"), (3, "<a>A2<e>\n")]
+def test_owner_of_every_text_of_a_plain_loop_is_its_message(render_path: str) -> None:
+    assert owned(LETTERS, TALK, render_path) == [(0, "U1"), (1, "A1"), (2, "U2"), (3, "A2")]
 
 
 INNER = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
@@ -72,10 +78,8 @@ INNER_LOOPS = {
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", INNER_LOOPS)
-def test_spans_of_an_inner_loop_belong_to_the_messages_it_prints(name: str, render_path: str) -> None:
-    result = printed(INNER_LOOPS[name], INNER, render_path)
-
-    assert owned(result) == [(0, "<a>C1"), (1, "[R1]"), (2, "[R2]"), (0, "<e>")]
+def test_owner_of_text_of_an_inner_loop_is_the_message_that_it_prints(name: str, render_path: str) -> None:
+    assert owned(INNER_LOOPS[name], INNER, render_path) == [(0, "C1"), (1, "R1"), (2, "R2")]
 
 
 FLOW = {
@@ -95,27 +99,23 @@ FLOW = {
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
 @pytest.mark.parametrize("name", FLOW)
-def test_spans_under_control_flow_contain_exactly_their_content(name: str, render_path: str) -> None:
+def test_owners_under_control_flow_are_the_messages_that_are_printed(name: str, render_path: str) -> None:
     messages = [{"role": "system", "content": "sys"}, user("one"), assistant("two"), user("stop"), assistant("three")]
-    renderer = Renderer(RendererSpec(FLOW[name], render_path="reference" if render_path == "reference" else "auto"))
+    left_out = {"continue": {0}, "break": {3, 4}, "users first": {0}}.get(name, set())
 
-    result = renderer.render(messages, None, {})
+    found = owned(FLOW[name], messages, render_path)
 
-    assert isinstance(result, RenderedConversation)
-    assert result.text == renderer.plain(messages, None, {})
-    for span in result.spans:
-        own = result.text[span.start : span.end]
-        assert [m["content"] for m in messages if m["content"] in own] == [messages[span.message]["content"]]
+    assert sorted(found) == [(i, m["content"]) for i, m in enumerate(messages) if i not in left_out]
 
 
-def test_spans_of_printed_copies_belong_to_no_message() -> None:
+def test_owner_of_a_printed_copy_is_the_message_that_was_copied() -> None:
     copies = (
         "{% set ns = namespace(l=[]) %}{% for m in messages %}"
         "{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}"
         "{% endfor %}"
     )
 
-    assert printed(copies, TALK).spans == ()
+    assert owned(copies, TALK) == [(0, "U1"), (1, "A1"), (2, "U2"), (3, "A2")]
 
 
 # ── invariants ──
@@ -138,7 +138,7 @@ LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, te
 @pytest.mark.parametrize("name", LAWFUL)
 @given(messages=turns)
 @settings(max_examples=draw(40), deadline=None)
-def test_render_without_marks_equals_plain_render(name: str, messages: list[Message]) -> None:
+def test_render_equals_plain_render(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
 
     result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
@@ -146,34 +146,17 @@ def test_render_without_marks_equals_plain_render(name: str, messages: list[Mess
     assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAWFUL)
-@given(messages=turns)
-@settings(max_examples=draw(40), deadline=None)
-def test_both_paths_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
-    renderer = LAWFUL[name]
+def test_row_that_contains_private_code_points_is_printed_whole() -> None:
+    messages = [user("\U000f0000 \U0010ffd0 \U0010fffd"), assistant("A\U000f0001\ufdd0")]
 
-    taken, reference = renderer.render(messages, None, {}), renderer.render_by_reference(messages, None, {})
-
-    if isinstance(taken, Rejected) or isinstance(reference, Rejected):
-        assert taken == reference
-    else:
-        assert (taken.text, taken.spans, taken.generation) == (reference.text, reference.spans, reference.generation)
+    assert printed(LETTERS, messages).text == f"<u>{messages[0]['content']}<e>\n<a>{messages[1]['content']}<e>\n"
+    assert owned(LETTERS, messages) == [(index, one["content"]) for index, one in enumerate(messages)]
 
 
-def test_row_that_contains_mark_characters_is_printed_whole() -> None:
-    messages = [user("\ufdd07.1\ufdd0 \ufdd1"), assistant("A\ufdd00\ufdd0")]
-
-    assert owned(printed(LETTERS, messages)) == [
-        (0, f"<u>{messages[0]['content']}<e>\n"),
-        (1, f"<a>{messages[1]['content']}<e>\n"),
-    ]
-
-
-def test_one_message_object_given_twice_owns_two_spans() -> None:
+def test_one_message_object_given_twice_owns_two_texts() -> None:
     same = user("U")
 
-    assert owned(printed(LETTERS, [same, same], "reference")) == [(0, "<u>U<e>\n"), (1, "<u>U<e>\n")]
+    assert owned(LETTERS, [same, same], "reference") == [(0, "U"), (1, "U")]
 
 
 def test_arguments_that_engines_print_differently_take_the_reference_path() -> None:
@@ -207,13 +190,23 @@ def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
     assert result.text == renderer.plain(messages, None, {}) == "U/U;".replace("U", f"{space}U{space}".strip())
 
 
-def test_generation_block_spans_are_its_characters() -> None:
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
+@pytest.mark.parametrize("private", ["", "\U0010ffd0", "\U0010ffd1\U0010ffd2"])
+def test_ranges_of_generation_blocks_are_their_characters(private: str, render_path: str) -> None:
     template = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+    messages = [*TALK, user(private)]
 
-    result = printed(template, TALK)
+    result = printed(template, messages, render_path)
 
-    assert [result.text[s.start : s.end] for s in result.generation] == ["U1", "A1", "U2", "A2"]
-    assert [s.message for s in result.generation] == [0, 1, 2, 3]
+    assert result.is_fast is (render_path == "auto")
+    assert [result.text[start:end] for start, end in result.blocks] == ["U1", "A1", "U2", "A2", private]
+
+
+def test_ranges_of_nested_generation_blocks_are_sorted() -> None:
+    inner = "{% generation %}{{ m.content }}{% endgeneration %}"
+    template = "{% for m in messages %}{% generation %}<" + inner + ">{% endgeneration %}{% endfor %}"
+
+    assert list(printed(template, TALK[:1]).blocks) == [(0, 4), (1, 3)]
 
 
 def test_renderer_spec_survives_pickling() -> None:
@@ -427,6 +420,8 @@ def test_row_of_ten_megabytes_is_within_the_budget() -> None:
     messages = [user("word " * 2_000_000), assistant("A1")]
     renderer = Renderer(RendererSpec(read_named_template("qwen3")))
 
-    for result in (renderer.render(messages, None, {}), renderer.render_by_reference(messages, None, {})):
-        assert isinstance(result, RenderedConversation)
-        assert len(result.text) > 10_000_000
+    result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
+
+    assert isinstance(result, RenderedConversation)
+    assert result.text == plain
+    assert len(result.text) > 10_000_000

@@ -34,14 +34,13 @@ def calls(arguments: str) -> str:
         (LOOP + PROMPT, {"end_of_turn": "own", "printed_end": "<|e|>", "finish": "<|e|>", "last_turn_differs": False}),
         (LOOP.replace("<|e|>\n", "") + PROMPT, {"end_of_turn": "next_header", "finish": "<|s|>"}),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}{{ eos_token }}", {"end_of_turn": "tail"}),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing", "constant_prefix": ""}),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing"}),
         (LOOP.replace("<|e|>", "{{ '<|e|>' if not loop.last else '<|r|>' }}"), {"last_turn_differs": True}),
         (LOOP + PROMPT, {"prompt_match": {"user": "full", "tool": "full", "system": "full"}}),
         (LOOP, {"prompt_match": {"user": "none", "tool": "none", "system": "none"}}),
         (
             LOOP + PROMPT,
             {
-                "constant_prefix": "<|s|>assistant\n",
                 "reasoning": "none",
                 "loses": ("call_name", "call_arguments", "tool_list", "reasoning"),
             },
@@ -71,20 +70,9 @@ def calls(arguments: str) -> str:
             "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}",
             {"content_form": "parts"},
         ),
-        (
-            "{% for m in messages %}<{{ loop.index }}>{{ m.content }}{% endfor %}",
-            {
-                "headers": {
-                    "user": ("<1>", "<2>", "<3>", "<4>", "<5>", "<6>", "<8>"),
-                    "system": ("<1>", "<5>"),
-                    "tool": ("<3>", "<4>"),
-                }
-            },
-        ),
         ("{{ strftime_now('%Y') }}" + LOOP, {"date_dependent": True}),
-        (LOOP, {"date_dependent": False, "bos": "none", "system": "printed", "marks_inert": True}),
+        (LOOP, {"date_dependent": False, "bos": "none", "system": "printed"}),
         ("{{ bos_token }}" + LOOP, {"bos": "template"}),
-        ("{% set t %}" + LOOP + "{% endset %}{{ t }}", {"marks_inert": False}),
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", {"system": "dropped"}),
         ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + LOOP, {"system": "refused"}),
         (
@@ -94,7 +82,6 @@ def calls(arguments: str) -> str:
             ),
             {"alternation": ("two_users",)},
         ),
-        ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "proof"}),
         ("{% for m in messages %}{{ m.thinking or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         ("{% for m in messages %}{{ m.reasoning or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         (
@@ -137,7 +124,7 @@ HEADER_INSIDE = BLOCKS.replace(
         (HEADER_INSIDE + PROMPT, ("adds '<|s|>assistant\\n'",), True),
     ],
 )
-def test_contract_reports_how_generation_blocks_differ_from_marks(
+def test_contract_reports_how_generation_blocks_differ_from_the_closed_list(
     text: str, differences: tuple[str, ...] | None, end_trained: bool
 ) -> None:
     found = contract(text)
@@ -159,7 +146,6 @@ def test_contract_reports_how_generation_blocks_differ_from_marks(
         ({"end_of_turn": "own", "end_is_one_token": True, "generation_blocks": "differs"}, "auto", "would not stop"),
         ({"end_of_turn": "own"}, "auto", "no single token"),
         ({"end_of_turn": "own", "end_is_one_token": True, "bos": "double"}, "auto", "BOS"),
-        ({"end_of_turn": "own", "end_is_one_token": True, "marks_inert": False}, "auto", "rendered twice"),
     ],
 )
 def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish: str, word: str | None) -> None:

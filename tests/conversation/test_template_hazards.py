@@ -11,6 +11,7 @@ import pytest
 
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.conversation.template_options import RendererSpec, Template, TemplateSource, make_renderer_spec
@@ -55,18 +56,25 @@ def masked(
     return result
 
 
+TWO_WAYS = {
+    name: (read_named_template(name), replace_generation_tags(read_named_template(name)))
+    for name in list_bundled_templates()
+}
+"""Each template with its blocks, and without them: then the closed list decides what trains."""
+
+
 def trained(one: MaskedConversation) -> str:
     return "".join(one.text[span.start : span.end] for span in one.trained)
 
 
-@pytest.mark.parametrize("spans", ["marks", "auto"])
-def test_qwen3_prefix_lengths_would_train_the_next_user_turn(spans: str) -> None:
+@pytest.mark.parametrize("template", TWO_WAYS["qwen3"])
+def test_qwen3_prefix_lengths_would_train_the_next_user_turn(template: str) -> None:
     """A prefix renders longer than the same turns in the whole conversation: 24 of 221 templates, on plain chats."""
     messages = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), assistant("A2")]
     renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
     whole, prefix = renderer.plain(messages, None, {}), renderer.plain(messages[:2], None, {})
 
-    result = masked(read_named_template("qwen3"), messages, spans=spans)
+    result = masked(template, messages)
 
     assert isinstance(whole, str)
     assert isinstance(prefix, str)
@@ -239,11 +247,11 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
-@pytest.mark.parametrize("spans", ["marks", "generation"])
-def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> None:
+@pytest.mark.parametrize("way", [0, 1], ids=["blocks", "list"])
+def test_torchtune_949_the_end_of_every_turn_trains(name: str, way: int) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
 
-    result = masked(read_named_template(name), TALK, spans=spans)
+    result = masked(TWO_WAYS[name][way], TALK)
 
     end = renderer.contract.finish
     assert end

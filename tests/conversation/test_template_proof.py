@@ -13,6 +13,7 @@ from rowmill.conversation.independent_proof import TransformersTemplate
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind
+from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_proof import (
@@ -38,8 +39,8 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 END = "<|im_end|>"
 
 
-def prove(text: str, spans: Any = "auto") -> TemplateProof:
-    return prove_template(Renderer(RendererSpec(text, TOKENS)), MaskRules(spans=spans))
+def prove(text: str) -> TemplateProof:
+    return prove_template(Renderer(RendererSpec(text, TOKENS)))
 
 
 def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
@@ -51,10 +52,11 @@ def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("listed", [False, pytest.param(True, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "qwen3"], list_bundled_templates()))
-def test_proof_of_bundled_template_finds_no_defect(name: str, spans: str) -> None:
-    proof = prove(read_named_template(name), spans)
+def test_proof_of_bundled_template_finds_no_defect(name: str, listed: bool) -> None:
+    text = read_named_template(name)
+    proof = prove(replace_generation_tags(text) if listed else text)
 
     assert defects_of(proof) == []
     assert proof.count("not_provable") == 0
@@ -70,8 +72,9 @@ def test_proof_of_bundled_template_finds_no_defect(name: str, spans: str) -> Non
 )
 def test_proof_of_public_template_finds_no_defect(name: str, real_data: Path) -> None:
     assert name in list_template_names(real_data)
-    for spans in ("auto", "marks"):
-        proof = prove(read_template_file(real_data, name), spans)
+    text = read_template_file(real_data, name)
+    for template in dict.fromkeys((text, replace_generation_tags(text))):
+        proof = prove(template)
 
         assert defects_of(proof) == []
         assert proof.count("not_provable") == 0
@@ -100,7 +103,7 @@ def test_proof_does_not_take_a_result_without_letters_for_the_end_of_the_call() 
 
     assert isinstance(masked, MaskedConversation)
     assert "[]" in masked.text
-    assert MaskJudge(renderer, MaskRules(spans="marks")).judge(conversation, masked) == []
+    assert MaskJudge(renderer).judge(conversation, masked) == []
 
 
 @pytest.mark.parametrize(("answer", "is_provable"), [("Yes, please.", False), ("No, thanks.", True)])
@@ -147,7 +150,7 @@ class Mask:
         adaptation = renderer.adaptation
         conversation = Conversation(adaptation.messages(probe.messages), adaptation.tools(probe.tools))
         template = TransformersTemplate(read_named_template(name), TOKENS, {}, renderer.spec.now)
-        masked = Masker(renderer, Loss(), MaskRules(spans="marks")).mask(Conversation(probe.messages, probe.tools))
+        masked = Masker(renderer, Loss(), MaskRules()).mask(Conversation(probe.messages, probe.tools))
         text = (
             masked.text
             if isinstance(masked, MaskedConversation)
@@ -350,7 +353,7 @@ def test_template_report_with_prove_of_a_template_without_ends_blocks(
     assert project.rowmill("template-report", "--prove") == main.ExitStatus.PROBLEM_FOUND
     out = capsys.readouterr().out
     assert "end of turn '<end>' is not trained" in " ".join(out.split())
-    assert "set template.spans: marks" in out
+    assert "set loss.end_of_turn: train" in out
 
 
 def project_datasets(**template: str) -> dict[str, Any]:

@@ -41,12 +41,12 @@ def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
     assert (line.rows, line.masked) == (3, 1)
     assert dict(line.refused) == {"content_dropped": 1, "template_error": 1}
     assert dict(line.dropped) == {"system": 1}
-    assert dict(line.ways) == {"marks": 1}
+    assert dict(line.ways) == {"list": 1}
     assert dict(line.judged) == {"right": 1}
     assert line.defects == []
     assert line.proof.count("proven") > 3
     text = render_template_page([line])
-    assert re.search(r"\| `plain` \| 1 \| marks \| right 1 \| proven \d+, refused \d+ \| content_dropped 1, ", text)
+    assert re.search(r"\| `plain` \| 1 \| list \| right 1 \| proven \d+, refused \d+ \| content_dropped 1, ", text)
     assert "| `plain` | 1 | only \\| two |" in text
 
 

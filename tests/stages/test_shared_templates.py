@@ -14,7 +14,6 @@ from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
 from rowmill.conversation import frame_probes
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.conversation.template_frames import TemplateFrames
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
@@ -35,7 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["renderer"] += 1
         return Renderer(spec)
 
-    def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
+    def learn_frames(renderer: Renderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
         found["frames"] += 1
         return learn(renderer, roles, kwargs)
 

@@ -43,7 +43,7 @@ def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool) -> 
 
 
 def masked(text: str, *trained: tuple[int, int]) -> MaskedConversation:
-    return MaskedConversation(text, (Span(0, len(text), 0),), tuple(Span(*one, 0) for one in trained), ())
+    return MaskedConversation(text, tuple(Span(*one, 0) for one in trained), ())
 
 
 # ── boundary ──
@@ -95,7 +95,7 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
     encoder = merging(tmp_path)
     text = "xaby"
     pieces = (ContentSpan(0, 2, 0, "user"), ContentSpan(2, 4, 1, "assistant"))
-    row = MaskedConversation(text, (Span(0, 2, 0), Span(2, 4, 1)), (Span(2, 4, 1),), pieces)
+    row = MaskedConversation(text, (Span(2, 4, 1),), pieces)
 
     whole, apart = (example_of(encoder, row, split=split) for split in (False, True))
 
@@ -108,7 +108,7 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
 def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Path) -> None:
     encoder = merging(tmp_path)
     counts = TokenizationCounts()
-    row = MaskedConversation("xaby", (Span(0, 4, 0),), (Span(2, 4, 0),), ())
+    row = MaskedConversation("xaby", (Span(2, 4, 0),), ())
 
     (made,) = make_examples([row], [[]], encoder, counts)
 
@@ -129,7 +129,7 @@ def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Pa
 def test_token_shared_with_untrained_text_of_its_own_message_does_not_train(
     tmp_path: Path, text: str, reasoning: tuple[int, int], trained: tuple[int, int], mask: list[bool]
 ) -> None:
-    row = MaskedConversation(text, (Span(0, 4, 0),), (Span(*trained, 0),), (ContentSpan(*reasoning, 0, "reasoning"),))
+    row = MaskedConversation(text, (Span(*trained, 0),), (ContentSpan(*reasoning, 0, "reasoning"),))
 
     (made,) = make_examples([row], [[]], merging(tmp_path), TokenizationCounts())
 
@@ -151,7 +151,7 @@ def test_token_shared_with_untrained_text_of_its_own_message_does_not_train(
 def test_token_shared_with_the_template_trains_at_both_edges(
     tmp_path: Path, text: str, pieces: tuple[ContentSpan, ...], trained: tuple[Span, ...]
 ) -> None:
-    row = MaskedConversation(text, (), trained, pieces)
+    row = MaskedConversation(text, trained, pieces)
 
     made = example_of(merging(tmp_path), row, split=False)
 

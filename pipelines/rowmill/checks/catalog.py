@@ -207,7 +207,7 @@ CHECKS: tuple[Check, ...] = (
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",
         is_share=True),
     Check("render_equal", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
-        "sampled rows whose rendering with marks differs from the plain one",
+        "sampled rows that the fast engine renders otherwise than Jinja",
         "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
         applies_to="chat templates, unless template.verify_render is 0"),
     Check("short_documents", (TOKENIZED_EXAMPLES,), "at_most", 0.5, "warn",

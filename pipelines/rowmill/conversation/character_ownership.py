@@ -1,9 +1,5 @@
 r"""Prove which message every character of a render belongs to, by rendering the row's texts as private code points.
 
-What belongs here: the copy of a conversation whose own text is covered, each character by a private code point, and
-mapping its render back to the own texts. What does not: the choice of the engine that renders (`renderer.py`), or what
-trains (`masking/`).
-
     own texts    Hi           Hello            each character gets a unique code point
     covered      ①②          ③④⑤⑥⑦
     render       <user>①②<end><assistant>③④⑤⑥⑦<end>
@@ -29,7 +25,12 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart
+from rowmill.conversation.template_contract import (
+    CharacterOwnership,
+    OwnedText,
+    OwnTextPart,
+    RenderedConversation,
+)
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
@@ -115,6 +116,14 @@ class TemplateLiterals:
         tags = [one for one in every if not one.isalnum()]
         self._patterns = {"tags": _compile_alternatives(tags), "all": _compile_alternatives(every)}
 
+    def hide(self, text: str) -> bool:
+        """Return whether a text has such a literal and nothing beside it that would be covered."""
+        pattern = self._patterns["tags"]
+        if pattern is None or (not pattern.match(text) and not _KEPT_CHARACTERS[ord(text[:1] or " ")]):
+            return False
+        rest, count = pattern.subn("", text)
+        return count > 0 and all(_KEPT_CHARACTERS[ord(character)] for character in rest)
+
     def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a text at which such a literal occurs."""
         pattern = self._patterns[which]
@@ -131,28 +140,22 @@ def _compile_alternatives(texts: Sequence[str]) -> "re.Pattern[str] | None":
 
 
 class CoveredConversation:
-    """One conversation with its own text covered by private code points, and the proof from its render.
-
-    More than 250 lines, because covering, rewriting the messages and mapping back share the numbering of texts and
-    characters.
-    """
+    """One conversation with its own text covered by private code points, and the proof from its render."""
 
     def __init__(
         self,
-        messages: Sequence[Message],
+        rendered: RenderedConversation,
         roles: frozenset[str],
         reasoning_keys: Sequence[str],
         literals: TemplateLiterals,
         attempt: CoverAttempt,
-        inline_reasoning: Mapping[int, int],
-        text: str,
     ) -> None:
-        """Cover adapted messages; `roles` are the model's roles, `reasoning_keys` the keys that hold reasoning.
+        """Cover a conversation; `roles` are the model's roles, `reasoning_keys` the keys that hold reasoning.
 
-        `inline_reasoning`: by message, how many characters at the start of its content are reasoning with its tags.
-        `text`: the plain render; private code points that it contains are not used.
+        Private code points that the plain render contains are not used.
         """
-        self._inline_reasoning = inline_reasoning
+        messages = rendered.messages
+        self._inline_reasoning = rendered.inline_reasoning
         self._attempt = attempt
         self._keys = frozenset(reasoning_keys)
         self._roles = roles
@@ -171,7 +174,8 @@ class CoveredConversation:
             self._cover_punctuation_texts(kept)
         if attempt.literals == "all":
             self._keep_numbers(texts, kept)
-        self._plain = plain = _encode_code_points(text)
+        self._text = rendered.text
+        self._plain = plain = _encode_code_points(rendered.text)
         self._private = (
             _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])]
             if int(plain.max(initial=0)) >= _FIRST_PRIVATE_CODE
@@ -313,7 +317,7 @@ class CoveredConversation:
 
     # ── mapping back ──
 
-    def prove(self, covered: str, plain: str) -> CharacterOwnership | None:
+    def prove(self, covered: str) -> CharacterOwnership | None:
         """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
         codes, wanted = _encode_code_points(covered), self._plain
         if len(codes) != len(wanted):
@@ -331,13 +335,14 @@ class CoveredConversation:
         codes[is_own] = self._codes[origins]
         if not np.array_equal(codes, wanted):
             return None
-        return self._locate_texts(np.flatnonzero(is_own), origins, plain)
+        return self._assign_places(self._locate_texts(np.flatnonzero(is_own), origins, self._text))
 
     def _locate_texts(
         self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str
-    ) -> CharacterOwnership:
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Return by number of text where all of its covered characters are printed, in the order of the render."""
         owners = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
-        counts = np.bincount(owners[self._covered], minlength=len(self._starts))
+        counts = self._counts = np.bincount(owners[self._covered], minlength=len(self._starts))
         printed: dict[int, list[tuple[int, int]]] = {}
         if len(places):
             texts, steps = owners[origins], np.diff(origins)
@@ -364,7 +369,7 @@ class CoveredConversation:
                 )
                 if start is not None and end is not None:
                     printed.setdefault(number, []).append((start, end))
-        return self._assign_places(printed, counts)
+        return printed
 
     def _is_escaped(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> bool:
         """Return whether only the text itself, plain or escaped, is printed between its covered characters."""
@@ -378,9 +383,8 @@ class CoveredConversation:
             for position, next_position, origin, next_origin in rows
         )
 
-    def _assign_places(
-        self, printed: Mapping[int, list[tuple[int, int]]], counts: "NDArray[np.int64]"
-    ) -> CharacterOwnership:
+    def _assign_places(self, printed: Mapping[int, list[tuple[int, int]]]) -> CharacterOwnership:
+        """Assign the places of a text to the messages that have it, in order."""
         found: list[OwnedText] = []
         missing: list[OwnedText] = []
         hidden: list[tuple[OwnedText, str]] = []
@@ -394,7 +398,7 @@ class CoveredConversation:
             if turn < len(places):
                 taken[number] = turn + 1
                 found.append(OwnedText(*places[turn], source.message, source.part, source.call))
-            elif counts[number]:
+            elif self._counts[number]:
                 missing.append(OwnedText(0, 0, source.message, source.part, source.call))
             else:
                 hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))

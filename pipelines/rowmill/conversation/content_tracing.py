@@ -24,8 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rowmill.conversation.sandbox import make_clock, raise_exception
-from rowmill.conversation.span_markers import contains_node
+from rowmill.conversation.sandbox import contains_node, make_clock, raise_exception
 from rowmill.conversation.template_contract import PlaceholderRendering
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
@@ -293,7 +292,7 @@ class TracingRenderer:
         ):
             return None
         edges = {index: frozenset(characters) for index, characters in notes.edges.items()}
-        return PlaceholderRendering(text, contents, frozenset(notes.literals), edges)
+        return PlaceholderRendering(text, contents, frozenset(notes.literals), edges, bool)
 
 
 def _convert_to_json(value: Json, **_: object) -> str:

@@ -15,9 +15,8 @@ from rowmill.conversation.probes import (
     make_tool_result,
     make_user_message,
 )
-from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Rejected
+from rowmill.schema.rows import Message
 
 _SAMPLE_TEXTS = (
     "Grüße, 世界 🙂 <b>&'\"</b>",
@@ -172,14 +171,3 @@ def _make_rich_tool() -> Json:
         "return": {"type": "string", "description": "r"},
     }
     return {"type": "function", "function": function}
-
-
-def describe_difference(fast: RenderedConversation, reference: RenderedConversation | Rejected) -> str:
-    """Return how two renders of a probe differ; empty if they are equal."""
-    if isinstance(reference, Rejected):
-        return f"the reference refuses it ({reference.detail}), the fast engine does not"
-    if fast.text != reference.text:
-        return "the text differs"
-    if fast.spans != reference.spans or fast.generation != reference.generation or fast.loop_end != reference.loop_end:
-        return "the spans differ"
-    return ""

@@ -9,7 +9,7 @@ text that no shape shows is not on the closed list, so a row that shows it is re
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rowmill.conversation.prefix_probes import PrefixLearner
 from rowmill.conversation.rendered_probes import (
@@ -18,7 +18,6 @@ from rowmill.conversation.rendered_probes import (
     RenderedShape,
     find_common_headers,
 )
-from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.conversation.template_frames import (
     TemplateFrames,
     TurnPrefix,
@@ -30,6 +29,9 @@ from rowmill.conversation.template_frames import (
     replace_call_ids,
 )
 from rowmill.core.json import to_json
+
+if TYPE_CHECKING:
+    from rowmill.conversation.renderer import Renderer
 
 MAX_CACHED_FRAMES = 512
 """Pairs of template and template values whose frames a process keeps."""
@@ -44,6 +46,8 @@ class FrameLearner:
     def __init__(self, probes: RenderedProbes) -> None:
         self._probes = probes
         self._prefixes: set[TurnPrefix] = set()
+        self._closings: dict[str, set[str]] = {}
+        """By role other than the model's: the texts that end its messages."""
         self._inner: set[tuple[str, str, str]] = set()
         self._ends: dict[tuple[str, str], dict[str, int]] = {}
         """By kind of last own text and role of the next message: each end, and how often it was seen."""
@@ -68,7 +72,26 @@ class FrameLearner:
             for key, found in self._ends.items()
         }
         inner = frozenset(one for one in self._inner if not _quotes_probe(one[2]))
-        return TemplateFrames(tuple(prefixes), inner, ends, self._choose_finishes(), self._headers, self._probes.roles)
+        known = TemplateFrames(tuple(prefixes), ends=ends, bos_token=self._probes.bos)
+        headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
+        self._learn_closings(seen, headers, known)
+        closings = {
+            role: tuple(
+                sorted((one for one in found if one and not _quotes_probe(one)), key=lambda one: (-len(one), one))
+            )
+            for role, found in self._closings.items()
+        }
+        return TemplateFrames(
+            tuple(prefixes),
+            inner,
+            ends,
+            self._choose_finishes(),
+            headers,
+            closings,
+            self._probes.roles,
+            next_header_ends=self._next_header_ends,
+            bos_token=self._probes.bos,
+        )
 
     # ── between own texts ──
 
@@ -79,11 +102,33 @@ class FrameLearner:
             )
             self._inner.add((first.kind, second.kind, text))
 
+    # ── ends of messages of other roles ──
+
+    def _learn_closings(self, seen: Sequence[RenderedShape], headers: Mapping[str, str], known: TemplateFrames) -> None:
+        """Learn what is printed between such a message and the header of the next one."""
+        for one in seen:
+            for run, following in zip(one.every_run, one.every_run[1:], strict=False):
+                role, next_role = (one.messages[i]["role"] for i in (run.message, following.message))
+                if role in self._probes.roles:
+                    continue
+                start = following.pieces[0].start
+                gap = one.text[following.start : start]
+                header = headers.get(next_role)
+                if next_role in self._probes.roles:
+                    prefix = known.match_prefix(one.text, following.start, start, one.ids[following.message])
+                    header = None if prefix is None else prefix.header + prefix.rest
+                if header is not None and gap.endswith(header):
+                    closing = gap[: len(gap) - len(header)].rstrip()
+                    ends = [at + len(end) for end in self._list_answer_ends() if (at := closing.find(end)) >= 0]
+                    self._closings.setdefault(role, set()).add(closing[: min(ends, default=len(closing))])
+
     # ── ends ──
 
     def _learn_ends(self, seen: Sequence[RenderedShape]) -> None:
-        # Answers first, because other turns mostly end like answers; last turns after the ones that others follow.
+        # Answers first, and those that the user follows, because other turns mostly end like them; last turns after the
+        # ones that others follow.
         runs = [(one, run) for one in seen for run in one.runs]
+        runs.sort(key=lambda pair: self._get_next_role(*pair) != "user")
         for kind in ("assistant", "reasoning", "tool_call"):
             own = [(one, run) for one, run in runs if run.pieces[-1].kind == kind]
             for is_last in (False, True):
@@ -91,9 +136,13 @@ class FrameLearner:
                     if (run.follower < 0) is is_last:
                         self._learn_end(one, run, kind)
 
+    @staticmethod
+    def _get_next_role(rendered_shape: RenderedShape, run: ContentRun) -> str:
+        return rendered_shape.messages[run.follower]["role"] if run.follower >= 0 else ""
+
     def _learn_end(self, rendered_shape: RenderedShape, run: ContentRun, kind: str) -> None:
         after = rendered_shape.text[max(piece.end for piece in run.pieces) : run.stop]
-        role = rendered_shape.messages[run.follower]["role"] if run.follower >= 0 else ""
+        role = self._get_next_role(rendered_shape, run)
         ending = (
             self._find_end_before(rendered_shape, run, after, role, kind)
             if role
@@ -111,14 +160,14 @@ class FrameLearner:
         """Return the end of a turn before a message of `role`: the text printed both there and at the end of a chat."""
         last = self._get_text_after_last(rendered_shape, run)
         shared = "" if last is None else find_common_start(after, last, self._probes.tokens).rstrip()
-        content_end = max(piece.end for piece in run.pieces)
-        in_span = rendered_shape.text[content_end : rendered_shape.bounds.get(run.message, content_end)].rstrip()
-        if in_span and kind == "assistant" and shared.startswith(in_span):
-            # Both may continue with the next message's header; the message's own span does not.
-            shared = in_span
+        own = self._strip_header(after, role).rstrip()
+        if own and kind == "assistant" and shared.startswith(own):
+            # Both continue with the start of a header, which may be that of another role.
+            shared = own
         if kind == "assistant":
             if shared:
-                return shared
+                known = (end for end in self._ends.get((kind, "user"), ()) if role != "user" and shared.startswith(end))
+                return max(known, key=len, default="") or shared
             ending = self._strip_header(after, role).rstrip()
             if role in self._probes.roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
                 # The template joins two turns of the model: the text between them belongs to the second.
@@ -228,12 +277,12 @@ def _get_prefix_length(prefix: TurnPrefix) -> int:
     return len(prefix.header) + len(prefix.rest)
 
 
-def learn_frames(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+def learn_frames(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Learn the frames of a renderer's template for the given template values."""
     return FrameLearner(RenderedProbes(renderer, roles, kwargs)).learn()
 
 
-def learn_frames_once(renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+def learn_frames_once(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Return the frames of a template for some template values, learned once per process."""
     key = f"{renderer.identity} {sorted(roles)} {to_json(dict(kwargs)) if kwargs else ''}"
     known = _FRAME_CACHE.get(key)

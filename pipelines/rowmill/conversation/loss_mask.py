@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from rowmill.conversation.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
 from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
+from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_own_text
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.supervision import choose_supervised, find_affected_answers
-from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation, TemplateBehavior
-from rowmill.conversation.template_frames import TemplateFrames
-from rowmill.conversation.turn_cutting import TurnCutter
+from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_frames import TemplateFrames, get_call_ids
+from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.conversation.turn_layouts import TurnLayout, learn_layout
 from rowmill.conversation.verification import verify_mask
 from rowmill.core.arrays import Bools
@@ -29,7 +30,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 7
+MASKING_VERSION = 8
 """Increment it when any mask may change."""
 
 
@@ -58,23 +59,22 @@ class Masker:
     of other modules.
     """
 
-    def __init__(self, renderer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
+    def __init__(self, renderer: Renderer, loss: Loss, rules: MaskRules | None = None) -> None:
         self._renderer = renderer
         self._contract: TemplateBehavior = renderer.contract
         self._loss = loss
         self._rules = rules or MaskRules()
         self._policy = {"reasoning": "count", **(self._rules.on_dropped or {})}
         self._roles = self._rules.assistant_roles
-        blocks = self._contract.generation_blocks != "none"
-        if self._rules.spans == "generation" and not blocks:
+        if self._rules.spans == "generation" and not renderer.has_blocks:
             raise ConfigError(
                 "template.spans: generation needs a template with {% generation %} blocks, and this one has none; "
-                "auto and marks work with any template; set one of them"
+                "auto works with any template; set template.spans: auto"
             )
-        self._by_blocks = self._rules.spans != "marks" and blocks and not loss.trains_everything
+        self._by_blocks = renderer.has_blocks and not loss.trains_everything
         self._frames: dict[str, TemplateFrames] = {}
-        enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
-        ends = [self._contract.printed_end, self._contract.eos_token, *enders]
+        self._end_tokens = list_end_tokens(renderer.eos_token, renderer.control_tokens)
+        ends = [self._contract.printed_end, renderer.eos_token, *self._end_tokens]
         frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
         self._constants = frozenset(text.strip() for text in (*frames, *ends))
 
@@ -125,7 +125,7 @@ class Masker:
         if isinstance(printed, Rejected):
             return printed
         sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
-        if (sampled and compare_plain) or not self._contract.marks_inert:
+        if sampled and compare_plain:
             plain = self._renderer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
@@ -136,28 +136,19 @@ class Masker:
             supervised = [index for index in supervised if index in only]
         if not supervised:
             return self._reject_unsupervised(conversation.messages)
-        located = self._locate(conversation, printed)
+        located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
             )
         return self._cut_and_verify(conversation, printed, supervised, located)
 
-    def _locate(self, conversation: Conversation, rendered: RenderedConversation) -> LocatedContent | None:
-        messages = conversation.messages
-        proof = self._renderer.prove_ownership(
-            messages, conversation.tools, conversation.kwargs, rendered.text, self._roles
-        )
-        if proof is None:
-            return None
-        return locate_proven_content(proof, messages, rendered.messages, rendered.text, self._roles)
-
     def _cut_and_verify(
         self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], located: LocatedContent
     ) -> MaskedConversation | Rejected:
         dropped = list(located.dropped)
         if conversation.tools and is_tool_missing(
-            conversation.tools, rendered.text, self._list_model_ranges(rendered, located)
+            conversation.tools, rendered.text, self._list_model_ranges(conversation.messages, located)
         ):
             dropped.append(("tool_list", -1))
         if dropped:
@@ -169,24 +160,31 @@ class Masker:
                 return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
         frames = self.frames(conversation.kwargs)
         cutter = TurnCutter(
-            rendered, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
+            rendered,
+            conversation.messages,
+            located,
+            frames,
+            self._end_tokens,
+            self._renderer.eos_token,
+            self._loss,
+            self._roles,
+            by_blocks=self._by_blocks,
         )
-        cut = cutter.cut(located, supervised)
+        cut = cutter.cut(supervised)
         if isinstance(cut, Rejected):
             return cut
         region = self._exclude_reasoning(conversation.messages, cut.text, cut.trained, located)
         if isinstance(region, Rejected):
             return region
         trained, untrained, excluded = region
-        constants = self._constants if self._by_blocks else None
-        problem = verify_mask(cut.text, trained, supervised, located, excluded, constants)
+        by_blocks = (index for index in supervised if conversation.messages[index]["role"] in self._roles)
+        blocks = dict.fromkeys(by_blocks, self._constants) if self._by_blocks else {}
+        problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
         if problem is not None:
             return problem
         lost = _count_kinds(dropped) if dropped else {}
         weights = _collect_weights(conversation.messages, trained)
-        return MaskedConversation(
-            cut.text, rendered.spans, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights
-        )
+        return MaskedConversation(cut.text, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights)
 
     def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
         """Return whether the recipe accepts that nothing of a message is rendered, and so nothing of it trains."""
@@ -194,13 +192,9 @@ class Masker:
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
-    def _list_model_ranges(self, rendered: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
-        """Return the ranges of the model's messages: their spans, or without spans their own text."""
-        messages = rendered.messages
-        spans = [(s.start, s.end) for s in rendered.spans if messages[s.message].get("role") in self._roles]
-        if spans:
-            return spans
-        return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
+    def _list_model_ranges(self, messages: Sequence[Message], located: LocatedContent) -> list[tuple[int, int]]:
+        """Return the ranges of the model's own text."""
+        return [(p.start, p.end) for p in located.pieces() if messages[p.message]["role"] in self._roles]
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of chats with these roles; None if each of their rows must be masked by itself.
@@ -208,7 +202,7 @@ class Masker:
         A row of that layout has the mask that `mask` would give it. The layout is learned from the verified mask of
         placeholders, whose ownership is proven.
         """
-        if self._rules.turns != "whole" or not self._contract.marks_inert:
+        if self._rules.turns != "whole":
             return None
         placeholders = self._renderer.render_placeholders(roles, {})
         if placeholders is None:
@@ -221,11 +215,9 @@ class Masker:
         return learn_layout(roles, placeholders, masked, SPAN_KINDS)
 
     def _train_all(self, conversation: Conversation, rendered: RenderedConversation) -> MaskedConversation:
-        located = self._locate(conversation, rendered) or LocatedContent()
+        located = locate_own_text(self._renderer, rendered, conversation.messages, self._roles) or LocatedContent()
         whole = (Span(0, len(rendered.text), -1),) if rendered.text else ()
-        return MaskedConversation(
-            rendered.text, rendered.spans, whole, tuple(located.pieces()), _count_kinds(located.dropped)
-        )
+        return MaskedConversation(rendered.text, whole, tuple(located.pieces()), _count_kinds(located.dropped))
 
     # ── which messages ──
 
@@ -323,10 +315,26 @@ class Masker:
             prompt = self._renderer.render(before, conversation.tools, asking) if before else None
             if isinstance(prompt, RenderedConversation) and not whole.text.startswith(prompt.text):
                 return True
-            turn = self._renderer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
-            if isinstance(turn, RenderedConversation) and not whole.text.startswith(turn.text[: turn.loop_end]):
+            if last_differs and self._ends_otherwise(through, conversation, whole.text):
                 return True
         return False
+
+    def _ends_otherwise(self, through: Sequence[Message], conversation: Conversation, whole: str) -> bool:
+        """Return whether a turn is rendered otherwise while it is last, from its header to its end."""
+        turn = self._renderer.render(through, conversation.tools, conversation.kwargs)
+        if isinstance(turn, Rejected) or whole.startswith(turn.text):
+            return False
+        index = len(through) - 1
+        located = locate_own_text(self._renderer, turn, through, self._roles)
+        pieces = located.own.get(index) if located is not None else None
+        if not pieces:
+            return True
+        end = max(piece.end for piece in pieces)
+        ids = get_call_ids(turn.messages[index])
+        if self._contract.end_of_turn in ("own", "next_header"):
+            ending = self.frames(conversation.kwargs).match_end(turn.text, end, pieces[-1].kind, ("",), ids)
+            end += len(ending or "")
+        return not whole.startswith(turn.text[:end])
 
     def _split_per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
         return [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
@@ -370,12 +378,12 @@ def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     return counts
 
 
-def describe_text_difference(marked: str, plain: str | Rejected) -> str:
-    """Describe the first character at which a render with marks differs from the plain one."""
+def describe_text_difference(text: str, plain: str | Rejected) -> str:
+    """Describe the first character at which the fast engine's render differs from Jinja's."""
     if isinstance(plain, Rejected):
-        return f"the plain render is refused: {plain.detail}"
-    at = _measure_common_prefix(marked, plain)
-    return f"character {at}: {marked[at : at + 20]!r} with marks, {plain[at : at + 20]!r} without"
+        return f"Jinja refuses it: {plain.detail}"
+    at = _measure_common_prefix(text, plain)
+    return f"character {at}: {text[at : at + 20]!r} by the fast engine, {plain[at : at + 20]!r} by Jinja"
 
 
 def _measure_common_prefix(left: str, right: str) -> int:

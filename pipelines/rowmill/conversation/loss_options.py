@@ -73,7 +73,7 @@ class MaskRules:
     """Options of other groups that a masker reads, as plain values."""
 
     assistant_roles: frozenset[str] = frozenset({"assistant"})
-    spans: Literal["auto", "marks", "generation"] = "auto"
+    spans: Literal["auto", "generation"] = "auto"
     on_dropped: Mapping[str, str] | None = None
     verify_render: float = 0.02
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"

@@ -1,15 +1,7 @@
-"""The fast path: write the marks into the template's text and render it with minijinja, an engine in Rust.
+"""The fast path: render a template with minijinja, an engine in Rust.
 
-What belongs here: the change to the template's text, the check which templates may use this engine, and one render.
-What does not: the decision to trust it, which `Renderer` bases on probes.
-
-    {% for m in messages -%}  →  {% for m in messages -%}{% if m["K"] is defined %}C7.{{ m["K"] }}C{% endif -%}
-    {%- endfor %}             →  {%- endfor %}{% if true %}C7C{% endif %}
-
-Every message carries its index under a private key `K`; for any other value the inserted block prints
-nothing. A template that compares messages would see the key, so its rows with equal messages take the reference
-path. The inserted block ends with the white-space sign of its tag, so that `trim_blocks` and `-%}` act on the text
-after it as before.
+minijinja does not know `{% generation %}`, so the tag is written as a `with` block, which has the same scope; nothing
+else of a template is changed. `Renderer` uses the engine only if it prints the same texts as Jinja on every probe.
 
 minijinja's limits (fuel, recursion, range) end loops, but not growth by doubling, so templates whose variables could
 double are refused here; they take the reference path, which counts characters.
@@ -23,31 +15,25 @@ from typing import Any
 import minijinja
 from jinja2 import nodes
 
-from rowmill.conversation.sandbox import ToJson, make_clock, raise_exception
-from rowmill.conversation.span_markers import contains_node, read_marks
-from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.conversation.sandbox import ToJson, contains_node, make_clock, raise_exception
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
-
-FAST_PATH_MARK = "\ufdd0"
-INDEX_KEY = "\ufdd1"
-"""The mark of the fast path, and the private key of a message's index; a row with either takes the reference path."""
 
 BASE_FUEL = 8_000
 FUEL_PER_MESSAGE = 1_500
 """Instructions that one render may take; real templates take about a hundred per message."""
+
+_BORDERS = ("rowmill_block_opens", "rowmill_block_closes")
+"""Values that a covered render sets, printed at the borders of generation blocks."""
 
 _TAG_PATTERN = re.compile(
     r"""\{\#.*?\#\}
       | \{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}
       | \{\{(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?\}\}
       | \{%(?P<left>[-+]?)\s*(?P<word>\w+)
-           (?P<rest>(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?)(?P<right>[-+]?)%\}""",
+           (?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?(?P<right>[-+]?)%\}""",
     re.VERBOSE | re.DOTALL,
 )
-_FOR_PATTERN = re.compile(r"\s+(?P<targets>[\w\s,()]+?)\s+in\s+(?P<iter>.*)", re.DOTALL)
-_SET_ITEM_PATTERN = re.compile(r"\s+(?P<name>\w+)\s*=\s*\w+\[\s*(?P<index>\w+)\s*\]\s*", re.DOTALL)
-
 _SAFE_METHODS = frozenset(
     "strip lstrip rstrip split rsplit startswith endswith items keys values get upper lower title capitalize "
     "find rfind count index removeprefix removesuffix isdigit isalpha isalnum isspace".split()
@@ -82,36 +68,13 @@ def find_engine_obstacle(tree: nodes.Template) -> str:
     return _find_growth_obstacle(tree, macros)
 
 
-def compares_messages(tree: nodes.Template) -> bool:
-    """Return whether a template may compare two messages, which the private index key would make unequal."""
-    for compare in tree.find_all(nodes.Compare):
-        sides = [compare.expr, *(one.expr for one in compare.ops)]
-        if sum(not isinstance(side, nodes.Const | nodes.List | nodes.Tuple) for side in sides) > 1:
-            return True
-    by_filter = any(one.name in ("unique", "groupby") for one in tree.find_all(nodes.Filter))
-    methods = (one.attr for one in tree.find_all(nodes.Getattr))
-    return by_filter or any(name in ("index", "count") for name in methods)
-
-
-def has_equal_messages(messages: Sequence[Message]) -> bool:
-    """Return whether two messages of a row are equal."""
-    known: dict[tuple[str, str], list[Message]] = {}
-    for message in messages:
-        content = message.get("content")
-        alike = known.setdefault((message["role"], content if isinstance(content, str) else ""), [])
-        if message in alike:
-            return True
-        alike.append(message)
-    return False
-
-
 def _is_safe_engine_call(call: nodes.Call, macros: set[str]) -> bool:
     target = call.node
     if isinstance(target, nodes.Name):
         return target.name in macros or target.name in _SAFE_CALLS or target.name == "loop"
     if isinstance(target, nodes.Getattr):
         return target.attr in _SAFE_METHODS or _is_shrinking_replace(call)
-    # Calls of `MarkRecorder`: charges and the generation tag.
+    # The generation tag.
     return isinstance(target, nodes.ExtensionAttribute)
 
 
@@ -178,79 +141,30 @@ def _list_references(expression: nodes.Node) -> list[str]:
     return found
 
 
-def insert_text_marks(source: str, silent: frozenset[int] = frozenset()) -> str:
-    """Insert marks into a template's text, except for the loops numbered in `silent`, which print nothing.
+def replace_generation_tags(source: str) -> str:
+    """Write generation blocks as `with` blocks that print the values of `_BORDERS`, if they are set, at their borders.
 
-    Raises
-    ------
-    ValueError
-        If a `for` tag cannot be parsed.
-
+    Each replacement ends with the white-space sign of its tag, so that the text after it is trimmed as before.
     """
-    pieces: list[str] = []
-    position = 0
-    loops: list[tuple[int, list[str], bool]] = []
-    count = 0
-    for tag in _TAG_PATTERN.finditer(source):
-        word, rest, right = tag["word"], tag["rest"] or "", tag["right"] or ""
-        if word not in ("for", "endfor", "generation", "endgeneration", "set"):
-            continue
-        pieces.append(source[position : tag.start()])
-        position = tag.end()
-        if word == "for":
-            names = _read_loop_targets(rest)
-            loops.append((count, names, "range(" in rest.replace(" ", "")))
-            pieces.append(tag[0])
-            pieces += [_make_head_mark(count, name, right) for name in names if count not in silent]
-            count += 1
-        elif word == "endfor":
-            number = loops.pop()[0]
-            mark = f"{{% if true %}}{FAST_PATH_MARK}{number}{FAST_PATH_MARK}{{% endif {right}%}}"
-            pieces += [tag[0], "" if number in silent else mark]
-        elif word == "set":
-            pieces += [tag[0], _make_item_mark(rest, right, loops)]
-        else:
-            pieces.append(_replace_generation_tag(word, tag["left"], right))
-    return "".join([*pieces, source[position:]])
 
+    def replace(tag: "re.Match[str]") -> str:
+        left, right = tag["left"], tag["right"]
+        opens, closes = (f"{{% if {name} %}}{{{{ {name} }}}}{{% endif" for name in _BORDERS)
+        match tag["word"]:
+            case "generation":
+                return f"{{%{left} with %}}{opens} {right}%}}"
+            case "endgeneration":
+                return f"{closes.replace('{%', '{%' + left, 1)} %}}{{% endwith {right}%}}"
+            case _:
+                return tag[0]
 
-def _read_loop_targets(rest: str) -> list[str]:
-    loop = _FOR_PATTERN.fullmatch(rest)
-    if loop is None:
-        raise ValueError(f"cannot read the loop{rest}")
-    return re.findall(r"\w+", loop["targets"])
-
-
-def _make_head_mark(loop: int, name: str, right: str) -> str:
-    item = f'{name}["{INDEX_KEY}"]'
-    return f"{{% if {item} is defined %}}{FAST_PATH_MARK}{loop}.{{{{ {item} }}}}{FAST_PATH_MARK}{{% endif {right}%}}"
-
-
-def _make_item_mark(rest: str, right: str, loops: Sequence[tuple[int, list[str], bool]]) -> str:
-    found = _SET_ITEM_PATTERN.fullmatch(rest)
-    if found is None or not loops or not loops[-1][2] or found["index"] not in loops[-1][1]:
-        return ""
-    return _make_head_mark(loops[-1][0], found["name"], right)
-
-
-def _replace_generation_tag(word: str, left: str, right: str) -> str:
-    # `with` gives the block the same scope as in the reference engine.
-    if word == "generation":
-        return f"{{%{left} with %}}{{% if true %}}{FAST_PATH_MARK}{{{FAST_PATH_MARK}{{% endif {right}%}}"
-    return f"{{%{left} if true %}}{FAST_PATH_MARK}}}{FAST_PATH_MARK}{{% endif %}}{{% endwith {right}%}}"
+    return _TAG_PATTERN.sub(replace, source)
 
 
 class MinijinjaEngine:
-    """One template, compiled for minijinja with marks in its text."""
+    """One template, compiled for minijinja."""
 
-    def __init__(
-        self,
-        source: str,
-        now: datetime,
-        tojson: ToJson,
-        values: Mapping[str, Json],
-        silent: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, source: str, now: datetime, tojson: ToJson, values: Mapping[str, Json]) -> None:
         """Compile; `values` are passed to every render, and a row's values override them."""
         self._environment = minijinja.Environment(
             trim_blocks=True,
@@ -262,18 +176,16 @@ class MinijinjaEngine:
             globals={**values, "raise_exception": raise_exception, "strftime_now": make_clock(now)},
         )
         # Jinja reads every line end as \n.
-        text = re.sub(r"\r\n|\r", "\n", source)
-        self._environment.add_template("chat", insert_text_marks(text, silent))
+        self._environment.add_template("chat", replace_generation_tags(re.sub(r"\r\n|\r", "\n", source)))
 
     def render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         values: Mapping[str, Json],
-        *,
-        fuel: int,
-    ) -> RenderedConversation:
-        """Render once and read the marks.
+        borders: tuple[str, str] | None = None,
+    ) -> str:
+        """Render once; `borders` are printed at the start and the end of every generation block.
 
         Raises
         ------
@@ -281,29 +193,10 @@ class MinijinjaEngine:
             Any error of the engine or the template; the caller then takes the reference path.
 
         """
-        self._environment.fuel = fuel
-        text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
-        return read_marks(text, FAST_PATH_MARK, messages)
-
-    def plain(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        values: Mapping[str, Json],
-        *,
-        fuel: int,
-    ) -> str:
-        """Render messages without the index key, and remove the marks that loops print even then.
-
-        Raises
-        ------
-        Exception
-            Any error of the engine or the template.
-
-        """
-        self._environment.fuel = fuel
-        text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
-        return "".join(text.split(FAST_PATH_MARK)[::2])
+        self._environment.fuel = BASE_FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        if borders is not None:
+            values = {**values, **dict(zip(_BORDERS, borders, strict=True))}
+        return self._environment.render_template("chat", messages=messages, tools=tools, **values)
 
 
 def _disable_escaping(_: str) -> bool:

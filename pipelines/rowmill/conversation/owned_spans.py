@@ -1,9 +1,5 @@
 """A row's own text in its render, by message and kind, from the proven ownership of its characters.
 
-What belongs here: `CharacterOwnership` → `LocatedContent`, with the own text that the template dropped, and whether a
-tool is printed. What does not: the proof (`ChatRenderer.prove_ownership`), the policy for text that is not rendered
-(`on_dropped`).
-
 A call's arguments are one piece if the template prints them as JSON, so that their braces do not count as template
 text. Otherwise every name and value is a piece, and numbers, booleans and nulls are searched between their neighbours.
 """
@@ -11,10 +7,14 @@ text. Otherwise every name and value is a piece, and numbers, booleans and nulls
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart
+from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart, RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message
+
+if TYPE_CHECKING:
+    from rowmill.conversation.renderer import Renderer
 
 _CONTENT_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
 
@@ -41,6 +41,8 @@ class LocatedContent:
     """Each message's pieces; in the order of the text after `sort`."""
     dropped: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """(kind, message index) of every own text that is not rendered."""
+    unproven: list[ContentSpan] = field(default_factory=list[ContentSpan])
+    """The pieces of texts that could not be covered; they lie between the proven pieces of other messages."""
 
     def add(self, piece: ContentSpan) -> None:
         """Add a piece to its message."""
@@ -127,7 +129,20 @@ _ARGUMENT_REACH_CHARS = 256
 """Characters after a call's name within which arguments without any string must begin."""
 
 
-def locate_proven_content(
+def locate_own_text(
+    renderer: "Renderer", rendered: RenderedConversation, messages: Sequence[Message], roles: frozenset[str]
+) -> LocatedContent | None:
+    """Return the own text of a rendered conversation; None if the template prevents the proof.
+
+    `messages` are the canonical ones, `roles` the model's roles.
+    """
+    proof = renderer.prove_ownership(rendered, roles)
+    if proof is None:
+        return None
+    return _locate_proven_content(proof, messages, rendered.messages, rendered.text, roles)
+
+
+def _locate_proven_content(
     ownership: CharacterOwnership,
     messages: Sequence[Message],
     adapted: Sequence[Message],
@@ -284,6 +299,8 @@ def _add_hidden_content(
     for form in dict.fromkeys((own, own.strip(), json.dumps(own.strip(), ensure_ascii=False)[1:-1])):
         at = text.rfind(form, before, after)
         if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in located.iterate_spans()):
-            located.add(ContentSpan(at, at + len(form), one.message, kind))
+            piece = ContentSpan(at, at + len(form), one.message, kind)
+            located.add(piece)
+            located.unproven.append(piece)
             return
     located.dropped.append((get_dropped_kind(messages[one.message], one.part, roles), one.message))

@@ -25,10 +25,16 @@ class PrefixLearner:
     def __init__(self, probes: RenderedProbes) -> None:
         self._probes = probes
         self._prefixes: set[TurnPrefix] = set()
+        self._gaps_after_users: set[str] = set()
 
     def learn(self, seen: Sequence[RenderedShape]) -> set[TurnPrefix]:
         """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
         runs = [(one, run) for one in seen for run in one.runs]
+        self._gaps_after_users = {
+            one.text[run.start : run.pieces[0].start]
+            for one, run in runs
+            if run.message and one.messages[run.message - 1]["role"] == "user"
+        }
         exact = [(run, prefix) for one, run in runs if (prefix := self._find_exact_prefix(one, run)) is not None]
         if not any(self._probes.get_prompt_after(one, "user") for one in seen[:1]):
             exact = self._move_constant_to_header(exact)
@@ -67,12 +73,13 @@ class PrefixLearner:
         follows_model = run.message > 0 and rendered_shape.messages[run.message - 1]["role"] in self._probes.roles
         if follows_model and self._probes.list_prompts(rendered_shape, run.message):
             return None
-        if contains_prompt(rest, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens):
+        header = prompt or cut_at_last_token(prompted[run.start :], self._probes.tokens)
+        if contains_prompt(rest, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens) and (
+            prompt or any(gap.endswith(header + rest) for gap in self._gaps_after_users)
+        ):
             # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
-        if prompt:
-            return TurnPrefix(prompt, rest) if prompted.endswith(prompt) else None
-        return TurnPrefix(cut_at_last_token(prompted[run.start :], self._probes.tokens), rest)
+        return TurnPrefix(header, rest) if prompted.endswith(header) else None
 
     def _split_prefix(self, rendered_shape: RenderedShape, run: ContentRun) -> TurnPrefix | None:
         gap = rendered_shape.text[run.start : run.pieces[0].start]

@@ -5,7 +5,6 @@ not: rendering (passed in as `ProbeRenderer`), the template's other properties (
 adaptation (`adaptation.py`).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
@@ -13,7 +12,7 @@ from typing import Literal, Protocol
 from jinja2 import nodes
 
 from rowmill.conversation.adaptation import Adaptation
-from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.conversation.template_frames import find_common_start, split_into_units
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -28,7 +27,7 @@ class ProbeRenderer(Protocol):
         kwargs: Mapping[str, Json] | None = None,
         *,
         adaptation: Adaptation | None = None,
-    ) -> RenderedConversation | Rejected:
+    ) -> str | Rejected:
         """Render the probe with the given adaptation; None: the one found so far."""
         ...
 
@@ -123,7 +122,7 @@ def probe_adaptation(renderer: ProbeRenderer, base: Adaptation) -> Adaptation:
             found = parts
     if isinstance(renderer(PLAIN_PROBE, adaptation=found), Rejected):
         listed = replace(found, no_tools="[]")
-        if isinstance(renderer(PLAIN_PROBE, adaptation=listed), RenderedConversation):
+        if isinstance(renderer(PLAIN_PROBE, adaptation=listed), str):
             found = listed
     found = replace(found, reasoning_keys=_probe_reasoning_key(renderer, found))
     found = replace(found, tool_ids=_probe_id_form(renderer, found))
@@ -161,11 +160,9 @@ def _probe_id_form(renderer: ProbeRenderer, base: Adaptation) -> Literal["any", 
             renderer(messages, [SENTINEL_TOOL], adaptation=replace(base, arguments=arguments))
             for messages in (TOOL_PROBE, short)
         ]
-        if all(isinstance(one, RenderedConversation) for one in free):
+        if all(isinstance(one, str) for one in free):
             return "any"
-        if isinstance(
-            renderer(TOOL_PROBE, [SENTINEL_TOOL], adaptation=replace(nine, arguments=arguments)), RenderedConversation
-        ):
+        if isinstance(renderer(TOOL_PROBE, [SENTINEL_TOOL], adaptation=replace(nine, arguments=arguments)), str):
             return "nine_alphanumeric"
     return "any"
 
@@ -193,15 +190,15 @@ def _probe_arguments(renderer: ProbeRenderer, adaptation: Adaptation) -> Literal
     if isinstance(rendered, Rejected):
         return "refused"
     # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
-    twice = r"\"qzkey\"" in rendered.text or r"Qz\\\"value" in rendered.text
-    python = "'qzkey': " in rendered.text
-    once = 'Qz\\"value' in rendered.text or 'Qz"value' in rendered.text
-    return "yes" if once and "qzkey" in rendered.text and not twice and not python else "no"
+    twice = r"\"qzkey\"" in rendered or r"Qz\\\"value" in rendered
+    python = "'qzkey': " in rendered
+    once = 'Qz\\"value' in rendered or 'Qz"value' in rendered
+    return "yes" if once and "qzkey" in rendered and not twice and not python else "no"
 
 
-def shows_text(rendered: RenderedConversation | Rejected, text: str) -> bool:
+def shows_text(rendered: str | Rejected, text: str) -> bool:
     """Return whether a probe was rendered and its render contains a text."""
-    return isinstance(rendered, RenderedConversation) and text in rendered.text
+    return isinstance(rendered, str) and text in rendered
 
 
 # ── the generation prompt ──
@@ -224,8 +221,15 @@ ENDING_PROBES: dict[str, tuple[Sequence[Message], ...]] = {
 }
 
 
-def probe_generation_prompt(renderer: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-    """Return the generation prompt after a message of that role.
+def get_last_text(probe: Sequence[Message]) -> str:
+    """Return the content of a probe's last message."""
+    return str(probe[-1]["content"])
+
+
+def probe_generation_prompt(
+    renderer: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
+) -> str:
+    """Return the generation prompt after a message of that role: what the template adds for it.
 
     Empty if the template prints none, or refuses every probe that ends with the role.
     """
@@ -233,17 +237,25 @@ def probe_generation_prompt(renderer: ProbeRenderer, role: str, has_tools: bool,
     for probe in ENDING_PROBES.get(role, ([make_user_message("Qzuone"), {"role": role, "content": "Qzother"}],)):
         prompted = renderer(probe, tools, {**kwargs, "add_generation_prompt": True})
         unprompted = renderer(probe, tools, {**kwargs, "add_generation_prompt": False})
-        if isinstance(prompted, RenderedConversation):
-            return _cut_prompt(prompted, unprompted if isinstance(unprompted, RenderedConversation) else None)
+        if isinstance(prompted, str):
+            last = get_last_text(probe)
+            after, without = (one.rpartition(last)[2] if isinstance(one, str) else "" for one in (prompted, unprompted))
+            added = after[len(find_common_start(after, without, control_tokens)) :]
+            return _remove_turn_end(renderer, added, kwargs, control_tokens)
     return ""
 
 
-def _cut_prompt(prompted: RenderedConversation, unprompted: RenderedConversation | None) -> str:
-    if not prompted.spans:
-        return prompted.text[len(os.path.commonprefix([prompted.text, unprompted.text])) :] if unprompted else ""
-    tail = prompted.text[prompted.loop_end :]
-    if unprompted is None or tail != unprompted.text[unprompted.loop_end :]:
-        return tail
-    own = prompted.text[prompted.spans[-1].start : prompted.loop_end]
-    without = unprompted.text[unprompted.spans[-1].start : unprompted.loop_end] if unprompted.spans else ""
-    return own[len(without) :] if own != without and own.startswith(without) else tail
+def _remove_turn_end(
+    renderer: ProbeRenderer, added: str, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
+) -> str:
+    """Return a generation prompt without the end of the last turn, which a template may print only with it.
+
+    A chat that begins with an answer shows the header without such an end.
+    """
+    alone = renderer([make_assistant_message("Qzaone")], None, kwargs)
+    units = split_into_units(added, control_tokens)
+    header = "" if isinstance(alone, Rejected) else alone.partition("Qzaone")[0]
+    if not header or not units or units[0] in header:
+        return added
+    starts = [i for i, unit in enumerate(units) if unit in control_tokens]
+    return next((rest for i in starts if (rest := "".join(units[i:])) in header), added)

@@ -12,21 +12,21 @@ from dataclasses import replace
 
 from rowmill.conversation.loss_mask import Masker, describe_text_difference, needs_plain_check
 from rowmill.conversation.loss_options import MaskRules
-from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_proven_content
-from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
+from rowmill.conversation.owned_spans import is_tool_missing, locate_own_text
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import TurnLayout, learn_layout
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Rejected
 
 
 @frozen_dataclass
 class PromptRenderer:
     """Renders the prompts of one dataset; `masker` knows the template's frames."""
 
-    renderer: ChatRenderer
+    renderer: Renderer
     masker: Masker
     rules: MaskRules
 
@@ -36,12 +36,11 @@ class PromptRenderer:
         printed = self.renderer.render(asking.messages, asking.tools, asking.kwargs)
         if isinstance(printed, Rejected):
             return printed
-        sampled = needs_plain_check(conversation.row_hash, self.rules.verify_render)
-        if sampled or not self.renderer.contract.marks_inert:
+        if needs_plain_check(conversation.row_hash, self.rules.verify_render):
             plain = self.renderer.plain(asking.messages, asking.tools, asking.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
-        located = self._locate(conversation.messages, conversation.tools, asking.kwargs, printed)
+        located = locate_own_text(self.renderer, printed, conversation.messages, self.rules.assistant_roles)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
@@ -54,15 +53,13 @@ class PromptRenderer:
         if refused:
             return Rejected("content_dropped", ", ".join(refused))
         counts = {kind: dropped.count(kind) for kind in dict.fromkeys(dropped)}
-        return MaskedConversation(printed.text, printed.spans, (), tuple(located.pieces()), counts)
+        return MaskedConversation(printed.text, (), tuple(located.pieces()), counts)
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of prompts with these roles; None if each of their rows must be rendered by itself.
 
         A row of that layout has the text and the spans that `render` would give it.
         """
-        if not self.renderer.contract.marks_inert:
-            return None
         placeholders = self.renderer.render_placeholders(roles, _ASKS)
         if placeholders is None:
             return None
@@ -72,19 +69,6 @@ class PromptRenderer:
         if isinstance(rendered, Rejected) or rendered.dropped:
             return None
         return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
-
-    def _locate(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        kwargs: Mapping[str, Json],
-        rendered: RenderedConversation,
-    ) -> LocatedContent | None:
-        roles = self.rules.assistant_roles
-        proof = self.renderer.prove_ownership(messages, tools, kwargs, rendered.text, roles)
-        if proof is None:
-            return None
-        return locate_proven_content(proof, messages, rendered.messages, rendered.text, roles)
 
 
 _ASKS: Mapping[str, Json] = {"add_generation_prompt": True}

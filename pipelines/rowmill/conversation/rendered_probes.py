@@ -5,14 +5,17 @@ What belongs here: rendering a probe once, and the template text around its own 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rowmill.conversation.owned_spans import group_by_message, is_tool_missing, locate_proven_content
+from rowmill.conversation.owned_spans import group_by_message, is_tool_missing, locate_own_text
 from rowmill.conversation.probe_shapes import make_probe_shapes
-from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation
 from rowmill.conversation.template_frames import find_common_end, get_call_ids
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
-from rowmill.schema.rows import ContentSpan, Message
+from rowmill.schema.rows import ContentSpan, Message, Rejected
+
+if TYPE_CHECKING:
+    from rowmill.conversation.renderer import Renderer
 
 
 @frozen_dataclass
@@ -36,11 +39,11 @@ class RenderedShape:
     messages: Sequence[Message]
     tools: Sequence[Json] | None
     text: str
+    every_run: list[ContentRun]
     runs: list[ContentRun]
+    """The runs of the model's messages."""
     before: dict[int, str]
     """By message of another role: the template text before its own text."""
-    bounds: dict[int, int]
-    """By message: the end of its last marked span."""
     ids: list[tuple[str, ...]]
     """By message: the ids of its calls, as rendered."""
 
@@ -58,10 +61,10 @@ def _split_content_runs(pieces: Sequence[ContentSpan], length: int) -> Iterator[
 class RenderedProbes:
     """Renders the probes of one template with one set of template values, each once."""
 
-    def __init__(self, renderer: ChatRenderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
+    def __init__(self, renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
         self.roles = roles
-        self.tokens = tuple(renderer.contract.control_tokens)
-        self.eos = renderer.contract.eos_token
+        self.tokens = renderer.control_tokens
+        self.eos, self.bos = renderer.eos_token, renderer.bos_token
         self._renderer = renderer
         self._kwargs = kwargs
         self._requires_all_messages = True
@@ -87,12 +90,11 @@ class RenderedProbes:
 
     def _render_and_locate(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> RenderedShape | None:
         rendered = self._renderer.render(messages, tools, self._kwargs)
-        if not isinstance(rendered, RenderedConversation):
+        if isinstance(rendered, Rejected):
             return None
-        proof = self._renderer.prove_ownership(messages, tools, self._kwargs, rendered.text, self.roles)
-        if proof is None:
+        located = locate_own_text(self._renderer, rendered, messages, self.roles)
+        if located is None:
             return None
-        located = locate_proven_content(proof, messages, rendered.messages, rendered.text, self.roles)
         wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self.roles)
         if any(i not in located.own for i in wanted):
             # Template text of a message without own text cannot be separated from its neighbors'.
@@ -106,10 +108,8 @@ class RenderedProbes:
         if tools and is_tool_missing(tools, rendered.text, []):
             tools = None
         model = [run for run in runs if messages[run.message]["role"] in self.roles]
-        bounds = {span.message: span.end for span in rendered.spans}
-        return RenderedShape(
-            messages, tools, rendered.text, model, before, bounds, [get_call_ids(m) for m in rendered.messages]
-        )
+        ids = [get_call_ids(message) for message in rendered.messages]
+        return RenderedShape(messages, tools, rendered.text, runs, model, before, ids)
 
     def list_gaps_after(self, role: str) -> set[str]:
         """Return the template text between a message of that role and one of another role than the model's."""
@@ -131,7 +131,7 @@ class RenderedProbes:
         if key not in self._texts:
             kwargs = {**self._kwargs, "add_generation_prompt": True} if with_prompt else self._kwargs
             rendered = self._renderer.render(messages, tools, kwargs)
-            self._texts[key] = rendered.text if isinstance(rendered, RenderedConversation) else None
+            self._texts[key] = None if isinstance(rendered, Rejected) else rendered.text
         return self._texts[key]
 
     def render_with_prompt(self, rendered_shape: RenderedShape, index: int) -> str | None:

@@ -1,19 +1,11 @@
-"""Render a conversation by its chat template: the text, and which characters belong to which message.
+"""Render a conversation by its chat template, and prove which of its characters are whose.
 
-What belongs here: `Renderer`, which runs one template. What does not: options and resolving a template (`options.py`),
-which characters train (`conversation/loss_mask.py`), token ids (`tokenization/`).
+`Renderer` runs one template. The reference path is Jinja's sandbox; the fast path is minijinja, which a template takes
+if both print the same texts on every probe, and a row that the fast engine refuses takes the reference path. Both run
+the template as it is.
 
-Two paths give the same result. The reference path changes the template's syntax tree (`span_markers.py`) and runs it
-in Jinja's sandbox. The fast path writes the marks into the template's text for another engine (`minijinja_engine.py`);
-a template takes it only if text and spans are equal on every probe (`engine_parity.py`), and a row that the fast engine
-refuses takes the reference path.
-
-    options               which template, which values       sandbox              Jinja's sandbox and its budget
-    template_registry     templates by name                  span_markers         marks in the syntax tree → spans
-    adaptation            messages in the template's form    minijinja_engine     marks in the template's text
-    probes                probe conversations                engine_parity        probes on which both must agree
-    template_observation  behavior observed on the probes    character_ownership  proof of every character's owner
-    content_tracing       proof that contents are only printed
+    plain render     <user>Hi<end><assistant>Hello<end>
+    covered render   <user>①②<end><assistant>③④⑤⑥⑦<end>      own text as private code points: `prove_ownership`
 """
 
 import re
@@ -22,11 +14,13 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any, Literal
 
+import orjson
 from jinja2 import TemplateSyntaxError, nodes
 
-from rowmill.conversation import content_tracing, engine_parity, minijinja_engine, probes
+from rowmill.conversation import content_tracing, minijinja_engine, probes
 from rowmill.conversation.adaptation import Adaptation, BadArgumentsError
 from rowmill.conversation.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
+from rowmill.conversation.engine_parity import WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.sandbox import (
     MAX_OUTPUT_CHARS,
     MAX_STEPS,
@@ -37,15 +31,6 @@ from rowmill.conversation.sandbox import (
     require_shallow_template,
     require_short_template,
 )
-from rowmill.conversation.span_markers import (
-    MARK_CHARACTERS,
-    MarkRecorder,
-    charge_template,
-    find_captured_loops,
-    find_silent_loops,
-    mark_template,
-    read_marks,
-)
 from rowmill.conversation.template_contract import (
     CONTROL_TAG_PATTERN,
     CharacterOwnership,
@@ -55,32 +40,23 @@ from rowmill.conversation.template_contract import (
 )
 from rowmill.conversation.template_observation import observe_template
 from rowmill.conversation.template_options import RendererSpec
-from rowmill.conversation.text_search import WHOLE_FLOAT, encode_for_search, lacks_marks
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
 RENDERING_VERSION = 3
-"""Increment it when the text or the spans of any render may change."""
+"""Increment it when the text of any render may change."""
 
 
 class Renderer:
-    """One template, compiled for both paths and probed; expensive, so built once per worker.
-
-    More than 250 lines, because both paths, the probes and the proofs share the compiled template, its values and its
-    budget.
-    """
+    """One template, compiled for both paths and probed; expensive, so built once per worker."""
 
     def __init__(self, spec: RendererSpec) -> None:
         self.spec = spec
-        self._sandbox = Sandbox(spec.now, [MarkRecorder])
-        self._recorder: MarkRecorder = self._sandbox.extensions[MarkRecorder.identifier]  # pyrefly: ignore[bad-assignment]
+        self._sandbox = Sandbox(spec.now)
         self._tree = self._parse()
         require_shallow_template(self._tree)
-        self._plain = self._compile(charge_template(self._parse(), self._recorder))
-        self._marked = self._compile(mark_template(self._parse(), self._recorder))
-        self._captured = find_captured_loops(self._tree)
-        self._marks_inert = True
+        self._template = self._compile()
         absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         self._values = {
             **absent,
@@ -89,163 +65,91 @@ class Renderer:
             **spec.special_tokens,
             **spec.template_kwargs,
         }
+        self.bos_token, self.eos_token = str(self._values["bos_token"]), str(self._values["eos_token"])
+        self.control_tokens = tuple(sorted(self._list_control_tokens(), key=len, reverse=True))
+        """The tokens that the template or the tokenizer treats as control tokens, longest first."""
+        self.has_blocks = any(
+            isinstance(call.call.node, nodes.ExtensionAttribute) for call in self._tree.find_all(nodes.CallBlock)
+        )
+        """Whether the template has `{% generation %}` blocks."""
+        self._literals = TemplateLiterals(self._tree)
         self._fast: minijinja_engine.MinijinjaEngine | None = None
         self._tracer: content_tracing.TracingRenderer | None = None
         self._avoids_whole_floats = False
-        self._compares_messages = minijinja_engine.compares_messages(self._tree)
         self._contract: TemplateBehavior | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
-        self._clean_tools: object = None
-        self._literals: TemplateLiterals | None = None
+        self._alike_tools: object = None
         self._identity = ""
         self.adaptation = Adaptation(reasoning_keys=probes.find_reasoning_keys(self._tree))
-        self.fast_path_obstacle = "not probed"
-        self.adaptation = self._apply_spec_choices(probes.probe_adaptation(self._render_probe, self.adaptation))
+        self.adaptation = self._apply_spec_choices(probes.probe_adaptation(self.render_probe, self.adaptation))
         self.fast_path_obstacle = self._try_fast_engine()
 
     @property
     def render_path(self) -> Literal["fast", "reference"]:
-        """The path that rows take; fast only if text and spans are equal on every probe."""
+        """The path that rows take; fast only if the texts are equal on every probe."""
         return "reference" if self._fast is None else "fast"
 
     @property
     def identity(self) -> str:
         """A digest of everything that determines the rendered text."""
         if not self._identity:
-            self._identity = sha256(
-                encode_for_search(asdict(self.spec) | {"now": self.spec.now.isoformat()})
-            ).hexdigest()
+            self._identity = sha256(_encode_json(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
         return self._identity
 
     @property
     def contract(self) -> TemplateBehavior:
         """The template's behavior, observed on probes at the first access."""
         if self._contract is None:
-            self._contract = self._observe_behavior()
+            self._contract = observe_template(self)
         return self._contract
 
-    def _observe_behavior(self) -> TemplateBehavior:
-        observed = observe_template(
-            self._render_probe,
-            self.generation_prompt,
-            eos_token=str(self._values["eos_token"]),
-            bos_token=str(self._values["bos_token"]),
-            adds_bos=self.spec.adds_bos,
-            control_tokens=self._list_control_tokens(),
-            known_tokens=frozenset((*self.spec.control_tokens, *self.spec.special_tokens.values())),
-            has_blocks=self._has_generation_blocks(),
-            adaptation=self.adaptation,
-            other_clock=self._render_with_other_clock,
-        )
-        return replace(
-            observed,
-            marks_inert=self._marks_inert,
-            render_path=self.render_path,
-            fast_path_obstacle=self.fast_path_obstacle,
-        )
+    # ── rows ──
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> RenderedConversation | Rejected:
-        """Render a conversation, with the span of every message.
+        """Render a conversation; the text is `plain`'s, on either path.
 
-        Invariant: on either path the text equals `plain` of the same conversation.
+        Each generation block prints a private code point at its start and its end, which are then removed. A template
+        that inspects a block's text shows this in `prove_ownership`, which renders without them.
         """
-        if self._fast is not None:
-            printed = self._render_fast(messages, tools, kwargs)
-            if printed is not None:
-                return printed
-        return self.render_by_reference(messages, tools, kwargs)
-
-    def render_by_reference(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> RenderedConversation | Rejected:
-        """Render on the reference path."""
-        try:
-            adapted = self.adaptation.messages(messages)
-        except BadArgumentsError as error:
-            return Rejected("bad_tool_arguments", str(error))
-        return self._render_reference(adapted, self.adaptation.tools(tools), kwargs)
-
-    def plain(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> str | Rejected:
-        """Render without marks, as `apply_chat_template(…, tokenize=False)` does."""
         try:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        size = len(encode_for_search([adapted, offered]))
-        self._recorder.watch((), "")
-        return self._run_template(self._plain, adapted, offered, kwargs, size)
+        borders = self._choose_borders([adapted, offered, dict(kwargs)]) if self.has_blocks else None
+        fast = self._render_fast(adapted, offered, kwargs, borders)
+        text = self._render_by_reference(adapted, offered, kwargs, borders) if fast is None else fast
+        if isinstance(text, Rejected):
+            return text
+        blocks: Sequence[tuple[int, int]] = ()
+        if borders is not None:
+            text, blocks = _remove_borders(text, borders)
+        inline = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
+        return RenderedConversation(text, adapted, offered, kwargs, inline, blocks, fast is not None)
 
-    def prove_ownership(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        kwargs: Mapping[str, Json],
-        text: str,
-        roles: frozenset[str],
-    ) -> CharacterOwnership | None:
-        """Prove which characters of `text`, the plain render, are own text; `roles` are the model's roles.
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected:
+        """Render on the reference path, as `apply_chat_template(…, tokenize=False)` does."""
+        try:
+            adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+        except BadArgumentsError as error:
+            return Rejected("bad_tool_arguments", str(error))
+        return self._render_by_reference(adapted, offered, kwargs)
+
+    def prove_ownership(self, rendered: RenderedConversation, roles: frozenset[str]) -> CharacterOwnership | None:
+        """Prove which characters of a render are own text; `roles` are the model's roles.
 
         None if the template inspects text, so that its render changes in every attempt to cover it.
         """
-        if self._literals is None:
-            self._literals = TemplateLiterals(self._tree)
-        try:
-            adapted = self.adaptation.messages(messages)
-        except BadArgumentsError:
-            return None
-        offered = self.adaptation.tools(tools)
-        inline_reasoning = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
         for attempt in COVER_ATTEMPTS:
-            cover = CoveredConversation(
-                adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, inline_reasoning, text
-            )
-            covered = self._render_covered(cover.messages, offered, kwargs)
-            proof = None if covered is None else cover.prove(covered, text)
+            cover = CoveredConversation(rendered, roles, self.adaptation.reasoning_keys, self._literals, attempt)
+            covered = self._render_covered(rendered, cover)
+            proof = None if isinstance(covered, Rejected) else cover.prove(covered)
             if proof is not None:
                 return proof
         return None
-
-    def _render_covered(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> str | None:
-        """Render adapted messages without marks, on the fast path if the template has one."""
-        if self._fast is not None:
-            self._sandbox.budget.refill(0)
-            try:
-                fuel = minijinja_engine.BASE_FUEL + minijinja_engine.FUEL_PER_MESSAGE * (
-                    len(messages) + len(tools or ())
-                )
-                return self._fast.plain(messages, tools, kwargs, fuel=fuel)
-            except Exception:  # noqa: BLE001, S110  (the reference path renders it, or reports the error)
-                pass
-        size = sum(len(str(message)) for message in messages)
-        self._recorder.watch((), "")
-        text = self._run_template(self._plain, messages, tools, kwargs, size)
-        return None if isinstance(text, Rejected) else text
-
-    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-        """Return the generation prompt after a message of that role."""
-        key = (role, has_tools, encode_for_search(kwargs))
-        known = self._prompts.get(key)
-        if known is None:
-            if len(self._prompts) > 4096:
-                self._prompts.clear()
-            known = self._prompts[key] = probes.probe_generation_prompt(self._render_probe, role, has_tools, kwargs)
-        return known
-
-    def open_proofs(self) -> None:
-        """Open now what is otherwise opened at its first use, so that processes forked later share it."""
-        _ = self.contract
-        self._open_tracer()
-
-    def _open_tracer(self) -> content_tracing.TracingRenderer:
-        if self._tracer is None:
-            self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
-        return self._tracer
 
     def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
         """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
@@ -259,7 +163,66 @@ class Renderer:
         # The plain render comes first, because it has a budget and the traced render has none.
         text = self.plain(messages, None, kwargs)
         printed = None if isinstance(text, Rejected) else tracer.render(roles, kwargs)
-        return printed if printed is not None and printed.text == text else None
+        if printed is None or printed.text != text:
+            return None
+        return replace(printed, is_hidden=self._literals.hide)
+
+    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Return the generation prompt after a message of that role."""
+        key = (role, has_tools, _encode_json(kwargs))
+        known = self._prompts.get(key)
+        if known is None:
+            if len(self._prompts) > 4096:
+                self._prompts.clear()
+            known = probes.probe_generation_prompt(self.render_probe, role, has_tools, kwargs, self.control_tokens)
+            self._prompts[key] = known
+        return known
+
+    def open_proofs(self) -> None:
+        """Open now what is otherwise opened at its first use, so that processes forked later share it."""
+        _ = self.contract
+        self._open_tracer()
+
+    # ── probes ──
+
+    def render_probe(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+        *,
+        adaptation: Adaptation | None = None,
+    ) -> str | Rejected:
+        """Render a probe on the reference path.
+
+        Raises
+        ------
+        ConfigError
+            If the template exhausts its budget even on a short probe.
+
+        """
+        adapt = adaptation or self.adaptation
+        text = self._render_by_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        if isinstance(text, Rejected) and text.detail.startswith(BudgetError.__name__):
+            raise ConfigError(
+                f"template.chat_template: on a conversation of a few words, {text.detail.partition(': ')[2]}; "
+                f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; choose another "
+                "template"
+            )
+        return text
+
+    def render_years_later(self, messages: Sequence[Message]) -> str | Rejected:
+        """Render with a clock that shows another year, month and day."""
+        later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
+        known: dict[str, Any] = self._sandbox.globals
+        pinned = known["strftime_now"]
+        known["strftime_now"] = make_clock(later)
+        try:
+            return self.plain(messages, None, {})
+        finally:
+            known["strftime_now"] = pinned
+
+    # ── the template ──
 
     def _apply_spec_choices(self, found: Adaptation) -> Adaptation:
         """Override the adaptation found by probes with the recipe's choices."""
@@ -284,171 +247,111 @@ class Renderer:
                 "correct it"
             ) from error
 
-    def _compile(self, tree: nodes.Template) -> Any:
+    def _compile(self) -> Any:
         try:
-            return self._sandbox.from_string(tree)
+            return self._sandbox.compile_charged(self.spec.text)
         except (TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(
                 f"template.chat_template: the template cannot be compiled ({error}); expected a Jinja chat template; "
                 "correct it"
             ) from error
 
-    def _list_control_tokens(self) -> tuple[str, ...]:
+    def _list_control_tokens(self) -> list[str]:
         literals = [data.data for data in self._tree.find_all(nodes.TemplateData)]
         literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
-        text = "\0".join(literals)
-        written = re.findall(CONTROL_TAG_PATTERN, text)
+        written = re.findall(CONTROL_TAG_PATTERN, "\0".join(literals))
         printed = [value for value in self.spec.special_tokens.values() if value]
-        return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
+        return list(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
 
-    def _has_generation_blocks(self) -> bool:
-        calls = self._tree.find_all(nodes.CallBlock)
-        return any(isinstance(call.call.node, nodes.ExtensionAttribute) for call in calls)
+    def _open_tracer(self) -> content_tracing.TracingRenderer:
+        if self._tracer is None:
+            self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
+        return self._tracer
 
-    # ── the reference path ──
+    # ── the two engines ──
 
-    def _render_reference(
+    def _render_by_reference(
         self,
-        adapted: Sequence[Message],
+        messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
-        size_and_mark: tuple[int, str] | None = None,
-    ) -> RenderedConversation | Rejected:
-        if len({id(message) for message in adapted}) < len(adapted):
-            adapted = [dict(message) for message in adapted]
-        size, mark = size_and_mark or self._choose_mark(adapted, tools, kwargs)
-        if not mark:
-            return Rejected("template_error", "the row holds every character that could serve as a mark")
-        self._recorder.watch(adapted, mark)
-        marked_loops = self._recorder.marked_loops
-        text = self._run_template(self._marked, adapted, tools, kwargs, size)
-        if isinstance(text, Rejected):
-            return text
-        if self._captured and not self._captured.isdisjoint(marked_loops):
-            self._marks_inert = False
-        try:
-            return read_marks(text, mark, adapted)
-        except (ValueError, IndexError) as error:
-            return Rejected("span_not_found", str(error))
-
-    def _run_template(
-        self,
-        template: Any,
-        adapted: Sequence[Message],
-        tools: Sequence[Json] | None,
-        kwargs: Mapping[str, Json],
-        size: int,
+        borders: tuple[str, str] | None = None,
     ) -> str | Rejected:
-        self._sandbox.budget.refill(size)
+        """Render adapted messages in the sandbox; `borders` are printed around every generation block."""
+        self._sandbox.budget.refill(len(_encode_json([messages, tools])))
+        self._sandbox.generation_tag.borders = borders
         try:
-            return template.render(**{**self._values, **kwargs, "messages": adapted, "tools": tools})
+            return self._template.render(**{**self._values, **kwargs, "messages": messages, "tools": tools})
         except RecursionError:
             # Python's own message depends on the depth of the caller's stack.
             return Rejected("template_error", "RecursionError: the template calls itself too deep")
         except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
             return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
-        finally:
-            self._recorder.watch((), "")
-
-    def _choose_mark(
-        self, adapted: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> tuple[int, str]:
-        dumped = encode_for_search([adapted, tools, dict(kwargs)])
-        for mark in MARK_CHARACTERS:
-            if mark.encode() not in dumped and mark not in self.spec.text:
-                return len(dumped), mark
-        return len(dumped), ""
-
-    def _render_probe(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None = None,
-        kwargs: Mapping[str, Json] | None = None,
-        *,
-        adaptation: Adaptation | None = None,
-    ) -> RenderedConversation | Rejected:
-        """Render a probe on the reference path.
-
-        Raises
-        ------
-        ConfigError
-            If the template exhausts its budget even on a short probe.
-
-        """
-        adapt = adaptation or self.adaptation
-        rendered = self._render_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
-        if isinstance(rendered, Rejected) and rendered.detail.startswith(BudgetError.__name__):
-            raise ConfigError(
-                f"template.chat_template: on a conversation of a few words, {rendered.detail.partition(': ')[2]}; "
-                f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; choose another "
-                "template"
-            )
-        return rendered
-
-    def _render_with_other_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
-        later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
-        known: dict[str, Any] = self._sandbox.globals
-        pinned = known["strftime_now"]
-        known["strftime_now"] = make_clock(later)
-        try:
-            return self.plain(messages, tools, {})
-        finally:
-            known["strftime_now"] = pinned
-
-    # ── the fast path ──
 
     def _render_fast(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> RenderedConversation | None:
-        engine = self._fast
-        if engine is None or not self._can_render_fast(messages, tools, kwargs):
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        borders: tuple[str, str] | None = None,
+    ) -> str | None:
+        """Render adapted messages with the fast engine; None if it must not or cannot."""
+        if self._fast is None or not self._are_engines_alike(messages, tools, kwargs):
             return None
-        if self._compares_messages and minijinja_engine.has_equal_messages(messages):
-            return None
-        if self._avoids_whole_floats and any(
-            WHOLE_FLOAT.search(encode_for_search(m["tool_calls"])) for m in messages if "tool_calls" in m
-        ):
-            return None
-        fuel = minijinja_engine.BASE_FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         self._sandbox.budget.refill(0)
         try:
-            adapted = [
-                {**m, minijinja_engine.INDEX_KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))
-            ]
-            return engine.render(adapted, self.adaptation.tools(tools), kwargs, fuel=fuel)
+            return self._fast.render(messages, tools, kwargs, borders)
         except Exception:  # noqa: BLE001  (the reference path renders it, or reports the error)
             return None
 
-    def _can_render_fast(
+    def _are_engines_alike(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> bool:
-        """Return whether a row lacks the fast path's mark and key, and white space that the engines trim differently.
+        """Return whether a row lacks what the engines print differently: white space that only Python strips, floats.
 
         The tools of the previous row are not searched again.
         """
-        if not lacks_marks(encode_for_search(messages)):
+        if _PYTHON_SPACES in _encode_json(messages):
             return False
-        if kwargs and ("messages" in kwargs or "tools" in kwargs or not lacks_marks(encode_for_search(kwargs))):
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or _PYTHON_SPACES in _encode_json(kwargs)):
             return False
-        if tools is not None and tools is not self._clean_tools:
-            if not lacks_marks(encode_for_search(tools)):
+        if tools is not None and tools is not self._alike_tools:
+            if _PYTHON_SPACES in _encode_json(tools):
                 return False
-            self._clean_tools = tools
-        return True
+            self._alike_tools = tools
+        return not self._avoids_whole_floats or not any(
+            _WHOLE_FLOAT.search(_encode_json(m["tool_calls"])) for m in messages if "tool_calls" in m
+        )
+
+    def _render_covered(self, rendered: RenderedConversation, cover: CoveredConversation) -> str | Rejected:
+        """Render a covered conversation by the engine that rendered the plain one."""
+        if rendered.is_fast and self._fast is not None:
+            self._sandbox.budget.refill(0)
+            try:
+                return self._fast.render(cover.messages, rendered.tools, rendered.kwargs)
+            except Exception:  # noqa: BLE001, S110  (the reference path renders it, or reports the error)
+                pass
+        return self._render_by_reference(cover.messages, rendered.tools, rendered.kwargs)
+
+    def _choose_borders(self, row: Json) -> tuple[str, str] | None:
+        """Return two private code points that neither the row nor the template contains; None if it contains all."""
+        dumped = _encode_json(row)
+        pairs = zip(_BORDER_CHARACTERS[::2], _BORDER_CHARACTERS[1::2], strict=True)
+        return next(
+            (pair for pair in pairs if not any(one.encode() in dumped or one in self.spec.text for one in pair)),
+            None,
+        )
 
     def _try_fast_engine(self) -> str:
         """Build the fast engine and keep it if it agrees on every probe; return why it is not used, else empty."""
         if self.spec.render_path == "reference":
             return "switched off"
-        if not lacks_marks(self.spec.text.encode()):
-            return "the template contains the mark"
         reason = minijinja_engine.find_engine_obstacle(self._tree)
         if reason:
             return reason
         try:
             tojson: Any = self._sandbox.filters["tojson"]
-            silent = find_silent_loops(self._tree)
-            self._fast = minijinja_engine.MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values, silent)
+            self._fast = minijinja_engine.MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values)
         except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
             return f"the fast engine cannot read the template: {str(error).splitlines()[0]}"
         reason = self._find_engine_difference()
@@ -462,14 +365,54 @@ class Renderer:
         A difference on floats like 1.0 only sends rows with such arguments to the reference path.
         """
         agreed = 0
-        for name, messages, tools, kwargs in engine_parity.make_parity_probes():
-            fast = self._render_fast(messages, tools, kwargs)
+        for name, messages, tools, kwargs in make_parity_probes():
+            adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+            fast = self._render_fast(adapted, offered, kwargs, _PARITY_BORDERS)
             if fast is None:
                 continue
-            reason = engine_parity.describe_difference(fast, self.render_by_reference(messages, tools, kwargs))
-            if reason and name.startswith(engine_parity.WHOLE_FLOATS):
+            reference = self._render_by_reference(adapted, offered, kwargs, _PARITY_BORDERS)
+            if fast == reference:
+                agreed += 1
+            elif name.startswith(WHOLE_FLOATS):
                 self._avoids_whole_floats = True
-            elif reason:
-                return f"probe {name}: {reason}"
-            agreed += not reason
+            elif isinstance(reference, Rejected):
+                return f"probe {name}: the reference refuses it ({reference.detail}), the fast engine does not"
+            else:
+                return f"probe {name}: the text differs"
         return "" if agreed else "the fast engine rendered no probe"
+
+
+def _remove_borders(text: str, borders: tuple[str, str]) -> tuple[str, list[tuple[int, int]]]:
+    """Return a render without the borders of generation blocks, and the sorted ranges of the blocks."""
+    opens, closes = borders
+    parts = re.split(f"([{opens}{closes}])", text)
+    position = 0
+    open_blocks: list[int] = []
+    blocks: list[tuple[int, int]] = []
+    for own, border in zip(parts[::2], [*parts[1::2], ""], strict=True):
+        position += len(own)
+        if border == opens:
+            open_blocks.append(position)
+        elif border and open_blocks:
+            blocks.append((open_blocks.pop(), position))
+    return "".join(parts[::2]), sorted(blocks)
+
+
+_BORDER_CHARACTERS = tuple(map(chr, range(0x10FFD0, 0x10FFFE)))
+"""Private code points, of which two mark the borders of generation blocks; at most a hostile row contains them all."""
+_PARITY_BORDERS = (_BORDER_CHARACTERS[0], _BORDER_CHARACTERS[1])
+
+_WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
+"""A float such as 1.0 or 1e3 in JSON text, which the fast engine may print as an integer."""
+
+_PYTHON_SPACES = rb"\u001"
+"""The JSON escape of U+001C to U+001F, among others: Python's `strip` removes them, the fast engine's does not."""
+
+
+def _encode_json(value: Any) -> bytes:
+    """Return the JSON text of a value, or its `repr` if it cannot be encoded as JSON."""
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError):
+        # Big integers, lone surrogates, keys that are not strings: rare, and the text is only searched and measured.
+        return repr(value).encode("utf-8", "surrogatepass")

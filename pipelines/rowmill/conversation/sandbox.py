@@ -1,8 +1,8 @@
 """The Jinja environment of chat templates: a sandbox with a budget.
 
-What belongs here: the sandbox with the behavior of `apply_chat_template`'s (trimmed blocks, loop controls,
-`raise_exception`, `strftime_now`, unsorted unescaped `tojson`, no mutation, no internals), and the budget that stops a
-template which loops without end or prints a gigabyte. What does not: marks (`span_markers.py`), messages.
+It behaves as `apply_chat_template` does: trimmed blocks, loop controls, `{% generation %}`, `raise_exception`,
+`strftime_now`, unsorted unescaped `tojson`, no mutation, no internals. The text that a template prints is never
+changed; only `GenerationTag.borders`, set for a covered render, print something at the borders of blocks.
 
 A chat template is a downloaded program. Jinja's sandbox keeps it from reaching Python, but not from using all time and
 memory, so every loop, call, print and growing operator is charged:
@@ -24,10 +24,12 @@ from typing import Any
 import orjson
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
@@ -49,6 +51,9 @@ MAX_TEMPLATE_CHARS = 1 << 17
 MAX_TEMPLATE_DEPTH = 100
 """Maximum depth of the syntax tree; the deepest published with a model has 21 levels. Every link of a chain
 (`a + b + c`, `elif`) is a level."""
+
+MAX_LITERAL_SIZE = 1_000_000
+"""Maximum printed size of one list or dict literal of a template, in characters."""
 
 _UNBOUNDED_SIZE = 1 << 62
 _WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
@@ -264,12 +269,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, now: datetime, extensions: list[Any]) -> None:
+    def __init__(self, now: datetime) -> None:
         self.budget = RenderBudget()
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[*extensions, loopcontrols],
+            extensions=[GenerationTag, loopcontrols],
             finalize=self.budget.emit,
         )
         self.filters["tojson"] = ToJson(self.budget)
@@ -295,6 +300,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _charge_by_size(self.filters[name], self.budget, sized)
         for name in ("string", "pprint", "upper", "lower", "trim", "escape", "e", "urlize"):
             self.filters[name] = _charge_by_size(self.filters[name], self.budget, _measure_printed)
+
+    @property
+    def generation_tag(self) -> "GenerationTag":
+        """The extension that prints generation blocks and charges the budget."""
+        return self.extensions[GenerationTag.identifier]  # pyrefly: ignore[bad-return]
+
+    def compile_charged(self, text: str) -> Any:
+        """Compile a template with every loop iteration, macro call, `~` and literal charged to the budget."""
+        tree = _ChargeTransformer(self.generation_tag).visit(self.parse(text)).set_environment(self)
+        return self.from_string(tree)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Charge an operator before applying it."""
@@ -340,6 +355,82 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
                 raise BudgetError("the template formats with an enormous width")
         return super().wrap_str_format(value)
+
+
+class GenerationTag(Extension):
+    """Jinja extension that adds `{% generation %}`, and charges what a template does to the budget."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
+    borders: tuple[str, str] | None = None
+    """What a block prints before and after its text, in a covered render; else None."""
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse `{% generation %}…{% endgeneration %}` as `apply_chat_template` does, as a call block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("generated"), [], [], body).set_lineno(line)
+
+    def generated(self, caller: Any) -> str:
+        """Return the block's text, between its borders if they are set."""
+        text = caller()
+        return text if self.borders is None else f"{self.borders[0]}{text}{self.borders[1]}"
+
+    def step(self, constant_characters: int) -> str:
+        """Charge a loop iteration or macro call."""
+        return self.environment.budget.step(constant_characters)  # pyrefly: ignore[missing-attribute]
+
+    def joined(self, *values: Any) -> str:
+        """Join values as `~` does."""
+        text = [value if type(value) is str else self._charge_print(value) for value in values]
+        self.environment.budget.grow(sum(map(len, text)))  # pyrefly: ignore[missing-attribute]
+        return "".join(text)
+
+    def made(self, value: Any) -> Any:
+        """Charge a list or dict literal, which nested often enough prints without end."""
+        budget = self.environment.budget  # pyrefly: ignore[missing-attribute]
+        budget.grow(estimate_printed_size(value, min(budget.characters, MAX_LITERAL_SIZE)))
+        return value
+
+    def _charge_print(self, value: Any) -> str:
+        self.environment.budget.emit(value)  # pyrefly: ignore[missing-attribute]
+        return str(value)
+
+
+class _ChargeTransformer(NodeTransformer):
+    """Inserts calls that charge the budget; the text that the template prints stays the same."""
+
+    def __init__(self, tag: GenerationTag) -> None:
+        self.tag = tag
+
+    def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
+        return self.tag.call_method(name, args, lineno=line)
+
+    def _charge_body(self, node: Any) -> Any:
+        self.generic_visit(node)
+        constant = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        constant += sum(len(c.value) for c in node.find_all(nodes.Const) if isinstance(c.value, str))
+        step = self._call("step", [nodes.Const(constant)], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
+        return node
+
+    visit_For = visit_Macro = _charge_body  # noqa: N815  (jinja2 dispatches on the name)
+
+    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        return self._call("joined", list(node.nodes), node.lineno)
+
+    def _made(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if getattr(node, "ctx", "load") != "load" or not contains_node(node, nodes.Name, nodes.Call, nodes.Getattr):
+            return node
+        return self._call("made", [node], node.lineno)
+
+    visit_List = visit_Tuple = visit_Dict = _made  # noqa: N815
+
+
+def contains_node(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
+    """Return whether a node contains a node of one of these kinds."""
+    return any(node.find(kind) is not None for kind in kinds)
 
 
 def _measure_sequence(value: Any) -> int:

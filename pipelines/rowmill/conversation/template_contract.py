@@ -1,22 +1,16 @@
-"""Types shared by rendering and masking: a rendered conversation, the template's observed behavior, the renderer.
-
-What belongs here: plain values, and the protocol through which masking asks for renders. What does not:
-how a template is run (`rendering/`), or which characters train (`masking/`).
-
-    Conversation ──ChatRenderer.render──► RenderedConversation ──Masker.mask──► MaskedConversation
-                        └─ contract: what the template does, observed on probe conversations
+"""Types shared by rendering and masking: a rendered conversation, its proven owners, the template's observed behavior.
 
 *Own text* is text of the row: contents, reasoning, names and arguments of calls. All other characters of a render are
 *template text*.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Literal
 
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Rejected, RenderedText, Span
+from rowmill.schema.rows import Message
 
 CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
 """How templates write control tokens: `<|…|>`, `<|…>` and `<…|>`."""
@@ -28,18 +22,23 @@ def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
     return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedConversation(RenderedText):
-    """A rendered conversation with everything read from its marks.
+@frozen_dataclass
+class RenderedConversation:
+    """The plain render of a conversation, and what its template was given.
 
-    `generation`: the ranges inside `{% generation %}` blocks. `loop_end`: where the last loop over messages ended;
-    the text after it is the template's tail, or the generation prompt with `add_generation_prompt`.
-    `messages`: the messages as passed to the template, with arguments, ids and reasoning adapted.
+    `messages`, `tools` and `kwargs` as passed to the template, with arguments, ids and reasoning adapted.
     """
 
-    generation: tuple[Span, ...] = ()
-    loop_end: int = 0
+    text: str
     messages: Sequence[Message] = ()
+    tools: Sequence[Json] | None = None
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    inline_reasoning: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By message: how many characters at the start of its content are reasoning with its tags."""
+    blocks: Sequence[tuple[int, int]] = ()
+    """The ranges of `{% generation %}` blocks, sorted."""
+    is_fast: bool = False
+    """Whether the fast engine rendered it."""
 
 
 @frozen_dataclass
@@ -52,8 +51,8 @@ class TemplateBehavior:
     prefix_preserving: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """For plain, tools and reasoning probes: whether the render of every prefix is a prefix of the whole render."""
     prompt_match: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By role of the preceding message: whether the assistant's span begins with the generation prompt (full, partial,
-    none)."""
+    """By role of the preceding message: whether the text before an answer begins with what the template prints to ask
+    for one, up to white space (full), or at least has a part of the generation prompt (partial, none)."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     """By role of the preceding message: the generation prompt; empty if the template prints none."""
     end_of_turn: Literal["own", "next_header", "tail", "missing"] = "missing"
@@ -77,11 +76,10 @@ class TemplateBehavior:
     no_tools: Literal["null", "[]"] = "null"
     tool_ids: Literal["any", "nine_alphanumeric"] = "any"
     content_form: Literal["string", "parts"] = "string"
-    spans: Literal["marks", "proof"] = "marks"
-    marks_inert: bool = True
     generation_blocks: Literal["none", "equal", "differs"] = "none"
     generation_differences: tuple[str, ...] = ()
-    """Text of the probes that the blocks train and marks would not (`adds …`), and the reverse (`leaves out …`)."""
+    """Text of the probes that the blocks train and the closed list would not (`adds …`), and the reverse
+    (`leaves out …`)."""
     render_path: Literal["fast", "reference"] = "reference"
     fast_path_obstacle: str = ""
     """Why the fast path is not used; empty if it is."""
@@ -92,10 +90,6 @@ class TemplateBehavior:
     """Text that `finish: auto` appends to a render without an end of turn; empty: the EOS token."""
     eos_token: str = ""
     control_tokens: tuple[str, ...] = ()
-    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """By role other than the model's: the template text before the message's own text."""
-    constant_prefix: str = ""
-    """The prefix that all plain assistant spans share."""
     reasoning_close: tuple[str, str] = ("", "")
     """Template text between reasoning and answer, and between reasoning and a call."""
     empty_reasoning: tuple[str, ...] = ()
@@ -115,15 +109,11 @@ def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") 
     elif contract.end_of_turn == "missing" and not contract.eos_token and finish in ("auto", "eos"):
         found.append("no end of turn is printed and the tokenizer has no EOS; write the end into loss.finish")
     elif contract.generation_blocks != "none" and not contract.end_trained:
-        found.append("{% generation %} leaves out the end of turn, so a model would not stop; template.spans: marks")
+        found.append("{% generation %} leaves out the end of turn, so a model would not stop; loss.end_of_turn: train")
     if contract.end_of_turn != "missing" and not contract.end_is_one_token:
         found.append("the end of turn is no single token of the tokenizer; use the template that belongs to it")
     if contract.bos == "double":
         found.append("template and tokenizer both add a BOS; rowmill keeps the template's; at inference add none")
-    if not contract.marks_inert:
-        found.append(
-            "the template reads what it printed, so every row is rendered twice; if many differ, choose another"
-        )
     return found
 
 
@@ -161,54 +151,11 @@ class PlaceholderRendering:
 
     Replacing the placeholders `contents` leaves the rest of `text` unchanged, provided that no new content contains
     one of `literals`, or begins or ends with the characters in its message's `edges` (None: white space).
+    `is_hidden` tells whether a content could not be covered, so that its position would not be proven.
     """
 
     text: str
     contents: tuple[str, ...]
     literals: frozenset[str]
     edges: Mapping[int, frozenset[str | None]]
-
-
-class ChatRenderer(Protocol):
-    """Interface through which masking renders conversations."""
-
-    @property
-    def identity(self) -> str:
-        """A digest of everything that determines the rendered text."""
-        ...
-
-    @property
-    def contract(self) -> TemplateBehavior:
-        """The template's observed behavior."""
-        ...
-
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> RenderedConversation | Rejected:
-        """Render a conversation, with the span of every message."""
-        ...
-
-    def plain(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> str | Rejected:
-        """Render without marks."""
-        ...
-
-    def prove_ownership(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        kwargs: Mapping[str, Json],
-        text: str,
-        roles: frozenset[str],
-    ) -> CharacterOwnership | None:
-        """Prove which characters of `text` are own text; None if the template prevents the proof."""
-        ...
-
-    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
-        """Return the generation prompt after a message of that role."""
-        ...
-
-    def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
-        """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
-        ...
+    is_hidden: Callable[[str], bool]

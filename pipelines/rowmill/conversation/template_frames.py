@@ -72,7 +72,7 @@ class TemplateFrames:
     `prefixes` are sorted longest first. `inner` holds (kind before, kind after, `normalize_inner_text`). `ends` maps
     (kind of the last own text, role of the next message or "") to the ends of such turns, longest first. `finish` maps
     the kind to the end that is appended to a last turn without one. `headers` maps every other role to the text with
-    which its messages always begin.
+    which its messages always begin, and `closings` to the texts that may end them, longest first.
     """
 
     prefixes: tuple[TurnPrefix, ...] = ()
@@ -80,7 +80,11 @@ class TemplateFrames:
     ends: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict[tuple[str, str], tuple[str, ...]])
     finish: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    closings: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     model_roles: frozenset[str] = frozenset({"assistant"})
+    next_header_ends: bool = False
+    """Whether the first token of the user's header is all that ends an answer."""
+    bos_token: str = ""
 
     @cached_property
     def _ends_by_kind(self) -> dict[str, list[str]]:
@@ -96,6 +100,12 @@ class TemplateFrames:
     def list_ends(self, kind: str) -> list[str]:
         """Return all ends of turns of that kind, longest first."""
         return self._ends_by_kind.get(kind, [])
+
+    def find_header(self, gap: str) -> str:
+        """Return the header in the text before a message's own text: without BOS and the end of the message before."""
+        ends = (*self.ends.values(), *self.closings.values())
+        at = max((gap.rfind(end) + len(end) for known in ends for end in known if end and end in gap), default=0)
+        return gap[at:].lstrip().removeprefix(self.bos_token)
 
     def match_prefix(self, text: str, start: int, position: int, ids: Sequence[str]) -> TurnPrefix | None:
         """Return the prefix that ends at `position` of a render and begins at `start` or later.

@@ -1,15 +1,13 @@
-"""Observe a template's behavior from its renders of the probes.
-
-What belongs here: one function per property of `TemplateBehavior`. What does not: the probe conversations and the form
-of messages that the template reads (`probes.py`), masking.
-"""
+"""Observe a template's behavior from its renders of the probes: one function per property of `TemplateBehavior`."""
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from rowmill.conversation.adaptation import Adaptation
+from rowmill.conversation.frame_probes import learn_frames_once
+from rowmill.conversation.loss_options import Loss
+from rowmill.conversation.owned_spans import locate_own_text
 from rowmill.conversation.probes import (
     ENDING_PROBES,
     PLAIN_PROBE,
@@ -25,173 +23,128 @@ from rowmill.conversation.probes import (
     probe_argument_forms,
     shows_text,
 )
-from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior, find_first_control_token
-from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.conversation.template_contract import TemplateBehavior
+from rowmill.conversation.template_frames import TemplateFrames, find_common_end, split_turn_prefix
+from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
 
-# ── the contract ──
+if TYPE_CHECKING:
+    from rowmill.conversation.renderer import Renderer
+
+_MODEL = frozenset({"assistant"})
 
 
-def observe_template(
-    renderer: ProbeRenderer,
-    prompt: Callable[..., str],
-    *,
-    eos_token: str,
-    bos_token: str,
-    adds_bos: bool,
-    control_tokens: Sequence[str],
-    known_tokens: frozenset[str],
-    has_blocks: bool,
-    adaptation: Adaptation,
-    other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
-) -> TemplateBehavior:
-    """Observe every property of a template on probes; `Renderer` fills in those that depend on its engine."""
-    plain = renderer(PLAIN_PROBE)
-    ends = _observe_ends(plain, eos_token, control_tokens)
-    kept = _observe_reasoning(renderer)
-    prompts = {role: prompt(role, has_tools=role == "tool", kwargs={}) for role in ("user", "tool", "system")}
-    constant = _find_constant_prefix(renderer)
-    blocks = GenerationBlocks(renderer, prompts, constant, ends, control_tokens) if has_blocks else None
-    differences = tuple(dict.fromkeys(blocks.find_differences())) if blocks else ()
+def observe_template(renderer: "Renderer") -> TemplateBehavior:
+    """Observe every property of a template on probes."""
+    render = renderer.render_probe
+    frames = learn_frames_once(renderer, _MODEL, {})
+    ends = _observe_ends(render(PLAIN_PROBE), frames, renderer.eos_token)
+    kept = _observe_reasoning(render)
+    prompts = {
+        role: renderer.generation_prompt(role, has_tools=role == "tool", kwargs={})
+        for role in ("user", "tool", "system")
+    }
+    end = str(ends.get("finish") or renderer.eos_token)
+    known_tokens = frozenset((*renderer.spec.control_tokens, *renderer.spec.special_tokens.values()))
+    differences = tuple(dict.fromkeys(_find_block_differences(renderer, frames)))
     return TemplateBehavior(
         prefix_preserving={
-            name: _preserves_prefixes(renderer, probe, tools)
+            name: _preserves_prefixes(render, probe, tools)
             for name, probe, tools in (
                 ("plain", PLAIN_PROBE, None),
                 ("tools", TOOL_PROBE, [SENTINEL_TOOL]),
                 ("reasoning", REASONING_PROBE, None),
             )
         },
-        prompt_match={role: _match_prompt(renderer, prompt_text, role) for role, prompt_text in prompts.items()},
+        prompt_match={role: _match_prompt(renderer, prompt, role) for role, prompt in prompts.items()},
         prompts=prompts,
-        end_trained=blocks.hold_turn_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
-        end_is_one_token=_choose_end(ends, eos_token) in known_tokens,
-        generation_blocks="none" if blocks is None else "differs" if differences else "equal",
+        end_trained=_do_blocks_hold_end(renderer, ends) if renderer.has_blocks else "finish" in ends,
+        end_is_one_token=end in known_tokens,
+        generation_blocks="none" if not renderer.has_blocks else "differs" if differences else "equal",
         generation_differences=differences,
         reasoning=kept,
-        reasoning_key=adaptation.reasoning_keys[0] if kept != "none" else None,
-        inline_tags_stripped=_strips_tags(renderer),
-        arguments=probe_argument_forms(renderer, adaptation),
-        loses=tuple(_list_dropped_content(renderer)),
-        date_dependent=_depends_on_date(renderer, other_clock),
-        bos=_observe_bos(plain, bos_token, adds_bos),
-        system=_observe_system(renderer),
-        alternation=tuple(_list_refusals(renderer)),
-        tools=_observe_tools(renderer),
-        no_tools=adaptation.no_tools,
-        tool_ids=adaptation.tool_ids,
-        content_form=adaptation.content_form,
-        spans="marks" if isinstance(plain, RenderedConversation) and plain.spans else "proof",
-        eos_token=eos_token,
-        control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
-        headers=_collect_message_headers(renderer),
-        constant_prefix=constant,
-        reasoning_close=_find_reasoning_close(renderer),
-        empty_reasoning=_find_empty_reasoning(renderer, prompt),
+        reasoning_key=renderer.adaptation.reasoning_keys[0] if kept != "none" else None,
+        inline_tags_stripped=_strips_tags(render),
+        arguments=probe_argument_forms(render, renderer.adaptation),
+        loses=tuple(_list_dropped_content(render)),
+        date_dependent=render(PLAIN_PROBE) != renderer.render_years_later(PLAIN_PROBE),
+        bos=_observe_bos(render(PLAIN_PROBE), renderer.bos_token, renderer.spec.adds_bos),
+        system=_observe_system(render),
+        alternation=tuple(_list_refusals(render)),
+        tools=_observe_tools(render),
+        no_tools=renderer.adaptation.no_tools,
+        tool_ids=renderer.adaptation.tool_ids,
+        content_form=renderer.adaptation.content_form,
+        render_path=renderer.render_path,
+        fast_path_obstacle=renderer.fast_path_obstacle,
+        eos_token=renderer.eos_token,
+        control_tokens=renderer.control_tokens,
+        reasoning_close=_find_reasoning_close(render),
+        empty_reasoning=_find_empty_reasoning(renderer),
         **ends,
     )
 
 
-def _find_message_span(rendered: RenderedConversation, message: int) -> Span | None:
-    own = [span for span in rendered.spans if span.message == message]
-    return own[0] if len(own) == 1 else None
+# ── ends of turns ──
 
 
-def _get_text_after(rendered: RenderedConversation, message: int, text: str) -> str | None:
-    """Return the text of a message's span after its own text."""
-    span = _find_message_span(rendered, message)
-    if span is None:
-        return None
-    found = rendered.text.rfind(text, span.start, span.end)
-    return None if found < 0 else rendered.text[found + len(text) : span.end]
-
-
-def _get_text_before(rendered: RenderedConversation, message: int, text: str) -> str | None:
-    span = _find_message_span(rendered, message)
-    if span is None:
-        return None
-    found = rendered.text.find(text, span.start, span.end)
-    return None if found < 0 else rendered.text[span.start : found]
-
-
-def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_tokens: Sequence[str]) -> dict[str, Any]:
+def _observe_ends(plain: str | Rejected, frames: TemplateFrames, eos: str) -> dict[str, Any]:
     if isinstance(plain, Rejected):
         return {}
-    own, last = _get_text_after(plain, 1, "Qzaone"), _get_text_after(plain, 3, "Qzatwo")
-    if own is None or last is None:
-        shared = os.path.commonprefix(
-            [_get_text_between(plain, "Qzaone", "Qzutwo"), plain.text.rpartition("Qzatwo")[2]]
+    end = frames.finish.get("assistant", "")
+    last = plain.rpartition("Qzatwo")[2].rstrip()
+    if frames.next_header_ends:
+        return {"end_of_turn": "next_header", "finish": end}
+    if end:
+        differs = not last.startswith(end)
+        return {"end_of_turn": "own", "last_turn_differs": differs, "printed_end": end, "finish": end}
+    return {"end_of_turn": "tail" if eos and eos in last else "missing"}
+
+
+def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Iterator[str]:
+    """Yield text of probes that `{% generation %}` blocks train and the closed list does not, then the reverse."""
+    if not renderer.has_blocks:
+        return
+    ends = list_end_tokens(renderer.eos_token, renderer.control_tokens)
+    for probe, tools in ((PLAIN_PROBE, None), (TOOL_PROBE, [SENTINEL_TOOL]), (REASONING_PROBE, None)):
+        rendered = renderer.render(probe, tools, {})
+        located = None if isinstance(rendered, Rejected) else locate_own_text(renderer, rendered, probe, _MODEL)
+        if isinstance(rendered, Rejected) or located is None:
+            continue
+        supervised = [index for index, message in enumerate(probe) if message["role"] in _MODEL]
+        by_blocks, by_frames = (
+            TurnCutter(
+                rendered,
+                probe,
+                located,
+                frames,
+                ends,
+                renderer.eos_token,
+                Loss(finish="none"),
+                _MODEL,
+                by_blocks=blocks,
+            ).cut(supervised)
+            for blocks in (True, False)
         )
-        own = last = shared
-    own, last = own.rstrip(), last.rstrip()
-    differs = own != last
-    if own:
-        return {"end_of_turn": "own", "last_turn_differs": differs, "printed_end": own, "finish": own}
-    following = _find_message_span(plain, 2)
-    header = find_first_control_token(plain.text[following.start : following.end], control_tokens) if following else ""
-    if header:
-        return {"end_of_turn": "next_header", "last_turn_differs": differs, "finish": header}
-    tail = plain.text[plain.loop_end :]
-    if eos and eos in tail:
-        return {"end_of_turn": "tail", "last_turn_differs": differs}
-    return {"end_of_turn": "missing", "last_turn_differs": differs}
+        if not isinstance(by_blocks, Rejected) and not isinstance(by_frames, Rejected):
+            held, listed = _list_positions(by_blocks.trained), _list_positions(by_frames.trained)
+            yield from (f"adds {text!r}" for text in iterate_text_runs(rendered.text, held - listed))
+            yield from (f"leaves out {text!r}" for text in iterate_text_runs(rendered.text, listed - held))
 
 
-def _choose_end(ends: Mapping[str, Any], eos: str) -> str:
-    """Return the end of an assistant's turn, printed or appended."""
-    return str(ends.get("finish") or eos)
+def _list_positions(spans: Sequence[Span]) -> set[int]:
+    return {position for span in spans for position in range(span.start, span.end)}
 
 
-@frozen_dataclass
-class GenerationBlocks:
-    """Compares the text that `{% generation %}` blocks train on probes with the text that marks would train."""
-
-    observe: ProbeRenderer
-    prompts: Mapping[str, str]
-    constant_prefix: str
-    ends: Mapping[str, Any]
-    control_tokens: Sequence[str]
-
-    def find_differences(self) -> Iterator[str]:
-        """Yield text that the blocks train and marks do not, then the reverse."""
-        for probe, tools in ((PLAIN_PROBE, None), (TOOL_PROBE, [SENTINEL_TOOL]), (REASONING_PROBE, None)):
-            rendered = self.observe(probe, tools)
-            if isinstance(rendered, RenderedConversation):
-                held = {i for block in rendered.generation for i in range(block.start, block.end)}
-                marked = set(self._list_marked_positions(rendered, probe))
-                yield from (f"adds {text!r}" for text in iterate_text_runs(rendered.text, held - marked))
-                yield from (f"leaves out {text!r}" for text in iterate_text_runs(rendered.text, marked - held))
-
-    def hold_turn_end(self) -> bool:
-        """Return whether the end of an earlier turn is inside its block."""
-        rendered = self.observe(PLAIN_PROBE)
-        if isinstance(rendered, Rejected):
-            return False
-        end = str(self.ends.get("printed_end") or self.ends.get("finish") or "")
-        at = rendered.text.find("Qzaone") + len("Qzaone")
-        return any(block.start <= at and at + len(end) <= block.end for block in rendered.generation) and bool(end)
-
-    def _list_marked_positions(self, rendered: RenderedConversation, probe: Sequence[Message]) -> Iterator[int]:
-        text = rendered.text
-        for number, span in enumerate(rendered.spans):
-            if probe[span.message]["role"] != "assistant":
-                continue
-            is_first = all(other.message != span.message for other in rendered.spans[:number])
-            start = span.start + (self._measure_prefix(text, span, probe) if is_first else 0)
-            yield from range(start, span.start + len(text[span.start : span.end].rstrip()))
-            following = rendered.spans[number + 1 : number + 2]
-            if self.ends.get("end_of_turn") == "next_header" and following:
-                header = find_first_control_token(text[following[0].start : following[0].end], self.control_tokens)
-                at = text.find(header, following[0].start)
-                yield from range(at, at + len(header))
-
-    def _measure_prefix(self, text: str, span: Span, probe: Sequence[Message]) -> int:
-        before = probe[span.message - 1]["role"] if span.message else "user"
-        for prefix in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_prefix):
-            if prefix and text.startswith(prefix, span.start, span.end):
-                return len(prefix)
-        return 0
+def _do_blocks_hold_end(renderer: "Renderer", ends: Mapping[str, Any]) -> bool:
+    """Return whether the end of an earlier turn is inside its block."""
+    rendered = renderer.render(PLAIN_PROBE, None, {})
+    if isinstance(rendered, Rejected):
+        return False
+    end = str(ends.get("finish") or "")
+    at = rendered.text.find("Qzaone") + len("Qzaone")
+    return bool(end) and any(start <= at and at + len(end) <= stop for start, stop in rendered.blocks)
 
 
 def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
@@ -205,45 +158,50 @@ def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
         previous = position
 
 
-def _preserves_prefixes(renderer: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
-    whole = renderer(probe, tools)
+def _preserves_prefixes(render: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
+    whole = render(probe, tools)
     if isinstance(whole, Rejected):
         return False
     for end in range(1, len(probe)):
-        prefix = renderer(probe[:end], tools)
-        if isinstance(prefix, RenderedConversation) and not whole.text.startswith(prefix.text):
+        prefix = render(probe[:end], tools)
+        if isinstance(prefix, str) and not whole.startswith(prefix):
             return False
     return True
 
 
-def _match_prompt(renderer: ProbeRenderer, prompt_text: str, role: str) -> Literal["full", "partial", "none"]:
-    probe = [*ENDING_PROBES[role][0], make_assistant_message("Qzlast")]
-    rendered = renderer(probe, [SENTINEL_TOOL] if role == "tool" else None)
-    if isinstance(rendered, Rejected) or not prompt_text:
-        return "none"
-    span = _find_message_span(rendered, len(probe) - 1)
-    text = rendered.text[span.start : span.end] if span else ""
-    if text.startswith(prompt_text):
+def _match_prompt(renderer: "Renderer", prompt: str, role: str) -> Literal["full", "partial", "none"]:
+    asked = ENDING_PROBES[role][0]
+    tools = [SENTINEL_TOOL] if role == "tool" else None
+    answered = renderer.render_probe([*asked, make_assistant_message("Qzlast")], tools)
+    prompted = renderer.render_probe(asked, tools, {"add_generation_prompt": True})
+    before = "" if isinstance(answered, Rejected) else answered.partition("Qzlast")[0]
+    asks = "" if isinstance(prompted, Rejected) else prompted
+    if prompt and "".join(before.split()).startswith("".join(asks.split())):
         return "full"
-    return "partial" if os.path.commonprefix([text, prompt_text]) else "none"
+    shown = max((before.rfind(str(message["content"])) for message in asked if message["content"]), default=0)
+    return (
+        "partial"
+        if prompt and split_turn_prefix(before[max(0, shown) :], [prompt], renderer.control_tokens)
+        else "none"
+    )
 
 
-def _observe_reasoning(renderer: ProbeRenderer) -> Literal["all", "last", "none"]:
-    rendered = renderer(REASONING_PROBE)
+def _observe_reasoning(render: ProbeRenderer) -> Literal["all", "last", "none"]:
+    rendered = render(REASONING_PROBE)
     if shows_text(rendered, "Qzrone") and shows_text(rendered, "Qzrtwo"):
         return "all"
     return "last" if shows_text(rendered, "Qzrtwo") else "none"
 
 
-def _strips_tags(renderer: ProbeRenderer) -> bool:
+def _strips_tags(render: ProbeRenderer) -> bool:
     inline = make_assistant_message("<think>\nQzrone\n</think>\n\nQzaone")
-    rendered = renderer(
+    rendered = render(
         [make_user_message("Qzuone"), inline, make_user_message("Qzutwo"), make_assistant_message("Qzatwo")]
     )
-    return isinstance(rendered, RenderedConversation) and "Qzaone" in rendered.text and "Qzrone" not in rendered.text
+    return isinstance(rendered, str) and "Qzaone" in rendered and "Qzrone" not in rendered
 
 
-def _list_dropped_content(renderer: ProbeRenderer) -> Iterator[str]:
+def _list_dropped_content(render: ProbeRenderer) -> Iterator[str]:
     """Yield the kinds of own text that the template does not print."""
     seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
         ("system", "Qzsystem", [make_system_message("Qzsystem"), *PLAIN_PROBE], None),
@@ -258,8 +216,8 @@ def _list_dropped_content(renderer: ProbeRenderer) -> Iterator[str]:
         ("unknown_role", "Qzother", [make_user_message("Qzuone"), {"role": "qzrole", "content": "Qzother"}], None),
     ]
     for kind, text, probe, tools in seen:
-        rendered = renderer(probe, tools)
-        if isinstance(rendered, RenderedConversation) and text not in rendered.text:
+        rendered = render(probe, tools)
+        if isinstance(rendered, str) and text not in rendered:
             yield kind
 
 
@@ -268,137 +226,91 @@ def _make_text_beside_call(text: str, name: str = "qztool") -> Sequence[Message]
     return [make_user_message("Qzuone"), calling, make_tool_result("Qzresult"), make_assistant_message("Qzaone")]
 
 
-def _depends_on_date(renderer: ProbeRenderer, other_clock: Callable[..., str | Rejected]) -> bool:
-    rendered = renderer(PLAIN_PROBE)
-    return isinstance(rendered, RenderedConversation) and other_clock(PLAIN_PROBE, None) != rendered.text
-
-
-def _observe_bos(
-    plain: RenderedConversation | Rejected, bos: str, adds_bos: bool
-) -> Literal["template", "none", "double"]:
-    if isinstance(plain, Rejected) or not bos or not plain.text.startswith(bos):
+def _observe_bos(plain: str | Rejected, bos: str, adds_bos: bool) -> Literal["template", "none", "double"]:
+    if isinstance(plain, Rejected) or not bos or not plain.startswith(bos):
         return "none"
     return "double" if adds_bos else "template"
 
 
-def _observe_system(renderer: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
-    rendered = renderer([make_system_message("Qzsystem"), *PLAIN_PROBE])
+def _observe_system(
+    render: ProbeRenderer,
+) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
+    rendered = render([make_system_message("Qzsystem"), *PLAIN_PROBE])
     if isinstance(rendered, Rejected):
         return "refused"
-    at = rendered.text.find("Qzsystem")
-    if at >= 0:
-        folded = any(span.start <= at < span.end and span.message > 0 for span in rendered.spans)
-        return "folded" if folded else "printed"
-    ending = renderer([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
-    return "last_user_only" if shows_text(ending, "Qzsystem") else "dropped"
+    if "Qzsystem" not in rendered:
+        ending = render([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
+        return "last_user_only" if shows_text(ending, "Qzsystem") else "dropped"
+    # Folded into a user's turn, a system message follows that turn's header.
+    alone = render(PLAIN_PROBE)
+    header = (
+        ""
+        if isinstance(alone, Rejected)
+        else find_common_end([alone.partition("Qzuone")[0], _get_text_between(alone, "Qzaone", "Qzutwo")], ())
+    )
+    before, after = rendered.partition("Qzsystem")[0], _get_text_between(rendered, "Qzsystem", "Qzuone")
+    return "folded" if header.strip() and header in before and header not in after else "printed"
 
 
-def _list_refusals(renderer: ProbeRenderer) -> Iterator[str]:
+def _list_refusals(render: ProbeRenderer) -> Iterator[str]:
     if isinstance(
-        renderer([make_user_message("Qzuone"), make_user_message("Qzutwo"), make_assistant_message("Qzaone")]), Rejected
+        render([make_user_message("Qzuone"), make_user_message("Qzutwo"), make_assistant_message("Qzaone")]), Rejected
     ):
         yield "two_users"
     if isinstance(
-        renderer([make_assistant_message("Qzaone"), make_user_message("Qzuone"), make_assistant_message("Qzatwo")]),
+        render([make_assistant_message("Qzaone"), make_user_message("Qzuone"), make_assistant_message("Qzatwo")]),
         Rejected,
     ):
         yield "leading_assistant"
-    if isinstance(renderer(TOOL_PROBE, [SENTINEL_TOOL]), Rejected):
+    if isinstance(render(TOOL_PROBE, [SENTINEL_TOOL]), Rejected):
         yield "tool_role"
 
 
-def _observe_tools(renderer: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
-    rendered = renderer(PLAIN_PROBE, [SENTINEL_TOOL])
+def _observe_tools(render: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
+    rendered = render(PLAIN_PROBE, [SENTINEL_TOOL])
     if isinstance(rendered, Rejected):
         return "refused"
-    return "printed" if "qztool" in rendered.text else "dropped"
+    return "printed" if "qztool" in rendered else "dropped"
 
 
-def _collect_message_headers(renderer: ProbeRenderer) -> dict[str, tuple[str, ...]]:
-    """Return by role (user, system, tool) all texts printed before a message's own text, in any position of a chat."""
-    headers: dict[str, set[str]] = {}
-    probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
-        (PLAIN_PROBE, None),
-        ([make_system_message("Qzsystem"), *PLAIN_PROBE], None),
-        ([*PLAIN_PROBE, make_system_message("Qzsystem"), *PLAIN_PROBE], None),
-        (TOOL_PROBE, [SENTINEL_TOOL]),
-        (
-            [
-                *_make_text_beside_call("")[:3],
-                make_tool_result("Qzsecond", "call_00000002"),
-                make_assistant_message("Qzaone"),
-            ],
-            [SENTINEL_TOOL],
-        ),
-    ]
-    for probe, tools in probed:
-        rendered = renderer(probe, tools)
-        if isinstance(rendered, RenderedConversation):
-            for index, message in enumerate(probe):
-                header = _get_text_before(rendered, index, message["content"]) if message["content"] else None
-                if header and message["role"] != "assistant":
-                    headers.setdefault(message["role"], set()).add(header)
-    return {role: tuple(sorted(found, key=lambda one: (-len(one), one))) for role, found in headers.items()}
-
-
-def _find_constant_prefix(renderer: ProbeRenderer) -> str:
-    headers: list[str] = []
-    for texts in (("Qzaone", "Qzatwo"), ("Xqaone", "Wqatwo")):
-        rendered = renderer(
-            [
-                make_user_message("Qzuone"),
-                make_assistant_message(texts[0]),
-                make_user_message("Qzutwo"),
-                make_assistant_message(texts[1]),
-            ]
-        )
-        if isinstance(rendered, RenderedConversation):
-            headers += [
-                header
-                for i, text in ((1, texts[0]), (3, texts[1]))
-                if (header := _get_text_before(rendered, i, text)) is not None
-            ]
-    return os.path.commonprefix(headers)
-
-
-def _find_reasoning_close(renderer: ProbeRenderer) -> tuple[str, str]:
+def _find_reasoning_close(render: ProbeRenderer) -> tuple[str, str]:
     """Return the text between reasoning and answer, and between reasoning and call, in a last turn."""
-    answered = renderer([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
+    answered = render([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
     calling = make_assistant_message(
         "", tool_calls=[make_tool_call("qzcalled", {"qzkey": "Qzvalue"})], reasoning_content="Qzrone"
     )
-    called = renderer([make_user_message("Qzuone"), calling], [SENTINEL_TOOL])
+    called = render([make_user_message("Qzuone"), calling], [SENTINEL_TOOL])
     answer = _get_text_between(answered, "Qzrone", "Qzaone")
     before_call = _get_text_between(called, "Qzrone", "qzcalled")
     return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
 
 
-def _get_text_between(rendered: RenderedConversation | Rejected, first: str, second: str) -> str:
+def _get_text_between(rendered: str | Rejected, first: str, second: str) -> str:
     if isinstance(rendered, Rejected):
         return ""
-    start = rendered.text.rfind(first)
-    end = rendered.text.find(second, start)
-    return rendered.text[start + len(first) : end] if 0 <= start < end else ""
+    start = rendered.rfind(first)
+    end = rendered.find(second, start)
+    return rendered[start + len(first) : end] if 0 <= start < end else ""
 
 
 _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
 
 
-def _find_empty_reasoning(renderer: ProbeRenderer, prompt: Callable[..., str]) -> tuple[str, ...]:
+def _find_empty_reasoning(renderer: "Renderer") -> tuple[str, ...]:
     """Return the frames of empty reasoning that the template prints before an answer without reasoning."""
     frames: set[str] = set()
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
-        rendered = renderer(PLAIN_PROBE, None, kwargs)
+        rendered = renderer.render_probe(PLAIN_PROBE, None, kwargs)
         if isinstance(rendered, Rejected):
             continue
-        for index, text in ((1, "Qzaone"), (3, "Qzatwo")):
-            header = _get_text_before(rendered, index, text)
-            found = header and _REASONING_WORD.search(header)
-            if header and found:
-                start = max(header.rfind("<", 0, found.start()), header.rfind("[", 0, found.start()))
-                frames.add(header[start if start >= 0 else found.start() :])
-        prompt_text = prompt("user", has_tools=False, kwargs=kwargs)
-        if (found := _REASONING_WORD.search(prompt_text)) and "/" in prompt_text[found.start() - 1 :]:
-            start = prompt_text.rfind("<", 0, found.start())
-            frames.add(prompt_text[start if start >= 0 else found.start() :])
+        prompt = renderer.generation_prompt("user", has_tools=False, kwargs=kwargs)
+        for question, answer in (("Qzuone", "Qzaone"), ("Qzutwo", "Qzatwo")):
+            before = _get_text_between(rendered, question, answer)
+            before = before[max(0, before.rfind(prompt)) :]
+            if found := _REASONING_WORD.search(before):
+                start = max(before.rfind("<", 0, found.start()), before.rfind("[", 0, found.start()))
+                frames.add(before[start if start >= 0 else found.start() :])
+        if (found := _REASONING_WORD.search(prompt)) and "/" in prompt[found.start() - 1 :]:
+            start = prompt.rfind("<", 0, found.start())
+            frames.add(prompt[start if start >= 0 else found.start() :])
     return tuple(sorted(frames, key=len, reverse=True))

@@ -76,8 +76,9 @@ class Template(Config):
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"
     """One example per conversation, per exchange, or per supervised message; auto: per message for rows in which the
     template renders a turn differently once other turns follow."""
-    spans: Literal["auto", "marks", "generation"] = "auto"
-    """Where loss spans come from; auto: `{% generation %}` blocks if the template has them, else marks."""
+    spans: Literal["auto", "generation"] = "auto"
+    """Where loss spans come from; auto: `{% generation %}` blocks if the template has them, else the learned text of
+    turns; generation: from blocks only, and a template without them is an error."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
     """How to encode control-token strings inside a row's text: as ordinary text, as control tokens, or reject the
     row."""
@@ -87,7 +88,7 @@ class Template(Config):
     """Per kind of a row's text that the template does not print: count it, do not train the affected answers, or reject
     the row; default: reject, for reasoning count."""
     verify_render: float = 0.02
-    """Share of rows, 0–1, that are rendered a second time without marks and compared."""
+    """Share of rows, 0–1, that are rendered a second time by Jinja and compared."""
 
     @model_validator(mode="after")
     def _check_values(self) -> "Template":

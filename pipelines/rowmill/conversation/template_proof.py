@@ -235,7 +235,7 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
     """Mask a conversation of every shape with the default loss options, and judge every mask."""
     rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), verify_render=1.0, turns="whole")
     masker = Masker(renderer, Loss(), rules)
-    mask_judge = MaskJudge(renderer, rules)
+    mask_judge = MaskJudge(renderer)
     shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in make_probe_conversations())
     return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), shapes)
 
@@ -243,9 +243,9 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
 class MaskJudge:
     """Judges masks of one template in which every assistant message is supervised."""
 
-    def __init__(self, renderer: Renderer, rules: MaskRules) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._by_blocks = renderer.contract.generation_blocks != "none" and rules.spans != "marks"
+        self._by_blocks = renderer.has_blocks
         self._judges: dict[str, IndependentMaskJudge] = {}
 
     def judge(self, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect] | None:
@@ -292,8 +292,8 @@ def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules:
     yield from _list_dropped_facts(shapes, rules)
     yield from _list_end_facts(contract)
     yield from _list_unended_calls(shapes)
-    if contract.generation_blocks != "none" and rules.spans != "marks":
-        yield "Its {% generation %} blocks decide what trains; set template.spans: marks to ignore them."
+    if contract.generation_blocks != "none":
+        yield "Its {% generation %} blocks decide what trains; loss.lead, end_of_turn and trailing override them."
 
 
 def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:

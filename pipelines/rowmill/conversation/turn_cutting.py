@@ -1,13 +1,9 @@
-r"""Cut turns into their parts and choose the trained ones: the same rules for marks and generation blocks.
-
-What belongs here: the parts of a model's turn, which of them the options train, and the reject of template text that
-is not on the closed list. What does not: locating own text (`owned_spans.py`), the closed list
-(`template_frames.py`), or the choice of messages (`supervision.py`).
+r"""Cut turns into their parts and choose the trained ones, by the closed list or by `{% generation %}` blocks.
 
     <|im_start|>assistant\n <think>\n\n</think>\n\n Hello<tool_call>get</tool_call> <|im_end|> \n
     └───── header ───────┘ └─────────────── body ──────────────────────────────────┘└─ end ─┘└ trailing
 
-    part       with marks  with {% generation %}    option
+    part       without     with {% generation %}    option
     header     mask        as the block             loss.lead
     body       train       as the block
     end        train       as the block             loss.end_of_turn
@@ -16,12 +12,14 @@ is not on the closed list. What does not: locating own text (`owned_spans.py`), 
 An option that is set overrides both columns.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 from rowmill.conversation.loss_options import Loss
 from rowmill.conversation.owned_spans import LocatedContent, group_by_message
-from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.conversation.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
@@ -72,33 +70,39 @@ class TurnCutter:
         self,
         rendered: RenderedConversation,
         messages: Sequence[Message],
+        located: LocatedContent,
         frames: TemplateFrames,
-        contract: TemplateBehavior,
+        end_tokens: Sequence[str],
+        eos_token: str,
         loss: Loss,
         roles: frozenset[str],
         *,
         by_blocks: bool,
     ) -> None:
+        """Read a render; `end_tokens` are the tokens that may end a turn."""
         self._rendered = rendered
         self._text = rendered.text
         self._messages = messages
+        self._located = located
         self._frames = frames
-        self._contract = contract
+        self._end_tokens = end_tokens
+        self._eos_token = eos_token
         self._loss = loss
         self._roles = roles
         self._by_blocks = by_blocks
         options = (loss.lead, loss.end_of_turn, loss.trailing, None if loss.finish == "auto" else loss.finish)
         self._overrides_blocks = any(option is not None for option in options)
 
-    def cut(self, located: LocatedContent, supervised: Sequence[int]) -> TrainedText | Rejected:
+    def cut(self, supervised: Sequence[int]) -> TrainedText | Rejected:
         """Return the trained spans of the supervised messages.
 
         Rejects with `foreign_text_trained` if template text would train that is not on the closed list.
         """
         wanted = set(supervised)
-        trained = self._select_block_spans(wanted) if self._by_blocks else []
+        pieces = self._located.pieces()
+        trained = self._select_blocks(pieces, wanted) if self._by_blocks else []
         text = self._text
-        for group in _make_content_groups(located.pieces(), self._text):
+        for group in _make_content_groups(pieces, self._text):
             if group.message not in wanted:
                 continue
             if self._messages[group.message]["role"] not in self._roles:
@@ -113,24 +117,50 @@ class TurnCutter:
             if group.follower < 0 and group.message == len(self._messages) - 1 and turn.end == turn.stop:
                 span, text = self._append_end(turn)
                 trained += [] if span is None else [span]
-        trained += [] if self._by_blocks else self._find_late_ends(located, wanted, trained)
         return TrainedText(_sort_trained_spans(trained), text)
 
-    def _select_block_spans(self, wanted: set[int]) -> list[Span]:
-        """Return the parts of generation blocks that are in supervised messages."""
+    # ── generation blocks ──
+
+    def _select_blocks(self, pieces: Sequence[ContentSpan], wanted: set[int]) -> list[Span]:
+        """Return the generation blocks of supervised messages.
+
+        A block belongs to the message whose proven own text is in it; where it has texts of several, each takes it from
+        the end of the previous one's. A block around an end of turn belongs to the message before it, if only white
+        space and blocks separate them. Nothing says whose any other block without own text is, so it does not train.
+        """
+        blocks = [block for block in self._rendered.blocks if block[0] < block[1]]
+        unproven = set(self._located.unproven)
+        ends = [piece.end for piece in pieces]
         trained: list[Span] = []
-        last = len(self._messages) - 1
-        for block in self._rendered.generation:
-            if block.message < 0:
-                # A block outside every message, such as an EOS after the loop, belongs to the last message.
-                if last in wanted and block.end > block.start:
-                    trained.append(Span(block.start, block.end, last))
-                continue
-            for span in self._rendered.spans:
-                start, end = max(span.start, block.start), min(span.end, block.end)
-                if start < end and span.message in wanted and self._messages[span.message]["role"] in self._roles:
-                    trained.append(Span(start, end, span.message))
+        for start, end in blocks:
+            first = bisect_right(ends, start)
+            inside = list(takewhile(lambda piece, end=end: piece.start < end, pieces[first:]))
+            groups = group_by_message([piece for piece in inside if piece not in unproven])
+            owners = [group[0].message for group in groups]
+            if not inside and first and self._is_end(self._text[start:end].strip()):
+                owners = [pieces[first - 1].message] if self._is_blank_between(ends[first - 1], start, blocks) else []
+            cuts = [start, *(group[-1].end for group in groups[:-1]), end]
+            for number, index in enumerate(owners):
+                if index in wanted and self._messages[index]["role"] in self._roles:
+                    trained.append(Span(cuts[number], cuts[number + 1], index))
         return trained
+
+    def _is_end(self, text: str) -> bool:
+        """Return whether a text ends a turn."""
+        return bool(text) and (
+            text in self._end_tokens
+            or text == self._eos_token
+            or any(text == end.strip() for ends in self._frames.ends.values() for end in ends)
+        )
+
+    def _is_blank_between(self, start: int, end: int, blocks: Sequence[tuple[int, int]]) -> bool:
+        """Return whether a range of the render contains only white space and generation blocks."""
+        for block_start, block_end in blocks:
+            if block_end > start and block_start < end:
+                if self._text[start:block_start].strip():
+                    return False
+                start = max(start, block_end)
+        return not self._text[start:end].strip()
 
     # ── the parts of a turn ──
 
@@ -200,16 +230,13 @@ class TurnCutter:
     def _measure_frame_close(self, ending: str, kind: str) -> int:
         """Return how many characters of a turn's end close the frame of its last own text, as `</tool_call>` does."""
         if kind == "assistant":
-            token = next((end for end in self._get_end_tokens() if ending.endswith(end)), "")
+            token = next((end for end in self._end_tokens if ending.endswith(end)), "")
             return len(ending) - len(token) if token else 0
         if not ending:
             return 0
-        ends = (*self._frames.list_ends("assistant"), *self._get_end_tokens())
+        ends = (*self._frames.list_ends("assistant"), *self._end_tokens)
         found = max((end for end in ends if ending.endswith(end)), key=len, default="")
         return len(ending) - len(found)
-
-    def _get_end_tokens(self) -> tuple[str, ...]:
-        return _list_end_tokens(self._contract.eos_token, self._contract.control_tokens)
 
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
         """Return whether the text after a last turn is empty or a part of the end of turn."""
@@ -245,8 +272,8 @@ class TurnCutter:
         if after.strip() and not self._is_partial_end(turn.kind, after, ids):
             return None, text
         known = self._frames.get_finish(turn.kind, ids) or self._frames.get_finish("assistant", ids)
-        default = known or self._contract.eos_token
-        ending = {"auto": default, "none": "", "eos": self._contract.eos_token}.get(finish, finish)
+        default = known or self._eos_token
+        ending = {"auto": default, "none": "", "eos": self._eos_token}.get(finish, finish)
         if finish == "auto":
             ending = _find_missing_end(
                 ending, after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
@@ -255,44 +282,23 @@ class TurnCutter:
             return None, text
         return Span(turn.content_end, len(text) + len(ending), turn.message), text + ending
 
-    def _find_late_ends(self, located: LocatedContent, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
-        """Return ends of turn that a template prints after text of other messages, in a later span of the message."""
-        spans = self._rendered.spans
-        if self._loss.end_of_turn == "mask" or len({span.message for span in spans}) == len(spans):
-            return []
-        found: list[Span] = []
-        enders = set(self._get_end_tokens()) | {end for ends in self._frames.ends.values() for end in ends}
-        last_own = {index: max(p.end for p in pieces) for index, pieces in located.own.items() if pieces}
-        covered = {span.message: max(s.end for s in trained if s.message == span.message) for span in trained}
-        for span in spans:
-            index = span.message
-            if index not in wanted or index not in last_own or span.start < last_own[index]:
-                continue
-            ending = self._text[span.start : span.end].rstrip()
-            if ending and ending in enders and span.start >= covered.get(index, 0):
-                found.append(Span(span.start, span.start + len(ending), index))
-        return found
-
     # ── messages of other roles ──
 
     def _cut_other_role(self, group: _ContentGroup) -> Span:
-        """Return the span of a message of another role, with its header and without the white space after it."""
+        """Return the span of a message of another role: its header, its own text, and its end."""
         text, index = self._text, group.message
-        header = self._frames.headers.get(self._messages[index]["role"], "")
-        first, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
-        own = [s for s in self._rendered.spans if s.message == index and s.start <= first < s.end]
-        if own:
-            has_header = bool(header) and text.endswith(header, group.before, first)
-            start = max(own[0].start, first - len(header)) if has_header else own[0].start
-            end = max(own[0].end, content_end)
-            if self._loss.trailing != "train":
-                end = content_end + len(text[content_end:end].rstrip())
-            return Span(start, end, index)
+        role = self._messages[index]["role"]
+        start, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
+        gap, header = text[group.before : start], self._frames.headers.get(role, "")
+        start -= len(header if header.strip() and gap.endswith(header) else self._frames.find_header(gap))
         end = content_end
         if self._loss.end_of_turn != "mask":
-            ends = self._frames.ends.get(("assistant", "user"), ())
-            end += next((len(one) for one in ends if text.startswith(one, content_end)), 0)
-        return Span(first, end, index)
+            known = self._frames.closings.get(role, ())
+            end += next((len(one) for one in known if text.startswith(one, content_end)), 0)
+        if self._loss.trailing == "train":
+            space = text[end : group.after]
+            end += len(space) - len(space.lstrip())
+        return Span(start, end, index)
 
 
 def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_ContentGroup]:
@@ -310,7 +316,7 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_Cont
 
 
 @lru_cache(maxsize=64)
-def _list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
+def list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
     """Return the tokens that may end a turn: all but closing tags."""
     return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 

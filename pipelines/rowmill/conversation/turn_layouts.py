@@ -1,7 +1,7 @@
 r"""Masks of plain chats, a batch at a time: the template text around contents, learned once per sequence of roles.
 
 What belongs here: learning a layout from one verified mask, and the positions of contents in rows of that layout. What
-does not: the proof that the template only prints contents (`ChatRenderer.render_placeholders`), tokens
+does not: the proof that the template only prints contents (`Renderer.render_placeholders`), tokens
 (`tokenization/`).
 
     roles     user, assistant                     one layout
@@ -13,7 +13,7 @@ A row has a layout if its messages have only a role and a content, and its conte
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import orjson
@@ -51,6 +51,8 @@ class TurnLayout:
     """Texts that no content may contain."""
     edges: tuple[tuple[int, str | None], ...]
     """(message, characters with which its content must not begin or end; None: white space)."""
+    is_hidden: Callable[[str], bool]
+    """Whether a content consists of text that cannot be covered, so that its position would not be proven."""
 
     def text(self, contents: Sequence[str]) -> str:
         """Return the rendered text of a row."""
@@ -61,7 +63,7 @@ class TurnLayout:
         frame = self.frame
         for content in contents:
             own = content.strip()
-            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame):
+            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame) or self.is_hidden(own):
                 return False
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
@@ -81,7 +83,6 @@ class TurnLayout:
 
         return MaskedConversation(
             text=self.text(contents),
-            spans=tuple(Span(to(s.start), to(s.end), s.message) for s in self.masked.spans),
             trained=tuple(Span(to(s.start), to(s.end), s.message) for s in self.masked.trained),
             pieces=tuple(ContentSpan(to(p.start), to(p.end), p.message, p.kind) for p in self.masked.pieces),
         )
@@ -106,7 +107,15 @@ def learn_layout(
     edges = tuple((index, one) for index, found in placeholders.edges.items() for one in sorted(found, key=str))
     frame = pattern.replace("%s", "\0").replace("%%", "%")
     return TurnLayout(
-        tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, placeholders.literals, edges
+        tuple(roles),
+        pattern,
+        np.array(places, np.int64),
+        masked,
+        lengths,
+        frame,
+        placeholders.literals,
+        edges,
+        placeholders.is_hidden,
     )
 
 

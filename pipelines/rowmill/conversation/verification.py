@@ -4,7 +4,7 @@ What belongs here: the checks that need only the mask; a row that fails one is r
 (`loss_mask.py`), or comparing the render with a plain one, which needs the renderer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rowmill.conversation.owned_spans import LocatedContent
 from rowmill.schema.rows import ContentSpan, Rejected, Span
@@ -19,12 +19,12 @@ def verify_mask(
     supervised: Sequence[int],
     located: LocatedContent,
     excluded: set[int],
-    constants: frozenset[str] | None,
+    blocks: Mapping[int, frozenset[str]],
 ) -> Rejected | None:
     """Return the reject of a mask that fails a check, else None.
 
-    `constants`, given if the spans come from `{% generation %}` blocks: template text that such blocks contain in every
-    message. None: the spans' template text was already matched against the closed list.
+    `blocks`: the messages whose spans come from `{% generation %}` blocks, each with the template text that such blocks
+    contain in every message. The template text of other spans was already matched with the closed list.
     """
     by_message: dict[int, list[Span]] = {}
     for span in trained:
@@ -47,7 +47,8 @@ def verify_mask(
             if not (spans[0].start <= start and end <= spans[0].end) and not any(
                 span.start <= start and end <= span.end for span in spans
             ):
-                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
+                return Rejected("own_text_untrained", f"message {index}: {piece.kind}")
+        constants = blocks.get(index)
         problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
         if problem is not None:
             return problem

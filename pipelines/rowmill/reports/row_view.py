@@ -309,12 +309,8 @@ BEHAVIOR_SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "how a turn begins": ("prompts", "prompt_match", "prefix_preserving"),
     "how a turn ends": ("end_of_turn", "printed_end", "finish", "end_trained", "end_is_one_token", "last_turn_differs"),
-    "how spans are found": (
-        "spans", "marks_inert", "generation_blocks", "generation_differences", "render_path", "fast_path_obstacle",
-    ),
-    "what masks look for": (
-        "eos_token", "control_tokens", "headers", "constant_prefix", "reasoning_close", "empty_reasoning",
-    ),
+    "how it is rendered": ("generation_blocks", "generation_differences", "render_path", "fast_path_obstacle"),
+    "what masks look for": ("eos_token", "control_tokens", "reasoning_close", "empty_reasoning"),
 }  # fmt: skip
 """The fields of a template's contract, grouped as shown."""
 

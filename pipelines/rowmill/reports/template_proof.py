@@ -26,7 +26,8 @@ DEFECT_SENTENCES: Mapping[MaskDefectKind, str] = {
     "text_differs": "The text differs from transformers' rendering from character {start}: {text}.",
 }
 WRONG_REMEDY = (
-    "set template.spans: marks or choose another template.chat_template, and report the template and this page"
+    "set loss.end_of_turn: train if only the end of turns is missing, or choose another template.chat_template, and "
+    "report the template and this page"
 )
 MAX_TEXT_CHARS = 60
 """Characters shown of a defect's text."""

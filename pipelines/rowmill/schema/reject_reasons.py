@@ -306,7 +306,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "own_text_untrained": ReasonDescription(
         "masks",
         "text of a trained message is outside its `{% generation %}` block",
-        "set `template.spans: marks`",
+        "correct the blocks in a copy of the template (`template.chat_template: {file: …}`), or remove their tags "
+        "there: then the template's turns are learned",
     ),
     "foreign_text_trained": ReasonDescription(
         "masks",
@@ -318,7 +319,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "masks",
         "a message that should be trained has no trained token: nothing of it is printed, or it is outside the "
         "template's `{% generation %}` blocks",
-        "choose a template that prints it, such as reasoning without an answer; for blocks set `template.spans: marks`",
+        "choose a template that prints it, such as reasoning without an answer; for blocks correct "
+        "them in a copy of the template (`template.chat_template: {file: …}`)",
     ),
     "reasoning_not_located": ReasonDescription(
         "masks",
@@ -327,9 +329,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "render_mismatch": ReasonDescription(
         "masks",
-        "the template prints another text when marks are inserted, since it reads its own output; or the row's text is "
-        "at another position than the proven one",
-        "choose another template",
+        "the fast engine prints another text than Jinja, which is what `apply_chat_template` uses",
+        "report the template; until then choose another",
     ),
     "control_token_in_content": ReasonDescription(
         "masks",

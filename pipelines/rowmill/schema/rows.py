@@ -207,25 +207,13 @@ class ContentSpan:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedText:
-    r"""A conversation as its chat template prints it.
-
-    text     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-    spans     └───────── message 0 ──────────┘└───────────── message 1 ──────────────┘
-    trained                                                          └─────────────┘
-
-    `spans` ascend and do not overlap; a message may have several. Text outside the spans belongs to the template
-    (preamble, tail).
-    """
-
-    text: str
-    spans: tuple[Span, ...]
-
-
 @frozen_dataclass
 class MaskedConversation:
-    """A rendered conversation with its verified loss spans.
+    r"""A rendered conversation with its verified loss spans.
+
+    text     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+    pieces                     └┘                                └───┘
+    trained                                                      └─────────────┘
 
     `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 if everything is
     trained); an appended end of turn belongs to the last message. `pieces` locate the row's own text for token classes;
@@ -234,7 +222,6 @@ class MaskedConversation:
     """
 
     text: str
-    spans: tuple[Span, ...]
     trained: tuple[Span, ...]
     pieces: tuple[ContentSpan, ...]
     dropped: dict[str, int] = field(default_factory=dict[str, int])

@@ -7,7 +7,7 @@ What belongs here: when a layout is learned, and which prompts it prints. What d
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
@@ -25,7 +25,7 @@ class PlainPromptPrinter:
     `find_layout` learns the layout of prompts with given roles (`PromptRenderer.find_layout`).
     """
 
-    def __init__(self, renderer: ChatRenderer, find_layout: Callable[[Sequence[str]], TurnLayout | None]) -> None:
+    def __init__(self, renderer: Renderer, find_layout: Callable[[Sequence[str]], TurnLayout | None]) -> None:
         """Store the arguments; no layout is learned yet."""
         self._renderer = renderer
         self._find_layout = find_layout
@@ -33,7 +33,7 @@ class PlainPromptPrinter:
         self._layouts: dict[tuple[str, ...], TurnLayout] = {}
 
     def print_prompt(self, messages: Sequence[Message]) -> str | Rejected:
-        """Return the text of `ChatRenderer.plain` with the generation prompt."""
+        """Return the text of `Renderer.plain` with the generation prompt."""
         roles, contents = zip(*[(message["role"], message["content"]) for message in messages], strict=True)
         layout = self._layouts.get(roles)
         if layout is not None and layout.prints(contents):

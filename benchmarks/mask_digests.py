@@ -178,8 +178,7 @@ def read_rows(data: Path) -> list[Subject]:
 
 def collect_subjects(data: Path) -> Subjects:
     """Return the templates of the data, the bundled and the hostile ones, and the shapes, as the code has them now."""
-    from rowmill.conversation.probe_shapes import make_probe_shapes
-    from rowmill.conversation.template_proof import make_probe_conversations
+    from rowmill.conversation.probe_conversations import make_learning_probes, make_probe_conversations
     from rowmill.conversation.template_registry import list_bundled_templates
     from tests.conversation import test_mask_regressions
 
@@ -189,7 +188,7 @@ def collect_subjects(data: Path) -> Subjects:
     templates |= {f"hostile {name.lower()}": getattr(test_mask_regressions, name) for name in HOSTILE}
     shapes = [
         Subject("shapes of probes", str(number), Conversation(messages, tools))
-        for number, (messages, tools) in enumerate(make_probe_shapes("assistant"))
+        for number, (messages, tools) in enumerate(make_learning_probes("assistant"))
     ]
     shapes += [
         Subject("shapes of proofs", f"{number} {one.shape}", Conversation(one.messages, one.tools))

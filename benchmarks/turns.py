@@ -10,13 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from benchmarks import corpus, measure
+from rowmill.conversation.character_ownership import CharacterOwnership, RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import (
-    CharacterOwnership,
-    RenderedConversation,
-)
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes

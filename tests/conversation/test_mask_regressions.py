@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
@@ -351,3 +351,15 @@ def test_text_that_the_template_rewrites_is_rejected_or_dropped() -> None:
     shown = mask(INDENTED, [user("a"), assistant("first line\nsecond line")])
 
     assert shown.partition(":")[0] in {"content_dropped", "span_not_found", "foreign_text_trained"}
+
+
+@pytest.mark.parametrize(("messages", "characters"), [(2, 200_000), (600, 400)])
+def test_row_with_more_characters_than_private_code_points_is_masked(messages: int, characters: int) -> None:
+    talk = [
+        (assistant if number % 2 else user)(f"{number} " + "word " * (characters // 5)) for number in range(messages)
+    ]
+
+    masked = mask(read_named_template("chatml"), talk)
+
+    assert masked.count("⟦") == messages // 2
+    assert all(f"⟦{one['content']}<|im_end|>⟧" in masked for one in talk if one["role"] == "assistant")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.conversation.template_options import RendererSpec, Template, make_renderer_spec, resolve_template
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options

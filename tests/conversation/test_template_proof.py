@@ -14,14 +14,13 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind
 from rowmill.conversation.minijinja_engine import replace_generation_tags
+from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_proof import (
     MaskJudge,
-    ProbeConversation,
     ShapeProof,
     TemplateProof,
-    make_probe_conversations,
     prove_template,
 )
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json

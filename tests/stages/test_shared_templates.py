@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
-from rowmill.conversation import frame_probes
+from rowmill.conversation import frame_learning
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import TemplateFrames
 from rowmill.conversation.template_options import RendererSpec
@@ -28,7 +28,7 @@ TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count openings in a process that has no template open yet."""
     found: Counter[str] = Counter()
-    learn = frame_probes.learn_frames
+    learn = frame_learning.learn_frames
 
     def open_renderer(spec: RendererSpec) -> Renderer:
         found["renderer"] += 1
@@ -42,12 +42,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (shared_templates, "_RENDERERS"),
         (shared_templates, "_SHARED_TEMPLATES"),
         (text_parts, "_EXAMPLE_BUILDERS"),
-        (frame_probes, "_FRAME_CACHE"),
+        (frame_learning, "_FRAME_CACHE"),
     ):
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(worker_processes, "_OPENED_IN_WORKERS", [])
     monkeypatch.setattr(shared_templates, "Renderer", open_renderer)
-    monkeypatch.setattr(frame_probes, "learn_frames", learn_frames)
+    monkeypatch.setattr(frame_learning, "learn_frames", learn_frames)
     return found
 
 

@@ -1,17 +1,20 @@
-"""Adapt canonical messages to one template: arguments as object or text, call ids, reasoning key, form of content.
+"""The form of messages that a template reads: arguments as object or text, call ids, key of reasoning, form of content.
 
-What belongs here: applying the settings that probes found. What does not: the probes (`probes.py`), or the canonical
-form (`schema/rows.py`).
+Rows are in one canonical form (`schema/rows.py`); probes show which form prints them unchanged.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from jinja2 import nodes
+
+from rowmill.conversation.probe_conversations import SENTINELS
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message
+from rowmill.schema.rows import Message, Rejected
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _INTERNAL_KEYS = ("train", "weight", "inline_reasoning", "arguments_source")
@@ -102,3 +105,106 @@ def make_nine_character_id(identifier: str) -> str:
         number, digit = divmod(number, len(_ALPHABET))
         digits.append(_ALPHABET[digit])
     return "".join(digits)
+
+
+# ── finding the form ──
+
+
+class ProbeRenderer(Protocol):
+    """Renders one probe on the reference path."""
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+        *,
+        adaptation: Adaptation | None = None,
+    ) -> str | Rejected:
+        """Render the probe with the given adaptation; None: the one found so far."""
+        ...
+
+
+_TOOLS: Sequence[Json] = (SENTINELS.tool,)
+
+
+def find_reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
+    """Return the keys under which reasoning is passed, from the names that occur in the template."""
+    read = {one.attr for one in tree.find_all(nodes.Getattr)}
+    read |= {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
+    keys = ["thinking", "reasoning_content"]
+    if "reasoning" in read and "reasoning_content" not in read and "thinking" not in read:
+        keys.append("reasoning")
+    return tuple(keys)
+
+
+def probe_adaptation(render: ProbeRenderer, base: Adaptation) -> Adaptation:
+    """Find the form of contents, tools, ids and arguments that the template reads."""
+    found = base
+    plain = SENTINELS.make("uaua")
+    if not shows_text(render(plain, adaptation=found), plain[0]["content"]):
+        parts = replace(found, content_form="parts")
+        if shows_text(render(plain, adaptation=parts), plain[0]["content"]):
+            found = parts
+    if isinstance(render(plain, adaptation=found), Rejected):
+        listed = replace(found, no_tools="[]")
+        if isinstance(render(plain, adaptation=listed), str):
+            found = listed
+    found = replace(found, reasoning_keys=_probe_reasoning_key(render, found))
+    found = replace(found, tool_ids=_probe_id_form(render, found))
+    forms = probe_argument_forms(render, found)
+    return replace(found, arguments="string" if forms == "string" else "object", takes_text=forms != "object")
+
+
+def _probe_reasoning_key(render: ProbeRenderer, base: Adaptation) -> tuple[str, ...]:
+    """Return the key that the template reads, or all candidates if no probe shows reasoning."""
+    probes = [(SENTINELS.make("urur"), None), (SENTINELS.make("uet"), _TOOLS)]
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        only = replace(base, reasoning_keys=(key,))
+        for messages, tools in probes:
+            last = [one["reasoning_content"] for one in messages if "reasoning_content" in one][-1]
+            if shows_text(render(messages, tools, adaptation=only), last):
+                return (key,)
+    return base.reasoning_keys
+
+
+def _probe_id_form(render: ProbeRenderer, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
+    long = SENTINELS.make("uctaua")
+    short = SENTINELS.make("ucta")
+    short[1]["tool_calls"][0]["id"] = short[2]["tool_call_id"] = "call_1"
+    for arguments in ("object", "string"):
+        given = replace(base, arguments=arguments)
+        if all(isinstance(render(messages, _TOOLS, adaptation=given), str) for messages in (long, short)):
+            return "any"
+        if isinstance(render(long, _TOOLS, adaptation=replace(given, tool_ids="nine_alphanumeric")), str):
+            return "nine_alphanumeric"
+    return "any"
+
+
+def probe_argument_forms(
+    render: ProbeRenderer, base: Adaptation
+) -> Literal["object", "string", "either", "dropped", "refused"]:
+    """Find the form in which the template prints call arguments unchanged."""
+    printed = {form: _probe_arguments(render, replace(base, arguments=form)) for form in ("object", "string")}
+    if printed["object"] == "yes":
+        return "either" if printed["string"] == "yes" else "object"
+    if printed["string"] == "yes":
+        return "string"
+    return "refused" if set(printed.values()) == {"refused"} else "dropped"
+
+
+def _probe_arguments(render: ProbeRenderer, adaptation: Adaptation) -> Literal["yes", "no", "refused"]:
+    arguments = {"qzkey": 'qz"value', "qznumber": [1, {"qzdeep": True}]}
+    rendered = render(SENTINELS.make("ucta", arguments=lambda _, __: arguments), _TOOLS, adaptation=adaptation)
+    if isinstance(rendered, Rejected):
+        return "refused"
+    # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
+    twice = r"\"qzkey\"" in rendered or r"qz\\\"value" in rendered
+    python = "'qzkey': " in rendered
+    once = 'qz\\"value' in rendered or 'qz"value' in rendered
+    return "yes" if once and "qzkey" in rendered and not twice and not python else "no"
+
+
+def shows_text(rendered: str | Rejected, text: str) -> bool:
+    """Return whether a probe was rendered and its render contains a text."""
+    return isinstance(rendered, str) and text in rendered

@@ -18,6 +18,7 @@ a code point occurs only where its character was printed.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -25,24 +26,66 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.conversation.template_contract import (
-    CharacterOwnership,
-    OwnedText,
-    OwnTextPart,
-    RenderedConversation,
-)
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
+
+OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
+
+
+@frozen_dataclass
+class OwnedText:
+    """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
+
+    start: int
+    end: int
+    message: int
+    part: OwnTextPart
+    call: int = -1
+
+
+@frozen_dataclass
+class CharacterOwnership:
+    """Which characters of a render belong to which own text, proven by a render with private code points.
+
+    `texts`: own texts rendered in full, in the order of the render, each at its first occurrence. `missing`: own texts
+    rendered in part or not at all. `hidden`: own texts that could not be replaced by code points, so their positions
+    are unknown.
+    """
+
+    texts: tuple[OwnedText, ...]
+    missing: tuple[OwnedText, ...]
+    hidden: tuple[tuple[OwnedText, str], ...]
+
+
+@frozen_dataclass
+class RenderedConversation:
+    """The plain render of a conversation, and what its template was given.
+
+    `messages`, `tools` and `kwargs` as passed to the template, with arguments, ids and reasoning adapted.
+    """
+
+    text: str
+    messages: Sequence[Message] = ()
+    tools: Sequence[Json] | None = None
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    inline_reasoning: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By message: how many characters at the start of its content are reasoning with its tags."""
+    blocks: Sequence[tuple[int, int]] = ()
+    """The ranges of `{% generation %}` blocks, sorted."""
+    is_fast: bool = False
+    """Whether the fast engine rendered it."""
+
 
 _PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private-use planes of Unicode, without the non-characters at their ends."""
 _PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
 _FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
 _PLANE_CODES = _PRIVATE_PLANES[0][1] - _PRIVATE_PLANES[0][0]
-_COVERED_EDGE_CHARS = 256
-"""Characters covered at each end of a text if the row has more characters than there are private code points."""
+_COVERED_EDGE_CHARS = (256, 64, 16, 4)
+"""Characters covered at each end of a text, tried in turn if the row has more characters than there are private code
+points."""
 
 
 def _make_kept_table() -> "NDArray[np.bool_]":
@@ -182,9 +225,10 @@ class CoveredConversation:
             else _PRIVATE_CODES
         )
         self._covered = np.flatnonzero(~kept)
-        if len(self._covered) > len(self._private):
-            self._keep_middles(kept)
-            self._covered = np.flatnonzero(~kept)
+        for edge in _COVERED_EDGE_CHARS:
+            if len(self._covered) > len(self._private):
+                self._keep_middles(kept, edge)
+                self._covered = np.flatnonzero(~kept)
         if len(self._covered) > len(self._private):
             self._covered = self._covered[:0]
         if literals.sorts:
@@ -273,10 +317,10 @@ class CoveredConversation:
             if not any(map(str.isalpha, text)):
                 kept[self._starts[i] : self._starts[i + 1]] = True
 
-    def _keep_middles(self, kept: "NDArray[np.bool_]") -> None:
+    def _keep_middles(self, kept: "NDArray[np.bool_]", edge: int) -> None:
         for start, end in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
-            if end - start > 2 * _COVERED_EDGE_CHARS:
-                kept[start + _COVERED_EDGE_CHARS : end - _COVERED_EDGE_CHARS] = True
+            if end - start > 2 * edge:
+                kept[start + edge : end - edge] = True
 
     def _take_next_text(self, _: str) -> str:
         """Return the next source's covered text; texts are taken in the order of `sources`."""

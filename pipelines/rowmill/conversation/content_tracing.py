@@ -14,7 +14,7 @@ sequence of roles instead of once per row. Any other operation stops the proof, 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rowmill.conversation.sandbox import contains_node, make_clock, raise_exception
-from rowmill.conversation.template_contract import PlaceholderRendering
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -40,6 +40,22 @@ _ALLOWED_TESTS = frozenset(
     "defined undefined none string mapping iterable sequence number boolean true false eq equalto == ne !=".split()
 )
 _ALLOWED_FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range"})
+
+
+@frozen_dataclass
+class PlaceholderRendering:
+    """A rendered conversation of placeholders, and the conditions under which other contents render the same way.
+
+    Replacing the placeholders `contents` leaves the rest of `text` unchanged, provided that no new content contains
+    one of `literals`, or begins or ends with the characters in its message's `edges` (None: white space).
+    `is_hidden` tells whether a content could not be covered, so that its position would not be proven.
+    """
+
+    text: str
+    contents: tuple[str, ...]
+    literals: frozenset[str]
+    edges: Mapping[int, frozenset[str | None]]
+    is_hidden: Callable[[str], bool]
 
 
 class ContentReadError(BaseException):

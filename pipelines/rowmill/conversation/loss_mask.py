@@ -13,12 +13,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.frame_probes import MAX_CACHED_FRAMES, learn_frames_once
+from rowmill.conversation.character_ownership import RenderedConversation
+from rowmill.conversation.frame_learning import MAX_CACHED_FRAMES, learn_frames_once
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_own_text
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.supervision import choose_supervised, find_affected_answers
-from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids
 from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.conversation.turn_layouts import TurnLayout, learn_layout

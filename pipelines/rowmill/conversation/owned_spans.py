@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart, RenderedConversation
+from rowmill.conversation.character_ownership import CharacterOwnership, OwnedText, OwnTextPart, RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message
 

@@ -17,10 +17,17 @@ from typing import Any, Literal
 import orjson
 from jinja2 import TemplateSyntaxError, nodes
 
-from rowmill.conversation import content_tracing, minijinja_engine, probes
-from rowmill.conversation.adaptation import Adaptation, BadArgumentsError
-from rowmill.conversation.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
-from rowmill.conversation.engine_parity import WHOLE_FLOATS, make_parity_probes
+from rowmill.conversation import content_tracing, minijinja_engine
+from rowmill.conversation.adaptation import Adaptation, BadArgumentsError, find_reasoning_keys, probe_adaptation
+from rowmill.conversation.character_ownership import (
+    COVER_ATTEMPTS,
+    CharacterOwnership,
+    CoveredConversation,
+    RenderedConversation,
+    TemplateLiterals,
+)
+from rowmill.conversation.content_tracing import PlaceholderRendering
+from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.sandbox import (
     MAX_OUTPUT_CHARS,
     MAX_STEPS,
@@ -31,14 +38,8 @@ from rowmill.conversation.sandbox import (
     require_shallow_template,
     require_short_template,
 )
-from rowmill.conversation.template_contract import (
-    CONTROL_TAG_PATTERN,
-    CharacterOwnership,
-    PlaceholderRendering,
-    RenderedConversation,
-    TemplateBehavior,
-)
-from rowmill.conversation.template_observation import observe_template
+from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
+from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
@@ -80,8 +81,8 @@ class Renderer:
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
         self._alike_tools: object = None
         self._identity = ""
-        self.adaptation = Adaptation(reasoning_keys=probes.find_reasoning_keys(self._tree))
-        self.adaptation = self._apply_spec_choices(probes.probe_adaptation(self.render_probe, self.adaptation))
+        self.adaptation = Adaptation(reasoning_keys=find_reasoning_keys(self._tree))
+        self.adaptation = self._apply_spec_choices(probe_adaptation(self.render_probe, self.adaptation))
         self.fast_path_obstacle = self._try_fast_engine()
 
     @property
@@ -174,7 +175,7 @@ class Renderer:
         if known is None:
             if len(self._prompts) > 4096:
                 self._prompts.clear()
-            known = probes.probe_generation_prompt(self.render_probe, role, has_tools, kwargs, self.control_tokens)
+            known = probe_generation_prompt(self.render_probe, role, has_tools, kwargs, self.control_tokens)
             self._prompts[key] = known
         return known
 

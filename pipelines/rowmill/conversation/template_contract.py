@@ -1,44 +1,33 @@
-"""Types shared by rendering and masking: a rendered conversation, its proven owners, the template's observed behavior.
+"""What a chat template does, observed on probe conversations: its contract.
 
-*Own text* is text of the row: contents, reasoning, names and arguments of calls. All other characters of a render are
-*template text*.
+Everything that a template's report shows and a row's mask relies on beside the frames: one function per property.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from rowmill.conversation.adaptation import ProbeRenderer, probe_argument_forms, shows_text
+from rowmill.conversation.frame_learning import learn_frames_once
+from rowmill.conversation.loss_options import Loss
+from rowmill.conversation.owned_spans import locate_own_text
+from rowmill.conversation.probe_conversations import SENTINELS, make_call
+from rowmill.conversation.template_frames import (
+    TemplateFrames,
+    find_common_end,
+    find_common_start,
+    split_into_units,
+    split_turn_prefix,
+)
+from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message
+from rowmill.schema.rows import Message, Rejected, Span
 
-CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
-"""How templates write control tokens: `<|…|>`, `<|…>` and `<…|>`."""
-
-
-def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
-    """Return the control token that begins a text after white space; empty if there is none."""
-    start = text.lstrip()
-    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
-
-
-@frozen_dataclass
-class RenderedConversation:
-    """The plain render of a conversation, and what its template was given.
-
-    `messages`, `tools` and `kwargs` as passed to the template, with arguments, ids and reasoning adapted.
-    """
-
-    text: str
-    messages: Sequence[Message] = ()
-    tools: Sequence[Json] | None = None
-    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    inline_reasoning: Mapping[int, int] = field(default_factory=dict[int, int])
-    """By message: how many characters at the start of its content are reasoning with its tags."""
-    blocks: Sequence[tuple[int, int]] = ()
-    """The ranges of `{% generation %}` blocks, sorted."""
-    is_fast: bool = False
-    """Whether the fast engine rendered it."""
+if TYPE_CHECKING:
+    from rowmill.conversation.renderer import Renderer
 
 
 @frozen_dataclass
@@ -117,45 +106,315 @@ def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") 
     return found
 
 
-OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
+# ── observing it ──
+
+_MODEL = frozenset({"assistant"})
+_TOOLS: Sequence[Json] = (SENTINELS.tool,)
+_PLAIN, _CALLED, _REASONED = (SENTINELS.make(shape) for shape in ("uaua", "uctaua", "urur"))
+_SHAPES = (("plain", _PLAIN, None), ("tools", _CALLED, _TOOLS), ("reasoning", _REASONED, None))
+_ENDING_SHAPES: Mapping[str, Sequence[str]] = {
+    "user": ("u",),
+    "system": ("s", "uas"),
+    "assistant": ("ua",),
+    "tool": ("uct", "ubt"),
+}
+"""By role: shapes that end with it, tried in turn."""
 
 
-@frozen_dataclass
-class OwnedText:
-    """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
+def observe_template(renderer: "Renderer") -> TemplateBehavior:
+    """Observe every property of a template on probes."""
+    render = renderer.render_probe
+    frames = learn_frames_once(renderer, _MODEL, {})
+    plain = render(_PLAIN)
+    ends = _observe_ends(plain, frames, renderer.eos_token)
+    kept = _observe_reasoning(render)
+    prompts = {
+        role: renderer.generation_prompt(role, has_tools=role == "tool", kwargs={})
+        for role in ("user", "tool", "system")
+    }
+    end = str(ends.get("finish") or renderer.eos_token)
+    known_tokens = frozenset((*renderer.spec.control_tokens, *renderer.spec.special_tokens.values()))
+    differences = tuple(dict.fromkeys(_find_block_differences(renderer, frames)))
+    offered = render(_PLAIN, _TOOLS)
+    return TemplateBehavior(
+        prefix_preserving={name: _preserves_prefixes(render, probe, tools) for name, probe, tools in _SHAPES},
+        prompt_match={role: _match_prompt(renderer, prompt, role) for role, prompt in prompts.items()},
+        prompts=prompts,
+        end_trained=_do_blocks_hold_end(renderer, ends) if renderer.has_blocks else "finish" in ends,
+        end_is_one_token=end in known_tokens,
+        generation_blocks="none" if not renderer.has_blocks else "differs" if differences else "equal",
+        generation_differences=differences,
+        reasoning=kept,
+        reasoning_key=renderer.adaptation.reasoning_keys[0] if kept != "none" else None,
+        inline_tags_stripped=_strips_tags(render),
+        arguments=probe_argument_forms(render, renderer.adaptation),
+        loses=tuple(_list_dropped_content(render)),
+        date_dependent=plain != renderer.render_years_later(_PLAIN),
+        bos=_observe_bos(plain, renderer.bos_token, renderer.spec.adds_bos),
+        system=_observe_system(render),
+        alternation=tuple(_list_refusals(render)),
+        tools="refused" if isinstance(offered, Rejected) else "printed" if _get_tool_name() in offered else "dropped",
+        no_tools=renderer.adaptation.no_tools,
+        tool_ids=renderer.adaptation.tool_ids,
+        content_form=renderer.adaptation.content_form,
+        render_path=renderer.render_path,
+        fast_path_obstacle=renderer.fast_path_obstacle,
+        eos_token=renderer.eos_token,
+        control_tokens=renderer.control_tokens,
+        reasoning_close=_find_reasoning_close(render),
+        empty_reasoning=_find_empty_reasoning(renderer),
+        **ends,
+    )
 
-    start: int
-    end: int
-    message: int
-    part: OwnTextPart
-    call: int = -1
+
+def _get_tool_name() -> str:
+    return SENTINELS.tool["function"]["name"]
 
 
-@frozen_dataclass
-class CharacterOwnership:
-    """Which characters of a render belong to which own text, proven by a render with private code points.
+# ── how a turn begins ──
 
-    `texts`: own texts rendered in full, in the order of the render, each at its first occurrence. `missing`: own texts
-    rendered in part or not at all. `hidden`: own texts that could not be replaced by code points, so their positions
-    are unknown.
+
+def probe_generation_prompt(
+    render: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
+) -> str:
+    """Return the generation prompt after a message of that role: what the template adds for it.
+
+    Empty if the template prints none, or refuses every probe that ends with the role.
     """
+    other = [[*SENTINELS.make("u"), {"role": role, "content": "qzother"}]]
+    probes = [SENTINELS.make(shape) for shape in _ENDING_SHAPES[role]] if role in _ENDING_SHAPES else other
+    tools = _TOOLS if has_tools else None
+    for probe in probes:
+        prompted = render(probe, tools, {**kwargs, "add_generation_prompt": True})
+        unprompted = render(probe, tools, {**kwargs, "add_generation_prompt": False})
+        if isinstance(prompted, str):
+            last = probe[-1]["content"]
+            after, without = (one.rpartition(last)[2] if isinstance(one, str) else "" for one in (prompted, unprompted))
+            added = after[len(find_common_start(after, without, control_tokens)) :]
+            return _remove_turn_end(render, added, kwargs, control_tokens)
+    return ""
 
-    texts: tuple[OwnedText, ...]
-    missing: tuple[OwnedText, ...]
-    hidden: tuple[tuple[OwnedText, str], ...]
 
+def _remove_turn_end(
+    render: ProbeRenderer, added: str, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
+) -> str:
+    """Return a generation prompt without the end of the last turn, which a template may print only with it.
 
-@frozen_dataclass
-class PlaceholderRendering:
-    """A rendered conversation of placeholders, and the conditions under which other contents render the same way.
-
-    Replacing the placeholders `contents` leaves the rest of `text` unchanged, provided that no new content contains
-    one of `literals`, or begins or ends with the characters in its message's `edges` (None: white space).
-    `is_hidden` tells whether a content could not be covered, so that its position would not be proven.
+    A chat that begins with an answer shows the header without such an end.
     """
+    [answer] = SENTINELS.make("a")
+    alone = render([answer], None, kwargs)
+    units = split_into_units(added, control_tokens)
+    header = "" if isinstance(alone, Rejected) else alone.partition(answer["content"])[0]
+    if not header or not units or units[0] in header:
+        return added
+    starts = [i for i, unit in enumerate(units) if unit in control_tokens]
+    return next((rest for i in starts if (rest := "".join(units[i:])) in header), added)
 
-    text: str
-    contents: tuple[str, ...]
-    literals: frozenset[str]
-    edges: Mapping[int, frozenset[str | None]]
-    is_hidden: Callable[[str], bool]
+
+def _match_prompt(renderer: "Renderer", prompt: str, role: str) -> Literal["full", "partial", "none"]:
+    asked = SENTINELS.make(_ENDING_SHAPES[role][0])
+    tools = _TOOLS if role == "tool" else None
+    answered = renderer.render_probe([*asked, {"role": "assistant", "content": "qzlast"}], tools)
+    prompted = renderer.render_probe(asked, tools, {"add_generation_prompt": True})
+    before = "" if isinstance(answered, Rejected) else answered.partition("qzlast")[0]
+    asks = "" if isinstance(prompted, Rejected) else prompted
+    if prompt and "".join(before.split()).startswith("".join(asks.split())):
+        return "full"
+    shown = max((before.rfind(message["content"]) for message in asked if message["content"]), default=0)
+    found = prompt and split_turn_prefix(before[max(0, shown) :], [prompt], renderer.control_tokens)
+    return "partial" if found else "none"
+
+
+def _preserves_prefixes(render: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
+    whole = render(probe, tools)
+    if isinstance(whole, Rejected):
+        return False
+    prefixes = (render(probe[:end], tools) for end in range(1, len(probe)))
+    return all(isinstance(prefix, Rejected) or whole.startswith(prefix) for prefix in prefixes)
+
+
+# ── how a turn ends ──
+
+
+def _observe_ends(plain: str | Rejected, frames: TemplateFrames, eos: str) -> dict[str, Any]:
+    if isinstance(plain, Rejected):
+        return {}
+    end = frames.finish.get("assistant", "")
+    last = plain.rpartition(_PLAIN[-1]["content"])[2].rstrip()
+    if frames.next_header_ends:
+        return {"end_of_turn": "next_header", "finish": end}
+    if end:
+        differs = not last.startswith(end)
+        return {"end_of_turn": "own", "last_turn_differs": differs, "printed_end": end, "finish": end}
+    return {"end_of_turn": "tail" if eos and eos in last else "missing"}
+
+
+def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Iterator[str]:
+    """Yield text of probes that `{% generation %}` blocks train and the closed list does not, then the reverse."""
+    if not renderer.has_blocks:
+        return
+    ends = list_end_tokens(renderer.eos_token, renderer.control_tokens)
+    for _, probe, tools in _SHAPES:
+        rendered = renderer.render(probe, tools, {})
+        located = None if isinstance(rendered, Rejected) else locate_own_text(renderer, rendered, probe, _MODEL)
+        if isinstance(rendered, Rejected) or located is None:
+            continue
+        supervised = [index for index, message in enumerate(probe) if message["role"] in _MODEL]
+        by_blocks, by_frames = (
+            TurnCutter(
+                rendered,
+                probe,
+                located,
+                frames,
+                ends,
+                renderer.eos_token,
+                Loss(finish="none"),
+                _MODEL,
+                by_blocks=blocks,
+            ).cut(supervised)
+            for blocks in (True, False)
+        )
+        if not isinstance(by_blocks, Rejected) and not isinstance(by_frames, Rejected):
+            held, listed = _list_positions(by_blocks.trained), _list_positions(by_frames.trained)
+            yield from (f"adds {text!r}" for text in iterate_text_runs(rendered.text, held - listed))
+            yield from (f"leaves out {text!r}" for text in iterate_text_runs(rendered.text, listed - held))
+
+
+def _list_positions(spans: Sequence[Span]) -> set[int]:
+    return {position for span in spans for position in range(span.start, span.end)}
+
+
+def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
+    """Yield the text of each run of adjacent positions."""
+    start = previous = -2
+    for position in [*sorted(positions), len(text) + 2]:
+        if position != previous + 1:
+            if start >= 0:
+                yield text[start : previous + 1]
+            start = position
+        previous = position
+
+
+def _do_blocks_hold_end(renderer: "Renderer", ends: Mapping[str, Any]) -> bool:
+    """Return whether the end of an earlier turn is inside its block."""
+    rendered = renderer.render(_PLAIN, None, {})
+    if isinstance(rendered, Rejected):
+        return False
+    end, answer = str(ends.get("finish") or ""), _PLAIN[1]["content"]
+    at = rendered.text.find(answer) + len(answer)
+    return bool(end) and any(start <= at and at + len(end) <= stop for start, stop in rendered.blocks)
+
+
+# ── what is printed ──
+
+
+def _observe_reasoning(render: ProbeRenderer) -> Literal["all", "last", "none"]:
+    rendered = render(_REASONED)
+    first, last = (shows_text(rendered, _REASONED[i]["reasoning_content"]) for i in (1, 3))
+    return "none" if not last else "all" if first else "last"
+
+
+def _strips_tags(render: ProbeRenderer) -> bool:
+    question, answer, *rest = _PLAIN
+    inline = {**answer, "content": f"<think>\nqzthought\n</think>\n\n{answer['content']}"}
+    rendered = render([question, inline, *rest])
+    return shows_text(rendered, answer["content"]) and not shows_text(rendered, "qzthought")
+
+
+def _list_dropped_content(render: ProbeRenderer) -> Iterator[str]:
+    """Yield the kinds of own text that the template does not print."""
+    led, beside, named = SENTINELS.make("suaua"), SENTINELS.make("ubta"), SENTINELS.make("ucta")
+    named[1]["tool_calls"] = [make_call("qzcalled", {"qzplace": "qzvalue one"})]
+    question = SENTINELS.make("u")
+    seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
+        ("system", led[0]["content"], led, None),
+        ("user", _PLAIN[0]["content"], _PLAIN, None),
+        ("assistant_text", _PLAIN[1]["content"], _PLAIN, None),
+        ("text_beside_call", beside[1]["content"], beside, _TOOLS),
+        ("call_name", "qzcalled", named, _TOOLS),
+        ("call_arguments", "qzvalue one", _CALLED, _TOOLS),
+        ("tool_result", _CALLED[2]["content"], _CALLED, _TOOLS),
+        ("tool_list", _get_tool_name(), _PLAIN, _TOOLS),
+        ("reasoning", _REASONED[1]["reasoning_content"], _REASONED, None),
+        ("unknown_role", "qzother", [*question, {"role": "qzrole", "content": "qzother"}], None),
+    ]
+    for kind, text, probe, tools in seen:
+        rendered = render(probe, tools)
+        if isinstance(rendered, str) and text not in rendered:
+            yield kind
+
+
+def _observe_bos(plain: str | Rejected, bos: str, adds_bos: bool) -> Literal["template", "none", "double"]:
+    if isinstance(plain, Rejected) or not bos or not plain.startswith(bos):
+        return "none"
+    return "double" if adds_bos else "template"
+
+
+def _observe_system(render: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
+    led = SENTINELS.make("suaua")
+    system, question = (message["content"] for message in led[:2])
+    rendered = render(led)
+    if isinstance(rendered, Rejected):
+        return "refused"
+    if system not in rendered:
+        return "last_user_only" if shows_text(render(led[:4]), system) else "dropped"
+    # Folded into a user's turn, a system message follows that turn's header.
+    alone = render(_PLAIN)
+    first, answer, second = (message["content"] for message in _PLAIN[:3])
+    if isinstance(alone, Rejected):
+        return "printed"
+    header = find_common_end([alone.partition(first)[0], _get_text_between(alone, answer, second)], ())
+    before, after = rendered.partition(system)[0], _get_text_between(rendered, system, question)
+    return "folded" if header.strip() and header in before and header not in after else "printed"
+
+
+def _list_refusals(render: ProbeRenderer) -> Iterator[str]:
+    if isinstance(render(SENTINELS.make("uua")), Rejected):
+        yield "two_users"
+    if isinstance(render(SENTINELS.make("aua")), Rejected):
+        yield "leading_assistant"
+    if isinstance(render(_CALLED, _TOOLS), Rejected):
+        yield "tool_role"
+
+
+# ── reasoning ──
+
+_REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
+
+
+def _find_reasoning_close(render: ProbeRenderer) -> tuple[str, str]:
+    """Return the text between reasoning and answer, and between reasoning and call, in a last turn."""
+    answered, called = SENTINELS.make("ur"), SENTINELS.make("ue")
+    called[1]["tool_calls"] = [make_call("qzcalled", {"qzplace": "qzvalue one"})]
+    answer = _get_text_between(render(answered), answered[1]["reasoning_content"], answered[1]["content"])
+    before_call = _get_text_between(render(called, _TOOLS), called[1]["reasoning_content"], "qzcalled")
+    return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
+
+
+def _find_empty_reasoning(renderer: "Renderer") -> tuple[str, ...]:
+    """Return the frames of empty reasoning that the template prints before an answer without reasoning."""
+    frames: set[str] = set()
+    for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+        rendered = renderer.render_probe(_PLAIN, None, kwargs)
+        if isinstance(rendered, Rejected):
+            continue
+        prompt = renderer.generation_prompt("user", has_tools=False, kwargs=kwargs)
+        for question, answer in (_PLAIN[:2], _PLAIN[2:]):
+            before = _get_text_between(rendered, question["content"], answer["content"])
+            before = before[max(0, before.rfind(prompt)) :]
+            if found := _REASONING_WORD.search(before):
+                start = max(before.rfind("<", 0, found.start()), before.rfind("[", 0, found.start()))
+                frames.add(before[start if start >= 0 else found.start() :])
+        if (found := _REASONING_WORD.search(prompt)) and "/" in prompt[found.start() - 1 :]:
+            start = prompt.rfind("<", 0, found.start())
+            frames.add(prompt[start if start >= 0 else found.start() :])
+    return tuple(sorted(frames, key=len, reverse=True))
+
+
+def _get_text_between(rendered: str | Rejected, first: str, second: str) -> str:
+    if isinstance(rendered, Rejected):
+        return ""
+    start = rendered.rfind(first)
+    end = rendered.find(second, start)
+    return rendered[start + len(first) : end] if 0 <= start < end else ""

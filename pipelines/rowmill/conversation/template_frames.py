@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from rowmill.conversation.template_contract import CONTROL_TAG_PATTERN, find_first_control_token
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Message
+
+CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
+"""How templates write control tokens: `<|…|>`, `<|…>` and `<…|>`."""
 
 _DIGITS = re.compile(r"\d+")
 _SCALAR_PATTERN = r"(?<!\w)(?:true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?!\w)"
@@ -251,6 +253,12 @@ def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:
             break
         count += 1
     return count
+
+
+def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
+    """Return the control token that begins a text after white space; empty if there is none."""
+    start = text.lstrip()
+    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
 
 
 def find_opening_token(text: str, control_tokens: tuple[str, ...]) -> str:

@@ -16,57 +16,14 @@ from rowmill.conversation.independent_proof import TransformersTemplate
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect
+from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
-
-MESSAGE_NAMES: Mapping[str, str] = {
-    "s": "system",
-    "u": "user",
-    "a": "answer",
-    "r": "reasoning and answer",
-    "o": "reasoning only",
-    "c": "call",
-    "d": "two calls",
-    "b": "text and call",
-    "e": "reasoning and call",
-    "f": "reasoning, text and call",
-    "t": "tool result",
-}
-"""The letters of a shape."""
-
-PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur uo uoua".split()
-TOOL_SHAPES = (
-    "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
-)
-PROOF_TOOLS: tuple[Json, ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Weather of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "The city"},
-                    "days": {"type": "integer", "description": "Days"},
-                },
-                "required": ["city"],
-            },
-        },
-    },
-)
-ODD_ARGUMENTS: Mapping[str, Json] = {
-    "a": "1",
-    "b": [1, "x", {"c": None}],
-    "flag": True,
-    "f": 0.5,
-    "text": 'He said "hi"\nand left',
-}
+from rowmill.schema.rows import MaskedConversation, Rejected
 
 _SYSTEM_FACTS: Mapping[str, str] = {
     "folded": "The system message is printed inside the first user turn.",
@@ -96,16 +53,6 @@ _DROPPED_FACTS: Mapping[str, str] = {
     "reasoning": "reasoning",
     "unknown_role": "a message of an unknown role",
 }
-
-
-@frozen_dataclass
-class ProbeConversation:
-    """A probe conversation, with its shape in letters and in words."""
-
-    shape: str
-    description: str
-    messages: tuple[Message, ...]
-    tools: tuple[Json, ...] | None
 
 
 @frozen_dataclass
@@ -144,88 +91,6 @@ class TemplateProof:
     def refusals(self) -> Counter[tuple[str, str]]:
         """Count the refused shapes by reason and detail."""
         return Counter((shape.reason, shape.detail) for shape in self.shapes if shape.outcome == "refused")
-
-
-# ── the probe conversations ──
-
-
-def make_probe_conversations() -> Iterator[ProbeConversation]:
-    """Yield a conversation of every shape without tools, then with tools, then conversations with unusual texts."""
-    for shape in PLAIN_SHAPES:
-        yield _make_probe(shape, None)
-    for shape in TOOL_SHAPES:
-        yield _make_probe(shape, PROOF_TOOLS, note="tools")
-    for shape in ("uctua", "uetua"):
-        yield _repeat_question(_make_probe(shape, PROOF_TOOLS, note="tools, a repeated question"))
-    repeated = [
-        _make_question("Continue, please."),
-        _make_answer("One."),
-        _make_question("Continue, please."),
-        _make_answer("Two."),
-    ]
-    yield _describe_conversation("uaua", repeated, PROOF_TOOLS, note="tools, a repeated question")
-    yield _make_probe("ucta", PROOF_TOOLS, note="tools, arguments of every type", arguments=ODD_ARGUMENTS)
-    short = [_make_question("a"), _make_answer("I"), _make_question("user"), _make_answer("4")]
-    yield _describe_conversation("uaua", short, None, note="short texts")
-
-
-def _make_question(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _make_answer(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
-def _describe_conversation(
-    shape: str, messages: Sequence[Message], tools: tuple[Json, ...] | None, *, note: str
-) -> ProbeConversation:
-    description = " → ".join(MESSAGE_NAMES[letter] for letter in shape)
-    return ProbeConversation(shape, f"{description} ({note})" if note else description, tuple(messages), tools)
-
-
-def _make_probe(
-    shape: str, tools: tuple[Json, ...] | None, *, note: str = "", arguments: Mapping[str, Json] | None = None
-) -> ProbeConversation:
-    """Build a conversation in which every text is different, so that none is mistaken for another."""
-    messages: list[Message] = []
-    waiting: list[str] = []
-    for i, letter in enumerate(shape):
-        match letter:
-            case "u":
-                messages.append(_make_question(f"What is it, u{i}?"))
-            case "s":
-                messages.append({"role": "system", "content": f"Be terse about s{i}."})
-            case "t":
-                call = waiting.pop(0) if waiting else "call0unknown"
-                content = f'{{"result": "found t{i}"}}'
-                messages.append({"role": "tool", "content": content, "tool_call_id": call, "name": "get_weather"})
-            case _:
-                messages.append(_make_model_message(letter, i, arguments))
-                waiting = [call["id"] for call in messages[-1].get("tool_calls", ())] or waiting
-    return _describe_conversation(shape, messages, tools, note=note)
-
-
-def _make_model_message(letter: str, index: int, arguments: Mapping[str, Json] | None) -> Message:
-    message: Message = {"role": "assistant", "content": f"It is four, a{index}." if letter in "arbf" else ""}
-    if letter in "refo":
-        message["reasoning_content"] = f"Let me think of r{index}."
-    if letter in "cdbef":
-        count = 2 if letter == "d" else 1
-        message["tool_calls"] = [_make_call(index, number, arguments) for number in range(count)]
-    return message
-
-
-def _make_call(index: int, number: int, arguments: Mapping[str, Json] | None) -> Json:
-    given = dict(arguments or {"city": f"Paris c{index}{number}", "days": 3})
-    function = {"name": "get_weather", "arguments": given}
-    return {"id": f"call{index:03}{number:02}", "type": "function", "function": function}
-
-
-def _repeat_question(probe: ProbeConversation) -> ProbeConversation:
-    first = probe.messages[0]["content"]
-    messages = (*probe.messages[:3], _make_answer("Go on."), _make_question(first), _make_answer("Done."))
-    return replace(probe, messages=messages)
 
 
 # ── the proof ──

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import orjson
 
-from rowmill.conversation.template_contract import PlaceholderRendering
+from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.conversation.verification import MIN_FOREIGN_CHARS
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass

@@ -7,7 +7,7 @@ Compiling a template, comparing its engines and learning its frames takes 0.6 s.
 calling process, which needs it for the first records; a worker of the fork server opens it itself.
 """
 
-from rowmill.conversation.frame_probes import learn_frames_once
+from rowmill.conversation.frame_learning import learn_frames_once
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.storage import digest_json

@@ -65,7 +65,8 @@ class Encoder:
     @cached_property
     def _continuation_backend(self) -> Any:
         """The tokenizer without the space that SentencePiece adds before a text, for continuations."""
-        return open_reference_backend(_remove_dummy_prefix(self._backend))
+        # A byte-level tokenizer has no such space, and is not opened a second time.
+        return self.reference if self.card.byte_level else open_reference_backend(_remove_dummy_prefix(self._backend))
 
     @cached_property
     def _token_lengths(self) -> TokenLengths:

@@ -12,11 +12,14 @@ from typing import Any, cast
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
 from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
+from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
@@ -169,24 +172,60 @@ class Encoder:
         ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
         return join_encodings([(ids, starts, ends)], reference_texts=1)
 
-    def matches_reference(
-        self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int], *, continuation: bool = False
-    ) -> bool:
-        """Return whether the ids of the chosen texts equal the reference's, and their positions if it reports them."""
-        wanted = [texts[i] for i in chosen]
-        if self.card.byte_level:
-            # Without the characters of each token, which take as long as the ids and follow from them.
-            expected = self.reference.encode_batch_fast(wanted, add_special_tokens=False)
-            spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
-            return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
-        backend = self._continuation_backend if continuation else self.reference
-        expected = backend.encode_batch(wanted, add_special_tokens=False)
-        return all(self._equals(text, one, encoded, i) for text, one, i in zip(wanted, expected, chosen, strict=True))
+    def find_control_strings(self, texts: Sequence[str], encoded: EncodedTexts) -> set[str]:
+        """Return the added tokens that occur in a batch, also those of which an engine made other tokens."""
+        added = {token_id: content for token_id, content, _ in self.card.added if content}
+        made = encoded.ids[np.isin(encoded.ids, np.fromiter(added, np.int32, len(added)))]
+        found = {added[token_id] for token_id in find_distinct(made).tolist()}
+        # Searched together: with one automaton a millisecond for a million characters, one by one a hundred.
+        others = sorted(set(added.values()) - found, key=len, reverse=True)
+        if others:
+            pattern = "|".join(map(re.escape, others))
+            hits = pc.match_substring_regex(pa.array(texts, pa.large_string()), pattern)
+            for place in np.flatnonzero(hits.to_numpy(zero_copy_only=False)).tolist():
+                found.update(re.findall(pattern, texts[place]))
+        return found
 
-    def _equals(self, text: str, expected: Any, encoded: EncodedTexts, i: int) -> bool:
-        own = slice(int(encoded.offsets[i]), int(encoded.offsets[i + 1]))
-        flat = (encoded.ids[own], encoded.starts[own], encoded.ends[own])
-        return all(map(np.array_equal, self._locate_token_bytes(text, expected), flat))
+    def matches_reference(
+        self, texts: Sequence[str], encoded: EncodedTexts, stretches: Sequence[Stretch], *, continuation: bool = False
+    ) -> bool:
+        """Return whether the tokens of stretches of texts are the reference's, and their bytes if it reports them.
+
+        A stretch that differs may be cut where the tokenizer has no border: its whole text decides.
+        """
+        backend = self._continuation_backend if continuation else self.reference
+        # Without the characters of each token, which take as long as the ids, where they follow from these.
+        encode = backend.encode_batch_fast if self.card.byte_level else backend.encode_batch
+        framed = [one.lead + texts[one.text][one.begin : one.end] + one.tail for one in stretches]
+        encodings = encode(framed, add_special_tokens=False)
+        for one, text, expected in zip(stretches, framed, encodings, strict=True):
+            own = texts[one.text]
+            if self._equals(one, own, text, expected, encoded):
+                continue
+            if not one.lead and not one.tail:
+                return False
+            whole = Stretch(one.text, 0, len(own))
+            if not self._equals(whole, own, own, encode([own], add_special_tokens=False)[0], encoded):
+                return False
+        return True
+
+    def _equals(self, one: Stretch, own: str, framed: str, expected: Any, encoded: EncodedTexts) -> bool:
+        """Return whether a text has the tokens in a stretch that the reference gave for the stretch in its frame."""
+        tokens = slice(int(encoded.offsets[one.text]), int(encoded.offsets[one.text + 1]))
+        ids, starts, ends = encoded.ids[tokens], encoded.starts[tokens], encoded.ends[tokens]
+        if self.card.byte_level and framed == own:
+            return np.array_equal(np.array(expected.ids, np.int32), ids)
+        other_ids, other_starts, other_ends = self._locate_token_bytes(framed, expected)
+        begin, lead = len(own[: one.begin].encode()), len(one.lead)
+        size = len(own[one.begin : one.end].encode())
+        first, last = np.searchsorted(starts, begin), np.searchsorted(ends, begin + size, "right")
+        other_first = np.searchsorted(other_starts, lead)
+        other_last = np.searchsorted(other_ends, lead + size, "right")
+        return (
+            np.array_equal(ids[first:last], other_ids[other_first:other_last])
+            and np.array_equal(starts[first:last] - begin, other_starts[other_first:other_last] - lead)
+            and np.array_equal(ends[first:last] - begin, other_ends[other_first:other_last] - lead)
+        )
 
     def without_fast_path(self) -> "Encoder":
         """Return an encoder that takes only the reference path, for a batch in which the paths differed."""

@@ -17,14 +17,7 @@ from rowmill.tokenization.control_tokens import ControlStrings, contains_added_t
 from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
 from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces, replace_texts
 from rowmill.tokenization.encoder import Encoder
-
-SAMPLE_EVERY = 100
-"""Every 100th text of a batch, from the first on, is encoded again on the reference path."""
-
-
-SAMPLE_CHARS = 1 << 18
-"""Longer texts are not compared: the reference takes 500 bytes per token, which is 1.4 GB for 10 MB of text."""
-
+from rowmill.tokenization.reference_sample import MIN_PART_CHARS, ReferenceSample, Stretch
 
 # ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
 
@@ -47,7 +40,11 @@ class TokenizationCounts:
     altered: int = 0
     """Texts whose ids decode to different text, because the tokenizer normalizes."""
     fast_path_mismatches: int = 0
-    """Batches in which the fast path's ids differed from the reference's."""
+    """Batches in which the fast path's ids or masks differed from the reference's."""
+    engine_differs: bool = False
+    """Whether ids in the sample differed: the whole part is then made again on the reference path."""
+    sample: ReferenceSample = field(default_factory=ReferenceSample)
+    """The stretches of the part's texts that were compared with the reference."""
     boundary_tokens: int = 0
     """Tokens that cross an edge of a span."""
     prompts_compared: int = 0
@@ -82,9 +79,8 @@ def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: Tokenizat
     encoded = encoder.encode(texts)
     counts.reference_path_texts += encoded.reference_texts
     counts.altered += encoded.altered
-    if _matches_sample(encoder, texts, encoded, continuation=False):
+    if _matches_sample(encoder, texts, encoded, counts, continuation=False):
         return encoded
-    counts.fast_path_mismatches += 1
     return encoder.without_fast_path().encode(texts)
 
 
@@ -93,17 +89,27 @@ def encode_continuations_and_compare(
 ) -> EncodedTexts:
     """Encode continuation texts as `encode_and_compare` does; of them only a difference is counted."""
     encoded = encoder.encode_continuation(texts)
-    if _matches_sample(encoder, texts, encoded, continuation=True):
+    if _matches_sample(encoder, texts, encoded, counts, continuation=True):
         return encoded
-    counts.fast_path_mismatches += 1
     return encoder.without_fast_path().encode_continuation(texts)
 
 
-def _matches_sample(encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, *, continuation: bool) -> bool:
-    sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
-    return encoded.reference_texts == len(texts) or encoder.matches_reference(
-        texts, encoded, sample, continuation=continuation
-    )
+def _matches_sample(
+    encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, counts: TokenizationCounts, *, continuation: bool
+) -> bool:
+    if encoded.reference_texts == len(texts):
+        return True
+    total = sum(map(len, texts))
+    if counts.sample.characters + total <= MIN_PART_CHARS:
+        counts.sample.characters += total
+        stretches = [Stretch(i, 0, len(text)) for i, text in enumerate(texts)]
+    else:
+        stretches = counts.sample.choose(texts, encoder.find_control_strings(texts, encoded))
+    if encoder.matches_reference(texts, encoded, stretches, continuation=continuation):
+        return True
+    counts.fast_path_mismatches += 1
+    counts.engine_differs = True
+    return False
 
 
 def make_examples(

@@ -1,0 +1,186 @@
+r"""Choose which stretches of a part's texts the reference tokenizer encodes again.
+
+An engine that differs from the reference differs on characters, not on rows, so characters are counted: of every batch
+2 %, and of every part 64 k where it has them, in stretches of at most about 8 k from as many texts as possible. Which
+ones depends on the texts alone. A stretch begins and ends at a border, a place where the pre-tokenization of every
+known tokenizer cuts, and is encoded between texts that make its borders the same as in its text:
+
+    in its text           … calm.\n│Waves come and go.\nIt is│ late …
+    what is encoded             \n │Waves come and go.\nIt is│ a
+    what is compared               └───────────────────────┘
+
+A byte-level or SentencePiece tokenizer cuts between a line break and a letter or digit, and before a single space
+between two letters. Of a text without a border, such as base64, all is compared up to `MAX_WHOLE_CHARS`, and nothing
+of a longer one: the reference takes 500 bytes per token. A border is a guess that costs time where it is wrong, never
+a result: a stretch that differs is judged by its whole text (`Encoder.matches_reference`).
+"""
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import compute_offsets
+from rowmill.core.frozen_classes import frozen_dataclass
+
+MIN_PART_CHARS = 1 << 16
+"""Characters of a part that are compared, where it has as many: 20 ms of the reference."""
+
+MIN_SHARE = 0.02
+"""The share of a batch's characters that is compared, at least."""
+
+STRETCH_CHARS = (1 << 10, 1 << 13)
+"""The shortest and the longest stretch, but for the way to the next border."""
+
+MAX_WHOLE_CHARS = 1 << 18
+"""Longer texts without borders are not compared."""
+
+_AROUND_CHARS = 1 << 9
+"""How far before a control string or a script its stretch begins."""
+
+_BORDER = re.compile(r"\n(?=[^\W_])|(?<=[^\W\d_])(?=[ 、。，][^\W\d_])")
+
+
+@frozen_dataclass
+class Stretch:
+    """Characters `[begin, end)` of text number `text`, encoded after `lead` and before `tail`."""
+
+    text: int
+    begin: int
+    end: int
+    lead: str = ""
+    tail: str = ""
+
+
+@dataclass(slots=True)
+class ReferenceSample:
+    """What of one part is in the sample so far."""
+
+    characters: int = 0
+    features: set[str] = field(default_factory=set[str])
+    """The control strings and scripts."""
+
+    def choose(self, texts: Sequence[str], control_strings: Iterable[str]) -> list[Stretch]:
+        """Choose the stretches of a batch, and add them to the sample.
+
+        `control_strings` are those of the batch: each is in the sample once per part, and so is each script.
+        """
+        total = sum(map(len, texts))
+        wanted = min(total, max(MIN_PART_CHARS - self.characters, int(total * MIN_SHARE) + 1))
+        chosen: list[Stretch] = []
+        for one in _iterate_stretches(texts, wanted):
+            chosen.append(one)
+            wanted -= one.end - one.begin
+            if wanted <= 0:
+                break
+        sampled = "\0".join([texts[one.text][one.begin : one.end] for one in chosen])
+        self.features.update(_find_scripts([sampled]))
+        present = {one: one for one in control_strings} | _find_scripts(texts)
+        for name in sorted(present.keys() - self.features):
+            self.features.add(name)
+            if present[name] not in sampled:
+                chosen += _cut_around(texts, present[name])
+        self.characters += sum(one.end - one.begin for one in chosen)
+        return chosen
+
+
+# ── Stretches by hash ──────────────────────────────────────────────────────────────────────────────
+
+
+def _iterate_stretches(texts: Sequence[str], wanted: int) -> Iterator[Stretch]:
+    """Yield a stretch of every text, then a second one of every text that has one, and so on.
+
+    Texts are cut into windows of equal length; the order of the texts and that of each text's windows follow from the
+    text's hash.
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    size = int(np.clip(wanted // max(1, np.count_nonzero(lengths)), *STRETCH_CHARS))
+    counts = -(-lengths // size)
+    numbers = np.repeat(np.arange(len(texts)), counts)
+    windows = np.arange(len(numbers)) - np.repeat(compute_offsets(counts)[:-1], counts)
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64, len(texts))
+    keys = _mix(hashes[numbers] + windows.astype(np.uint64))
+    ranks = np.empty(len(numbers), np.int64)
+    ranks[np.lexsort((keys, numbers))] = windows
+    whole: set[int] = set()
+    for j in np.lexsort((keys, ranks)).tolist():
+        number, begin = int(numbers[j]), int(windows[j]) * size
+        if number in whole:
+            continue
+        found = _cut(texts[number], number, begin, begin + size, begin + size)
+        if found is not None:
+            yield found
+            if not found.lead and not found.tail:
+                whole.add(number)
+
+
+def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return other numbers, in which neighbors are far apart: the last steps of SplitMix64."""
+    numbers = numbers * np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return numbers ^ (numbers >> np.uint64(27))
+
+
+def find_border(text: str, begin: int, end: int) -> int | None:
+    """Return the first border from `begin` on that lies before `end`; None if there is none."""
+    found = _BORDER.search(text, begin, end)
+    return None if found is None else found.end()
+
+
+def _cut(text: str, number: int, begin: int, latest: int, end: int) -> Stretch | None:
+    """Return the stretch from the first border after `begin`, before `latest`, to the first one after `end`.
+
+    Where one of them is missing, it is the whole text, or None if that is too long.
+    """
+    left = _BORDER.search(text, begin, latest + 1) if begin else None
+    right = _BORDER.search(text, end, end + STRETCH_CHARS[1]) if end < len(text) else None
+    rest_is_short = len(text) - end <= STRETCH_CHARS[0]
+    if (begin and left is None) or (end < len(text) and right is None and not rest_is_short):
+        return Stretch(number, 0, len(text)) if len(text) <= MAX_WHOLE_CHARS else None
+    return Stretch(
+        number,
+        left.end() if left else 0,
+        right.end() if right else len(text),
+        "" if left is None else left.group() or "a",
+        "" if right is None else "a" if right.group() else " a",
+    )
+
+
+# ── Control strings and scripts ────────────────────────────────────────────────────────────────────
+
+
+def _cut_around(texts: Sequence[str], content: str) -> list[Stretch]:
+    """Return the stretch around the first occurrence of a string, or none if no text with it has borders."""
+    for number, text in enumerate(texts):
+        place = text.find(content)
+        if place >= 0:
+            end = place + len(content)
+            found = _cut(text, number, max(0, place - _AROUND_CHARS), place, end)
+            return [] if found is None else [found]
+    return []
+
+
+def _find_scripts(texts: Sequence[str]) -> dict[str, str]:
+    """Return the scripts of the letters of texts, and the categories of other characters, each with a character of it.
+
+    ASCII is in every sample and is left out.
+    """
+    joined = "".join([text for text in texts if not text.isascii()]).encode("utf-32-le")
+    occurs = np.zeros(sys.maxunicode + 1, np.bool_)
+    occurs[np.frombuffer(joined, np.uint32)] = True
+    occurs[:0x80] = False
+    return {_name_script(code): chr(code) for code in np.flatnonzero(occurs).tolist()}
+
+
+@lru_cache(maxsize=1 << 15)
+def _name_script(code: int) -> str:
+    """Return the script of a letter or mark, which is the first word of its name; else the character's category."""
+    character = chr(code)
+    category = unicodedata.category(character)
+    return unicodedata.name(character, category).partition(" ")[0] if category[0] in "LM" else category

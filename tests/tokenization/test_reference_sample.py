@@ -1,0 +1,178 @@
+"""Which stretches of a part's texts are compared with the reference tokenizer, and what the comparison notices."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.tokenization import engines, reference_sample, tokenizer
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
+from rowmill.tokenization.reference_sample import MAX_WHOLE_CHARS, MIN_PART_CHARS, ReferenceSample, Stretch
+from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from tests.support import recipes
+
+LINES = tuple(recipes.sentence(i, 12) for i in range(400))
+
+
+def _make_text(number: int, chars: int) -> str:
+    lines = [f"{number}: {LINES[(number * 31 + k) % len(LINES)]}" for k in range(chars // 40 + 1)]
+    return "\n".join(lines)[:chars]
+
+
+def _take(texts: Sequence[str], stretches: Sequence[Stretch]) -> list[str]:
+    return [texts[one.text][one.begin : one.end] for one in stretches]
+
+
+# ── which stretches ──
+
+
+@pytest.mark.parametrize("chars", [(1000,) * 400, (30_000,) * 20, (2_000_000,), (5, 0, 700_000, 90_000, 10)], ids=str)
+def test_sample_has_two_percent_of_a_batch_and_64k_of_a_part_from_as_many_texts_as_possible(
+    chars: tuple[int, ...],
+) -> None:
+    texts = [_make_text(i, size) for i, size in enumerate(chars)]
+    sample = ReferenceSample()
+    first, then = sample.choose(texts, ()), sample.choose(texts, ())
+
+    total = sum(map(len, texts))
+    assert sum(map(len, _take(texts, first))) >= max(MIN_PART_CHARS, total // 50)
+    assert sum(map(len, _take(texts, then))) >= total // 50
+    assert max(one.end - one.begin for one in first) < 9_000
+    assert len({one.text for one in first}) >= min(len([size for size in chars if size]), 50)
+    assert all(count == 1 for count in Counter((one.text, one.begin) for one in first).values())
+    for one, other in zip(ordered := sorted(first, key=_get_place), ordered[1:], strict=False):
+        assert one.text < other.text or one.end <= other.begin
+
+
+def _get_place(one: Stretch) -> tuple[int, int]:
+    return one.text, one.begin
+
+
+def test_sample_depends_on_the_texts_and_not_on_their_order() -> None:
+    texts = [_make_text(i, 3_000) for i in range(300)]
+    backwards = texts[::-1]
+
+    chosen = _take(texts, ReferenceSample().choose(texts, ()))
+
+    assert chosen == _take(backwards, ReferenceSample().choose(backwards, ()))
+
+
+def test_every_control_string_and_script_of_a_part_is_in_its_sample() -> None:
+    texts = [_make_text(i, 3_000) for i in range(600)]
+    rare = {"Ж", "語", "ก", "€", "<|rare|>"}
+    for number, content in enumerate(sorted(rare)):
+        text = texts[100 * number + 50]
+        texts[100 * number + 50] = f"{text[:2000]}{content}{text[2000:]}"
+    sample = ReferenceSample()
+    chosen = "".join(_take(texts, sample.choose(texts, ["<|rare|>"])))
+
+    assert {one for one in rare if one in chosen} == rare
+    assert {"CYRILLIC", "CJK", "THAI", "Sc", "<|rare|>"} <= sample.features
+    # Once in a part: the next batch has its two percent.
+    assert len(sample.choose(texts, ["<|rare|>"])) <= len(texts) * 3_000 // 50 // 1_000 + 1
+
+
+@pytest.mark.parametrize(("chars", "expected"), [(200_000, [(0, 200_000)]), (MAX_WHOLE_CHARS + 1, [])])
+def test_text_without_a_border_is_compared_whole_unless_it_is_too_long(
+    chars: int, expected: list[tuple[int, int]]
+) -> None:
+    chosen = ReferenceSample().choose(["QUJD" * (chars // 4) + "Q" * (chars % 4)], ())
+
+    assert [(one.begin, one.end) for one in chosen if one.begin] == []
+    assert [(0, one.end) for one in chosen if not one.tail] == expected
+
+
+# ── borders ──
+
+
+BORDERED = st.lists(
+    st.sampled_from([*" \n\r\t.,:;!?'\"-_/()<|>", "\n\n", "  ", "word", "It's", "naïve", "漢字", "ไทย", "한국어", "、",
+                     "。", "123", "7", "🎉", "e\u0301", "<|im_end|>", "</s>", "x" * 40]),
+    min_size=1, max_size=60,
+).map("".join)  # fmt: skip
+
+
+def _assert_borders_are_of_the_tokenizer(encoder: Encoder, text: str) -> None:
+    """Check that no token of the reference crosses a border."""
+    encoded = encoder.encode([text])
+    place = reference_sample.find_border(text, 1, len(text))
+    while place is not None:
+        at = len(text[:place].encode())
+        inside = (encoded.starts < at) & (at < encoded.ends)
+        assert not inside.any(), (text[max(0, place - 20) : place], text[place : place + 20])
+        place = reference_sample.find_border(text, place + 1, len(text))
+
+
+@settings(deadline=None)
+@given(text=BORDERED)
+def test_borders_are_those_of_the_tiny_tokenizer(loaded: LoadedTokenizer, text: str) -> None:
+    _assert_borders_are_of_the_tokenizer(Encoder(loaded, fast_path=False), text)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "smollm3", "tinyllama"])
+def test_borders_are_those_of_real_tokenizers(real_data: Path, name: str) -> None:
+    opened = Encoder(open_tokenizer(str(real_data / "tokenizers" / name), Path()), fast_path=False)
+
+    @settings(deadline=None)
+    @given(text=BORDERED)
+    def check(text: str) -> None:
+        _assert_borders_are_of_the_tokenizer(opened, text)
+
+    check()
+
+
+# ── engines that are wrong ──
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
+    """Open the tiny byte-level tokenizer as a build opens it."""
+    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer.open_tokenizer(str(folder), folder)
+
+
+def make_wrong_engine(wrong: str, other: str) -> Callable[[str], engines.EncodeTexts]:
+    """Return the opener of an engine that takes one character for another one of as many bytes and tokens."""
+    open_engine = engines.FAST_ENGINES["gigatoken"]
+
+    def open_wrong(backend: str) -> engines.EncodeTexts:
+        encode = open_engine(backend)
+        return lambda texts: encode([text.replace(wrong, other) for text in texts])
+
+    return open_wrong
+
+
+def test_right_engine_agrees_in_every_stretch(loaded: LoadedTokenizer) -> None:
+    texts = [*(_make_text(i, 5_000) for i in range(60)), "漢字、" * 400, "<|im_end|>" * 90, "QUJD" * 20_000]
+    counts = TokenizationCounts()
+    encode_and_compare(Encoder(loaded), texts, counts)
+
+    assert (counts.fast_path_mismatches, counts.reference_path_texts) == (0, 0)
+    assert counts.sample.characters < sum(map(len, texts))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "other", "share"),
+    [("Ж", "И", 1), ("語", "話", 1), ("e", "o", 60), ("<|im_end|>", "<|im_End|>", 1)],
+    ids=["a script", "a sign of a script", "a frequent letter", "a control string"],
+)
+def test_engine_that_is_wrong_on_some_characters_is_noticed(
+    loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, wrong: str, other: str, share: int
+) -> None:
+    texts = [_make_text(i, 5_000) for i in range(60)]
+    for i in range(share):
+        texts[-1 - i] = f"{texts[-1 - i][:3000]}{wrong}{texts[-1 - i][3000:]}"
+    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", make_wrong_engine(wrong, other))
+    encoder, counts = Encoder(loaded), TokenizationCounts()
+    assert encoder.encode(texts).ids.tolist() != encoder.without_fast_path().encode(texts).ids.tolist()
+    encoded = encode_and_compare(encoder, texts, counts)
+
+    assert (counts.engine_differs, counts.fast_path_mismatches) == (True, 1)
+    assert encoded.ids.tolist() == encoder.without_fast_path().encode(texts).ids.tolist()

@@ -156,13 +156,11 @@ def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
 def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
     encoder, decoder = _open_codec(task.root, task.tokenizer)
     texts, rejects, changed, escaped = _serialise_records(task, rows.column("record"))
-    counts, altered = TokenizationCounts(), list[int]()
-    pieces: list[pa.ListArray] = []
-    for part in text_examples.cut_batches([len(text) for text in texts], text_examples.BATCH_CHARS):
-        own = texts[part]
-        ids, offsets = _encode_continuations(encoder, own, counts)
-        altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
-        pieces.append(make_list_array(offsets, ids))
+    counts = TokenizationCounts()
+    pieces, altered = _encode_batches(encoder, decoder, texts, counts)
+    if counts.engine_differs:
+        counts = TokenizationCounts(fast_path_mismatches=counts.fast_path_mismatches)
+        pieces, altered = _encode_batches(encoder.without_fast_path(), decoder, texts, counts)
     column = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     facts: dict[str, Any] = {
         "rejects": rejects,
@@ -174,6 +172,19 @@ def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, 
         "fast_path_mismatches": counts.fast_path_mismatches,
     }
     return column, facts
+
+
+def _encode_batches(
+    encoder: Encoder, decoder: RoundTripDecoder, texts: Sequence[str], counts: TokenizationCounts
+) -> tuple[list[pa.ListArray], list[int]]:
+    """Return the ids of a part's texts, batch by batch, and the places of texts that they do not give back."""
+    pieces, altered = list[pa.ListArray](), list[int]()
+    for part in text_examples.cut_batches([len(text) for text in texts], text_examples.BATCH_CHARS):
+        own = texts[part]
+        ids, offsets = _encode_continuations(encoder, own, counts)
+        altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
+        pieces.append(make_list_array(offsets, ids))
+    return pieces, altered
 
 
 def _encode_continuations(

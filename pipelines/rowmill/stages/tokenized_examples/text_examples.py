@@ -15,6 +15,7 @@ Tokens are handled in columns; there is a Python object per message, never per t
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -127,6 +128,10 @@ class ExampleBuilder:
         Ids must be below `vocab_size`, by default the tokenizer's.
         """
         self._dataset = dataset
+        self._open_with = partial(
+            ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
+        )
+        self._encoder = encoder
         self._trains = dataset.format.get_objective() != "prompts"
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
@@ -147,6 +152,11 @@ class ExampleBuilder:
                 encoder, length, vocab_size or encoder.card.vocab_size, dataset.format.get_rollout_fields().per_token
             ).build,
         }
+
+    @cached_property
+    def on_reference_path(self) -> "ExampleBuilder":
+        """The same builder without a fast engine, for a part in which that gave other ids than the reference."""
+        return self._open_with(self._encoder.without_fast_path())
 
     @property
     def printer(self) -> Renderer | None:

@@ -88,6 +88,12 @@ def tokenize_part(task: TokenizeTask) -> Part:
     rows = store.table(task.rows, (*READ_COLUMNS, *own, *task.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
+    if counts.engine_differs:
+        # What the sample showed of some texts may be so in all: nothing of the engine's is kept.
+        preparer, mismatches = preparer.on_reference_path, counts.fast_path_mismatches
+        counts = TokenizationCounts()
+        prepared = preparer.prepare(rows, counts)
+        counts.fast_path_mismatches = mismatches
     preparer.compare_prompts(rows, prepared, counts)
     log = RejectLog(TOKENIZED_EXAMPLES)
     for place, rejected in prepared.rejected:

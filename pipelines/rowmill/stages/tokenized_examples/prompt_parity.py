@@ -7,8 +7,9 @@ its training example. What does not: whether the template prints the prompt befo
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
 
-A plain chat that ends with its last trained answer is its own example up to that answer: the ids that the fast path
-made of it are compared. Of every other conversation, the part up to that answer is masked and encoded once more.
+What is compared is how template and tokenizer behave where a prompt ends, so a stretch before that place is enough, and
+each distinct one once per part. A plain chat that ends with its last trained answer is its own example up to that
+answer: its text is that of the fast path. Of every other conversation, the part up to that answer is masked once more.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from rowmill.conversation.prompt_rendering import PromptRenderer
 from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.rows import MaskedConversation, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_encoding import (
     ConversationEncoder,
     decode_conversations,
@@ -33,38 +34,25 @@ from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.example_encoding import TokenizationCounts
+from rowmill.tokenization.reference_sample import find_border
 
 _READ_COLUMNS = (*("row_id", "messages", "tools", "template_kwargs", "content_hash", "extracted_think_from_content"),)
 
 
-@frozen_dataclass
-class FastPathExamples:
-    """The only example of each conversation that the fast path built: `rows` int64[N], ascending.
-
-    The ids of row `rows[j]` are `ids[starts[j]:ends[j]]`.
-    """
-
-    rows: Ints
-    ids: Tokens
-    starts: Ints
-    ends: Ints
-
-    def find_ids(self, place: int) -> Tokens | None:
-        """Return the ids of a row's example; None if the fast path did not build it."""
-        j = int(np.searchsorted(self.rows, place))
-        return self.ids[self.starts[j] : self.ends[j]] if j < len(self.rows) and self.rows[j] == place else None
+PROMPT_CHARS = 1 << 12
+"""Characters before the end of a prompt that are compared: what was printed earlier does not decide how it ends."""
 
 
 @frozen_dataclass
-class PromptAndExample:
-    """The prompt for a conversation's last answer, as a server renders it, and the example up to that answer.
+class PromptEnding:
+    """The end of a prompt for a conversation's last answer, as a server renders it, and the example around that place.
 
-    `example` are its ids if they exist already, else its mask.
+    `prompt` and `text` begin at the same place, and `text` ends behind the prompt; `trained` are ranges of `text`.
     """
 
-    row_id: str
     prompt: str
-    example: Tokens | MaskedConversation
+    text: str
+    trained: tuple[Span, ...]
 
 
 class PromptComparison:
@@ -78,46 +66,42 @@ class PromptComparison:
         layouts = PromptRenderer(encoder.printer, encoder.masker, rules)
         self._prompts = PlainPromptPrinter(encoder.printer, layouts.find_layout)
 
-    def compare(self, table: pa.Table, built: FastPathExamples, counts: TokenizationCounts) -> None:
-        """Compare some conversations of a part, and count them; `built` are those of the fast path."""
-        places = choose_rows(table, built.rows, self._steps.dataset.template.verify_render, self._steps.control)
+    def compare(self, table: pa.Table, built: Ints, counts: TokenizationCounts) -> None:
+        """Compare some conversations of a part, and count them; `built` are the rows of those of the fast path."""
+        places = choose_rows(table, built, self._steps.dataset.template.verify_render, self._steps.control)
         if not len(places):
             return
         rows = table.select(_READ_COLUMNS).take(pa.array(places))
+        row_ids: dict[PromptEnding, list[str]] = {}
+        is_built = np.isin(places, built).tolist()
         names: list[str] = rows.column("row_id").to_pylist()
-        printed = [
-            self._print_pair(row_id, one, built.find_ids(place))
-            for row_id, one, place in zip(names, decode_conversations(rows), places.tolist(), strict=True)
-        ]
-        pairs = [one for one in printed if one is not None]
-        prompts = self._steps.encode_prompts([pair.prompt for pair in pairs])
-        for one, ids, prompt in zip(pairs, self._encode_examples(pairs), prompts, strict=True):
-            if ids is not None:
-                counts.prompts_compared += 1
-                counts.prompts_that_differ += [] if begins_with(ids, prompt) else [one.row_id]
+        for row_id, one, plain in zip(names, decode_conversations(rows), is_built, strict=True):
+            printed = self._print_ending(one, is_built=plain)
+            if printed is not None:
+                row_ids.setdefault(printed, []).append(row_id)
+        endings = list(row_ids)
+        prompts = self._steps.encode_prompts([one.prompt for one in endings])
+        # Counted separately, because these rows were already counted.
+        own = [MaskedConversation(one.text, one.trained, one.trained, ()) for one in endings]
+        examples = self._steps.encode_masked(own, [[]] * len(own), TokenizationCounts()) if own else []
+        differing: set[str] = set()
+        for one, example, prompt in zip(endings, examples, prompts, strict=True):
+            if not isinstance(example, Rejected):
+                counts.prompts_compared += len(row_ids[one])
+                differing.update(() if begins_with(example.ids, prompt) else row_ids[one])
+        counts.prompts_that_differ += [one for one in names if one in differing]
 
-    def _print_pair(self, row_id: str, conversation: Conversation, ids: Tokens | None) -> PromptAndExample | None:
+    def _print_ending(self, conversation: Conversation, *, is_built: bool) -> PromptEnding | None:
         last = len(conversation.messages) - 1
-        if ids is None or last < 1 or last != max(self._steps.masker.supervised(conversation.messages), default=0):
-            return print_prompt(row_id, conversation, self._steps)
-        return self._print_plain_pair(row_id, conversation, ids)
-
-    def _print_plain_pair(self, row_id: str, conversation: Conversation, ids: Tokens) -> PromptAndExample | None:
-        """Print the prompt of a plain chat whose last message trains; None if its example does not start with it."""
+        if not is_built or last < 1 or last != max(self._steps.masker.supervised(conversation.messages), default=0):
+            return print_prompt(conversation, self._steps)
+        # A plain chat whose last message trains is its own example up to that answer.
         assert self._chats is not None
         text = self._chats.print_text(conversation.messages)
         prompt = self._prompts.print_prompt(conversation.messages[:-1])
         if isinstance(prompt, Rejected) or not text.startswith(prompt):
             return None
-        return PromptAndExample(row_id, prompt, ids)
-
-    def _encode_examples(self, pairs: Sequence[PromptAndExample]) -> list[Tokens | None]:
-        """Return the ids of each example; None if it cannot be encoded."""
-        masked = [one.example for one in pairs if isinstance(one.example, MaskedConversation)]
-        # Counted separately, because these rows were already counted.
-        made = self._steps.encode_masked(masked, [[]] * len(masked), TokenizationCounts()) if masked else []
-        encoded = iter([None if isinstance(one, Rejected) else one.ids for one in made])
-        return [next(encoded) if isinstance(one.example, MaskedConversation) else one.example for one in pairs]
+        return cut_ending(prompt, text, ())
 
 
 def choose_rows(table: pa.Table, built: Ints, share: float, control: ControlStrings) -> Ints:
@@ -138,7 +122,7 @@ def choose_rows(table: pa.Table, built: Ints, share: float, control: ControlStri
     return places[chosen & free]
 
 
-def print_prompt(row_id: str, conversation: Conversation, steps: ConversationEncoder) -> PromptAndExample | None:
+def print_prompt(conversation: Conversation, steps: ConversationEncoder) -> PromptEnding | None:
     """Render the prompt for a conversation's last answer, and mask the conversation up to it as in training.
 
     None if there is nothing to compare: no message is answered, or the text does not start with the prompt.
@@ -154,7 +138,19 @@ def print_prompt(row_id: str, conversation: Conversation, steps: ConversationEnc
     masked = steps.masker.mask(answered, only=frozenset({last}), compare_plain=False)
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
-    return PromptAndExample(row_id, prompt, masked)
+    return cut_ending(prompt, masked.text, masked.trained)
+
+
+def cut_ending(prompt: str, text: str, trained: Sequence[Span]) -> PromptEnding:
+    """Return the last characters of a prompt, and the text around its end; both are whole where no border is near."""
+    begin = find_border(prompt, max(0, len(prompt) - PROMPT_CHARS), len(prompt)) or 0
+    end = find_border(text, len(prompt) + 1, len(prompt) + PROMPT_CHARS) or len(text)
+    spans = [
+        Span(max(span.start, begin) - begin, min(span.end, end) - begin, span.message)
+        for span in trained
+        if begin < span.end and span.start < end
+    ]
+    return PromptEnding(prompt[begin:], text[begin:end], tuple(spans))
 
 
 def begins_with(ids: Tokens, prompt: Tokens) -> bool:

@@ -42,7 +42,7 @@ from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMas
 from rowmill.stages.tokenized_examples.plain_text_examples import PlainTextExampleBuilder
 from rowmill.stages.tokenized_examples.preference_examples import PreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.prompt_examples import PromptExampleBuilder
-from rowmill.stages.tokenized_examples.prompt_parity import FastPathExamples, PromptComparison
+from rowmill.stages.tokenized_examples.prompt_parity import PromptComparison
 from rowmill.stages.tokenized_examples.raw_preference_examples import RawPreferenceExampleBuilder
 from rowmill.stages.tokenized_examples.token_examples import TokenExampleBuilder
 from rowmill.tokenization.encoded_batch import Example
@@ -82,13 +82,6 @@ class PreparedExamples:
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
                 held.append(ExampleTokens(ids[own], mask[own], None if weights is None else weights[own]))
         return found
-
-    def find_fast_path_examples(self) -> FastPathExamples:
-        """Return the ids of the conversations that the fast path built."""
-        ids = self.examples.column("input_ids").combine_chunks()
-        own = np.searchsorted(self.places, self.on_fast_path)
-        bounds = np.asarray(ids.offsets)
-        return FastPathExamples(self.on_fast_path, ids.values.to_numpy(), bounds[:-1][own], bounds[1:][own])
 
     def _flatten_column(self, name: str) -> "NDArray[Any]":
         return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
@@ -208,7 +201,7 @@ class ExampleBuilder:
     def compare_prompts(self, table: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts) -> None:
         """Encode the generation prompts of some conversations alone, as a server does, and compare."""
         if self._prompts is not None:
-            self._prompts.compare(table, prepared.find_fast_path_examples(), counts)
+            self._prompts.compare(table, prepared.on_fast_path, counts)
 
     def _describe_template(self) -> dict[str, Any]:
         if self._steps is None:

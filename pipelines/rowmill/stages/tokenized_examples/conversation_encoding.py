@@ -150,9 +150,9 @@ class ConversationEncoder:
         bos = self.bos
         return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
 
-    def encode_prompts(self, prompts: Sequence[str]) -> list[Tokens]:
+    def encode_prompts(self, prompts: Sequence[str], counts: TokenizationCounts) -> list[Tokens]:
         """Encode generation prompts as a server does: alone."""
-        encoded, bos = encode_and_compare(self.encoder, prompts, TokenizationCounts()), self.bos
+        encoded, bos = encode_and_compare(self.encoder, prompts, counts), self.bos
         each = np.split(encoded.ids, encoded.offsets[1:-1]) if prompts else []
         if bos is None:
             return each

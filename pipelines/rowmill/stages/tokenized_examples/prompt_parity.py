@@ -80,10 +80,11 @@ class PromptComparison:
             if printed is not None:
                 row_ids.setdefault(printed, []).append(row_id)
         endings = list(row_ids)
-        prompts = self._steps.encode_prompts([one.prompt for one in endings])
-        # Counted separately, because these rows were already counted.
+        # Counted separately, because these rows were already counted; what is in the part's sample stays in it.
+        separate = TokenizationCounts(sample=counts.sample)
+        prompts = self._steps.encode_prompts([one.prompt for one in endings], separate)
         own = [MaskedConversation(one.text, one.trained, one.trained, ()) for one in endings]
-        examples = self._steps.encode_masked(own, [[]] * len(own), TokenizationCounts()) if own else []
+        examples = self._steps.encode_masked(own, [[]] * len(own), separate) if own else []
         differing: set[str] = set()
         for one, example, prompt in zip(endings, examples, prompts, strict=True):
             if not isinstance(example, Rejected):

@@ -6,12 +6,15 @@ line per number of processes. The clock runs from reading the JSON Lines to pack
 and `SFTTrainer.__init__` with its tokenizing and packing; loading the tokenizer and making the model are not
 counted. Every run has a fresh cache folder, so that nothing is read back.
 
-    python benchmarks/peer_trl.py chats.jsonl tokenizer-folder training-template.jinja [processes …]
+    python benchmarks/peer_trl.py chats.jsonl tokenizer-folder training-template.jinja [--max-length N] [processes …]
+
+Rows with tools have them as JSON text in the column `tools`, and the arguments of calls as JSON text: `datasets` gives
+the objects of a column the keys of all of them.
 """
 
+import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def main(rows: str, tokenizer_folder: str, template: str, processes: list[int]) -> None:
+def main(rows: str, tokenizer_folder: str, template: str, processes: list[int], max_length: int) -> None:
     """Prepare the rows once per number of processes."""
     import datasets
     import trl
@@ -38,12 +41,12 @@ def main(rows: str, tokenizer_folder: str, template: str, processes: list[int]) 
     for count in processes:
         with tempfile.TemporaryDirectory() as cache:
             arguments = SFTConfig(
-                output_dir=cache, max_length=4096, packing=True, packing_strategy="bfd", assistant_only_loss=True,
+                output_dir=cache, max_length=max_length, packing=True, packing_strategy="bfd", assistant_only_loss=True,
                 dataset_num_proc=count, report_to=[], per_device_train_batch_size=1, use_cpu=True, bf16=False,
             )  # fmt: skip
             begin = time.perf_counter()
             data = datasets.load_dataset("json", data_files=rows, split="train", cache_dir=cache)
-            data = data.remove_columns([name for name in data.column_names if name != "messages"])
+            data = data.remove_columns([name for name in data.column_names if name not in ("messages", "tools")])
             trainer = SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
             seconds = time.perf_counter() - begin
             packed = trainer.train_dataset
@@ -59,4 +62,10 @@ def main(rows: str, tokenizer_folder: str, template: str, processes: list[int]) 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], [int(one) for one in sys.argv[4:]] or [1, 2])
+    parser = argparse.ArgumentParser()
+    for name in ("rows", "tokenizer_folder", "template"):
+        parser.add_argument(name)
+    parser.add_argument("--max-length", type=int, default=4096)
+    parser.add_argument("processes", type=int, nargs="*")
+    given = parser.parse_intermixed_args()
+    main(given.rows, given.tokenizer_folder, given.template, given.processes or [1, 2], given.max_length)

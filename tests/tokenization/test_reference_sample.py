@@ -77,6 +77,19 @@ def test_every_control_string_and_script_of_a_part_is_in_its_sample() -> None:
     assert len(sample.choose(texts, ["<|rare|>"])) <= len(texts) * 3_000 // 50 // 1_000 + 1
 
 
+def test_text_with_few_borders_is_not_compared_whole() -> None:
+    texts = [_make_text(i, 3_000) for i in range(200)]
+    texts[7] = ",".join(
+        f'"{i}":[{i},"{LINES[i % 9]}"]'.replace(" ", "_") + "\na" * (i % 60 == 0) for i in range(2_000)
+    )
+    place = texts[7].index('"1234"')
+    texts[7] = f"{texts[7][:place]}Ж{texts[7][place:]}"
+    chosen = ReferenceSample().choose(texts, ())
+
+    assert "Ж" in "".join(_take(texts, chosen))
+    assert max(one.end - one.begin for one in chosen) < 20_000
+
+
 @pytest.mark.parametrize(("chars", "expected"), [(200_000, [(0, 200_000)]), (MAX_WHOLE_CHARS + 1, [])])
 def test_text_without_a_border_is_compared_whole_unless_it_is_too_long(
     chars: int, expected: list[tuple[int, int]]

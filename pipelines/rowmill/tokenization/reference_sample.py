@@ -41,7 +41,7 @@ STRETCH_CHARS = (1 << 10, 1 << 13)
 MAX_WHOLE_CHARS = 1 << 18
 """Longer texts without borders are not compared."""
 
-_AROUND_CHARS = 1 << 9
+_AROUND_CHARS = 1 << 8
 """How far before a control string or a script its stretch begins."""
 
 _BORDER = re.compile(r"\n(?=[^\W_])|(?<=[^\W\d_])(?=[ 、。，][^\W\d_])")
@@ -136,12 +136,15 @@ def find_border(text: str, begin: int, end: int) -> int | None:
 def _cut(text: str, number: int, begin: int, latest: int, end: int) -> Stretch | None:
     """Return the stretch from the first border after `begin`, before `latest`, to the first one after `end`.
 
-    Where one of them is missing, it is the whole text, or None if that is too long.
+    None if none is there. Where none is for thousands of characters, it is the whole text, or None if that is too long.
     """
+    reach = STRETCH_CHARS[1]
     left = _BORDER.search(text, begin, latest + 1) if begin else None
-    right = _BORDER.search(text, end, end + STRETCH_CHARS[1]) if end < len(text) else None
-    rest_is_short = len(text) - end <= STRETCH_CHARS[0]
-    if (begin and left is None) or (end < len(text) and right is None and not rest_is_short):
+    right = _BORDER.search(text, end, end + reach) if end < len(text) else None
+    if begin and left is None and _BORDER.search(text, max(0, begin - reach), begin + reach):
+        return None
+    has_end = right is not None or len(text) - end <= STRETCH_CHARS[0]
+    if (begin and left is None) or not has_end:
         return Stretch(number, 0, len(text)) if len(text) <= MAX_WHOLE_CHARS else None
     return Stretch(
         number,
@@ -156,13 +159,15 @@ def _cut(text: str, number: int, begin: int, latest: int, end: int) -> Stretch |
 
 
 def _cut_around(texts: Sequence[str], content: str) -> list[Stretch]:
-    """Return the stretch around the first occurrence of a string, or none if no text with it has borders."""
+    """Return the stretch around the first occurrence of a string that has borders near it, or none."""
     for number, text in enumerate(texts):
         place = text.find(content)
-        if place >= 0:
-            end = place + len(content)
-            found = _cut(text, number, max(0, place - _AROUND_CHARS), place, end)
-            return [] if found is None else [found]
+        if place < 0:
+            continue
+        for reach in (_AROUND_CHARS, STRETCH_CHARS[1]):
+            found = _cut(text, number, max(0, place - reach), place, place + len(content))
+            if found is not None:
+                return [found]
     return []
 
 

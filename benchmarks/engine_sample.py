@@ -23,7 +23,7 @@ from rowmill.stages.tokenized_examples.text_examples import BATCH_CHARS, cut_bat
 from rowmill.tokenization import engines
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
-from rowmill.tokenization.reference_sample import ReferenceSample
+from rowmill.tokenization.reference_sample import ReferenceSample, divide_minimum
 from rowmill.tokenization.tokenizer import open_tokenizer
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
@@ -81,12 +81,21 @@ def cut_parts(texts: Iterator[str], chars: int) -> Iterator[list[str]]:
             return
 
 
+def count_parts(chars: int) -> int:
+    """Return the number of parts of a file of so many bytes."""
+    begin, parts = 0, 0
+    while begin < chars:
+        begin, parts = begin + part_bytes(begin), parts + 1
+    return parts
+
+
 def find_coverage(texts: Iterator[str], chars: int) -> Coverage:
     """Choose the stretches of every part."""
     lengths, begins, ends = list[int](), list[int](), list[int]()
     total, seconds = 0, 0.0
+    minimum = divide_minimum(count_parts(chars))
     for part in cut_parts(texts, chars):
-        sample = ReferenceSample()
+        sample = ReferenceSample(minimum)
         for batch in cut_batches([len(text) for text in part], BATCH_CHARS):
             own = part[batch]
             bases = compute_offsets([len(text) for text in own]) + total
@@ -154,14 +163,14 @@ def measure_with_engine(texts: Callable[[], Iterator[str]], chars: int) -> dict[
     engine = WrongEngine()
     encoder = Encoder(open_tokenizer(str(corpus.TOKENIZER), corpus.DATA))
     encoder.open_reference()
-    parts = list(cut_parts(texts(), chars))
+    parts, minimum = list(cut_parts(texts(), chars)), divide_minimum(count_parts(chars))
     drawn, noticed, compared = np.random.default_rng(1), 0, 0.0
     for _ in range(TRIALS_WITH_ENGINE):
         differs = False
         for part in parts:
             bases = compute_offsets([len(text) for text in part])
             engine.err_at(part, bases, draw_spread(drawn, bases))
-            counts = TokenizationCounts()
+            counts = TokenizationCounts(sample=ReferenceSample(minimum))
             for batch in cut_batches([len(text) for text in part], BATCH_CHARS):
                 encode_and_compare(encoder, part[batch], counts)
             differs |= counts.engine_differs
@@ -169,7 +178,7 @@ def measure_with_engine(texts: Callable[[], Iterator[str]], chars: int) -> dict[
     engine.wrong = {}
     for part in parts:
         started = time.process_time()
-        encode_and_compare(encoder, part, TokenizationCounts())
+        encode_and_compare(encoder, part, TokenizationCounts(sample=ReferenceSample(minimum)))
         compared += time.process_time() - started
         started = time.process_time()
         encoder.encode(part)

@@ -27,6 +27,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
+from rowmill.tokenization.reference_sample import MIN_PART_CHARS
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
@@ -221,6 +222,7 @@ class Workspace:
                         limit=limit,
                         vocab_size=loaded.card.vocab_size,
                         rows=rows.files["rows"],
+                        min_compared_chars=MIN_PART_CHARS,
                         base=base,
                     )
                 )

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from rowmill.tokenization import engines, reference_sample, tokenizer
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
-from rowmill.tokenization.reference_sample import MAX_WHOLE_CHARS, MIN_PART_CHARS, ReferenceSample, Stretch
+from rowmill.tokenization.reference_sample import (
+    MAX_WHOLE_CHARS,
+    MIN_DATASET_CHARS,
+    MIN_PART_CHARS,
+    ReferenceSample,
+    Stretch,
+    divide_minimum,
+)
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from tests.support import recipes
@@ -53,6 +60,14 @@ def _get_place(one: Stretch) -> tuple[int, int]:
     return one.text, one.begin
 
 
+@pytest.mark.parametrize("parts", [0, 1, 16, 60, 10_000])
+def test_parts_of_a_dataset_share_a_million_characters(parts: int) -> None:
+    minimum = divide_minimum(parts)
+
+    assert minimum <= MIN_PART_CHARS
+    assert minimum == MIN_PART_CHARS or minimum * parts <= MIN_DATASET_CHARS < (minimum + 1) * parts
+
+
 def test_sample_depends_on_the_texts_and_not_on_their_order() -> None:
     texts = [_make_text(i, 3_000) for i in range(300)]
     backwards = texts[::-1]
@@ -79,9 +94,7 @@ def test_every_control_string_and_script_of_a_part_is_in_its_sample() -> None:
 
 def test_text_with_few_borders_is_not_compared_whole() -> None:
     texts = [_make_text(i, 3_000) for i in range(200)]
-    texts[7] = ",".join(
-        f'"{i}":[{i},"{LINES[i % 9]}"]'.replace(" ", "_") + "\na" * (i % 60 == 0) for i in range(2_000)
-    )
+    texts[7] = ",".join(f'"{i}":[{i},"{LINES[i % 9]}"]'.replace(" ", "_") + "\na" * (i % 60 == 0) for i in range(2_000))
     place = texts[7].index('"1234"')
     texts[7] = f"{texts[7][:place]}Ж{texts[7][place:]}"
     chosen = ReferenceSample().choose(texts, ())

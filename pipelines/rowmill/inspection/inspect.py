@@ -41,6 +41,7 @@ from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.reference_sample import MIN_PART_CHARS
 
 TokenClass = Literal["trained", "context", "template"]
 
@@ -382,6 +383,7 @@ def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part
         limit=context.recipe.limit_of(context.dataset_name or ""),
         vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
         rows=part_files.write_table(context.store, "chosen.arrow", rows),
+        min_compared_chars=MIN_PART_CHARS,
         base=str(context.base),
     )
     return text_parts.tokenize_part(task), Encoder(loaded)

@@ -17,7 +17,7 @@ from rowmill.tokenization.control_tokens import ControlStrings, contains_added_t
 from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
 from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces, replace_texts
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.reference_sample import MIN_PART_CHARS, ReferenceSample, Stretch
+from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
 
 # ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
 
@@ -100,7 +100,7 @@ def _matches_sample(
     if encoded.reference_texts == len(texts):
         return True
     total = sum(map(len, texts))
-    if counts.sample.characters + total <= MIN_PART_CHARS:
+    if counts.sample.characters + total <= counts.sample.minimum:
         counts.sample.characters += total
         stretches = [Stretch(i, 0, len(text)) for i, text in enumerate(texts)]
     else:

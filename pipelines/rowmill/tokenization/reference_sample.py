@@ -1,9 +1,10 @@
 r"""Choose which stretches of a part's texts the reference tokenizer encodes again.
 
 An engine that differs from the reference differs on characters, not on rows, so characters are counted: of every batch
-2 %, and of every part 64 k where it has them, in stretches of at most about 8 k from as many texts as possible. Which
-ones depends on the texts alone. A stretch begins and ends at a border, a place where the pre-tokenization of every
-known tokenizer cuts, and is encoded between texts that make its borders the same as in its text:
+2 %, and of all parts of a dataset together a million, of each at most 64 k for that. They are taken as stretches of at
+most about 8 k from as many texts as possible, and which ones depends on the texts alone. A stretch begins and ends at a
+border, a place where the pre-tokenization of every known tokenizer cuts, and is encoded between texts that make its
+borders the same as in its text:
 
     in its text           … calm.\n│Waves come and go.\nIt is│ late …
     what is encoded             \n │Waves come and go.\nIt is│ a
@@ -29,8 +30,9 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.frozen_classes import frozen_dataclass
 
-MIN_PART_CHARS = 1 << 16
-"""Characters of a part that are compared, where it has as many: 20 ms of the reference."""
+MIN_PART_CHARS, MIN_DATASET_CHARS = 1 << 16, 1 << 20
+"""Characters that are compared of a part, where it has as many, and of a dataset. 64 k are 20 ms of the reference, a
+fifth of what a part of plain chats takes: of each of sixty parts they would notice no more than a million do."""
 
 MIN_SHARE = 0.02
 """The share of a batch's characters that is compared, at least."""
@@ -58,10 +60,16 @@ class Stretch:
     tail: str = ""
 
 
+def divide_minimum(parts: int) -> int:
+    """Return how many characters of each of so many parts are compared at least."""
+    return min(MIN_PART_CHARS, MIN_DATASET_CHARS // max(1, parts))
+
+
 @dataclass(slots=True)
 class ReferenceSample:
-    """What of one part is in the sample so far."""
+    """What of one part is in the sample so far; `minimum` characters of it at least will be."""
 
+    minimum: int = MIN_PART_CHARS
     characters: int = 0
     features: set[str] = field(default_factory=set[str])
     """The control strings and scripts."""
@@ -72,7 +80,7 @@ class ReferenceSample:
         `control_strings` are those of the batch: each is in the sample once per part, and so is each script.
         """
         total = sum(map(len, texts))
-        wanted = min(total, max(MIN_PART_CHARS - self.characters, int(total * MIN_SHARE) + 1))
+        wanted = min(total, max(self.minimum - self.characters, int(total * MIN_SHARE) + 1))
         chosen: list[Stretch] = []
         for one in _iterate_stretches(texts, wanted):
             chosen.append(one)

@@ -58,6 +58,7 @@ from rowmill.stages.tokenizer_files import (
 )
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
+from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 VERSION = 7
@@ -205,9 +206,11 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
     spec = resolve_renderer_spec(context, tokenizer)
     rows = context.input(CANONICAL_ROWS).parts
     options = _digest_example_options(context, tokenizer, spec)
+    names = [digest_json(options, part.files["rows"].digest) for part in rows]
+    compared = divide_minimum(len(rows))
     planned = [
-        _plan_tokenize_task(context, path, spec, part, digest_json(options, part.files["rows"].digest), tokenizer)
-        for part in rows
+        _plan_tokenize_task(context, path, spec, part, name, tokenizer, compared)
+        for part, name in zip(rows, names, strict=True)
     ]
     made, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
     _raise_overlong(context, made)
@@ -221,6 +224,7 @@ def _plan_tokenize_task(
     part: Part,
     fingerprint: str,
     tokenizer: LoadedTokenizer,
+    min_compared_chars: int,
 ) -> PartTask:
     task = text_parts.TokenizeTask(
         root=context.store.root,
@@ -232,6 +236,7 @@ def _plan_tokenize_task(
         limit=context.recipe.limit_of(context.dataset_name or ""),
         vocab_size=_resolve_vocab_size(context, tokenizer),
         rows=part.files["rows"],
+        min_compared_chars=min_compared_chars,
         base=str(context.base),
     )
     # Compressed rows have about a quarter of their text's size.

@@ -52,6 +52,7 @@ from rowmill.tabular.assembly import ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tokenization import tokenizer
+from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
@@ -143,6 +144,7 @@ def _encode_parts(
         EncodeTask(
             context.store.root, context.folder if keep else None, name, path, file, schema,
             get_table_options(context).codec.wire, frame.special_tokens, kept.get(name), returns_lengths,
+            divide_minimum(len(rows)),
         )
         for file, name in zip(rows, names, strict=True)
     ]  # fmt: skip

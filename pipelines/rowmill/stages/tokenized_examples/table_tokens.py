@@ -43,6 +43,7 @@ from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialis
 from rowmill.tokenization import example_columns, example_encoding
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
+from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.roundtrip import RoundTripDecoder
 from rowmill.tokenization.token_bytes import read_token_bytes
 
@@ -97,6 +98,7 @@ class EncodeTask:
     special_tokens: tuple[str, ...]
     kept: Part | None
     returns_lengths: bool
+    min_compared_chars: int
 
 
 @frozen_dataclass
@@ -156,7 +158,7 @@ def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
 def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
     encoder, decoder = _open_codec(task.root, task.tokenizer)
     texts, rejects, changed, escaped = _serialise_records(task, rows.column("record"))
-    counts = TokenizationCounts()
+    counts = TokenizationCounts(sample=ReferenceSample(task.min_compared_chars))
     pieces, altered = _encode_batches(encoder, decoder, texts, counts)
     if counts.engine_differs:
         counts = TokenizationCounts(fast_path_mismatches=counts.fast_path_mismatches)

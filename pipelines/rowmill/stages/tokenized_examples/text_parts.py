@@ -31,13 +31,17 @@ from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, Prep
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tokenization import example_columns
 from rowmill.tokenization.example_encoding import TokenizationCounts
+from rowmill.tokenization.reference_sample import ReferenceSample
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
 
 @frozen_dataclass
 class TokenizeTask:
-    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
+    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data.
+
+    At least `min_compared_chars` of its texts are compared with the reference tokenizer.
+    """
 
     root: str
     folder: str
@@ -48,6 +52,7 @@ class TokenizeTask:
     limit: int
     vocab_size: int
     rows: File
+    min_compared_chars: int
     base: str = ""
 
 
@@ -86,7 +91,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
     store, preparer = Store(task.root), _get_example_builder(task)
     own = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
     rows = store.table(task.rows, (*READ_COLUMNS, *own, *task.dataset.format.get_rollout_fields().names))
-    counts = TokenizationCounts()
+    counts = TokenizationCounts(sample=ReferenceSample(task.min_compared_chars))
     prepared = preparer.prepare(rows, counts)
     if counts.engine_differs:
         # What the sample showed of some texts may be so in all: nothing of the engine's is kept.

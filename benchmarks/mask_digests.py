@@ -33,10 +33,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from docs.generate import template_table
-from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.prompt_rendering import PromptRenderer
-from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.formats.reasoning import inline_reasoning
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks import corpus, measure
 from rowmill.conversation.character_ownership import CharacterOwnership, RenderedConversation
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes
 from rowmill.schema.conversation import Conversation

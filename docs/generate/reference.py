@@ -28,7 +28,7 @@ from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, formats, sources, stats
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
-from rowmill.conversation.template_options import TemplateChoice
+from rowmill.conversation.options import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
 from rowmill.core.option_docs import describe_field

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.loss_mask import Masker, find_plain_checks, needs_plain_check
-from rowmill.conversation.loss_options import Loss, MaskRules
 from rowmill.conversation.minijinja_engine import replace_generation_tags
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError

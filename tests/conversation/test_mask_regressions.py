@@ -7,9 +7,8 @@ import pytest
 
 from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.json import Json

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.character_ownership import RenderedConversation
+from rowmill.conversation.options import RendererSpec, Template, make_renderer_spec, resolve_template
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec, Template, make_renderer_spec, resolve_template
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rowmill.conversation.adaptation import make_nine_character_id
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 
 

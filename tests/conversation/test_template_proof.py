@@ -8,23 +8,21 @@ from typing import Any, get_args
 import pytest
 
 from docs.generate.template_table import list_template_names, read_template_file
+from rowmill.checks.mask_judge import IndependentMaskJudge, MaskDefectKind, TransformersTemplate
 from rowmill.cli import main
-from rowmill.conversation.independent_proof import TransformersTemplate
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind
 from rowmill.conversation.minijinja_engine import replace_generation_tags
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
-from rowmill.conversation.template_proof import (
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
+from rowmill.core.console import render_text
+from rowmill.inspection.template_proof import (
     MaskJudge,
     ShapeProof,
     TemplateProof,
     prove_template,
 )
-from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
-from rowmill.core.console import render_text
 from rowmill.reports.template_proof import DEFECT_SENTENCES, describe_defect, render_proof
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
 from rowmill.formats import Auto, Chat, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row, remove_nulls

@@ -11,8 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rowmill import formats
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Loss, Template
 from rowmill.core.json import Json, to_json
 from rowmill.core.option_docs import describe_field
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.content_tracing import TracingRenderer, find_tracing_obstacle
-from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation

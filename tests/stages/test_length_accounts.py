@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder

@@ -10,11 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.conversation.turn_layouts import TurnLayout
 from rowmill.core.json import Json, to_json

@@ -13,9 +13,9 @@ import pytest
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
 from rowmill.conversation import frame_learning
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import TemplateFrames
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.json import Json
 from rowmill.executors import worker_processes
 from rowmill.stages.tokenized_examples import shared_templates, text_parts

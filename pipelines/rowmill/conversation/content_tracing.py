@@ -14,7 +14,8 @@ sequence of roles instead of once per row. Any other operation stops the proof, 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
@@ -48,14 +49,17 @@ class PlaceholderRendering:
 
     Replacing the placeholders `contents` leaves the rest of `text` unchanged, provided that no new content contains
     one of `literals`, or begins or ends with the characters in its message's `edges` (None: white space).
-    `is_hidden` tells whether a content could not be covered, so that its position would not be proven.
+    `hidden` matches contents that could not be covered, so that their positions would not be proven.
     """
 
     text: str
     contents: tuple[str, ...]
     literals: frozenset[str]
     edges: Mapping[int, frozenset[str | None]]
-    is_hidden: Callable[[str], bool]
+    hidden: "re.Pattern[str]"
+
+
+_NOTHING = re.compile(r"(?!)")
 
 
 class ContentReadError(BaseException):
@@ -308,7 +312,7 @@ class TracingRenderer:
         ):
             return None
         edges = {index: frozenset(characters) for index, characters in notes.edges.items()}
-        return PlaceholderRendering(text, contents, frozenset(notes.literals), edges, bool)
+        return PlaceholderRendering(text, contents, frozenset(notes.literals), edges, _NOTHING)
 
 
 def _convert_to_json(value: Json, **_: object) -> str:

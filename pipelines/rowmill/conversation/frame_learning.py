@@ -9,7 +9,7 @@ shape shows is not on the closed list, so a row that shows it is rejected, not t
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rowmill.conversation.owned_spans import group_by_message, is_tool_missing, locate_own_text
+from rowmill.conversation.character_ownership import group_by_message, is_tool_missing, locate_own_text
 from rowmill.conversation.probe_conversations import make_learning_probes
 from rowmill.conversation.template_frames import (
     TemplateFrames,

@@ -1,35 +1,37 @@
 """Make the loss mask of a conversation: render, choose messages, locate own text, cut the turns, verify.
 
-What belongs here: the order of those steps. What does not: which messages train (`supervision.py`), locating own text
-(`owned_spans.py`), which text of a turn trains (`turn_cutting.py`), the template text that may train
-(`template_frames.py`), the checks (`verification.py`).
-
     private code points ─► own text, proven ─► closed list ─► trained ─► verified
+
+A row whose mask cannot be verified is rejected with a reason, never guessed. `PromptRenderer` renders conversations
+that wait for an answer, of which nothing trains.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.character_ownership import RenderedConversation
+from rowmill.conversation.character_ownership import (
+    LocatedContent,
+    RenderedConversation,
+    is_tool_missing,
+    locate_own_text,
+)
 from rowmill.conversation.frame_learning import MAX_CACHED_FRAMES, learn_frames_once
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.owned_spans import LocatedContent, is_tool_missing, locate_own_text
+from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.supervision import choose_supervised, find_affected_answers
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids
 from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
-from rowmill.conversation.turn_layouts import TurnLayout, learn_layout
-from rowmill.conversation.verification import verify_mask
+from rowmill.conversation.turn_layouts import MIN_FOREIGN_CHARS, TurnLayout, learn_layout
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
+from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
 
 MASKING_VERSION = 8
 """Increment it when any mask may change."""
@@ -64,6 +66,7 @@ class Masker:
         self._renderer = renderer
         self._contract: TemplateBehavior = renderer.contract
         self._loss = loss
+        self._trains_everything = loss.trains_everything
         self._rules = rules or MaskRules()
         self._policy = {"reasoning": "count", **(self._rules.on_dropped or {})}
         self._roles = self._rules.assistant_roles
@@ -130,7 +133,7 @@ class Masker:
             plain = self._renderer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
-        if self._loss.trains_everything:
+        if self._trains_everything:
             return self._train_all(conversation, printed)
         supervised = self.supervised(conversation.messages)
         if only is not None:
@@ -397,3 +400,201 @@ def _measure_common_prefix(left: str, right: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+# ── which messages train ──
+
+
+def choose_supervised(messages: Sequence[Message], loss: Loss, roles: frozenset[str]) -> list[int]:
+    """Choose messages by their own flag, else by role, else (for the model's roles) by `supervise`."""
+    by_default = not loss.mask and loss.mask_default == "mask"
+    if by_default and loss.supervise == "all_assistant":
+        return [
+            index
+            for index, message in enumerate(messages)
+            if (
+                message["role"] in roles
+                if "train" not in message and "weight" not in message
+                else _is_trained(message, roles)
+            )
+        ]
+    first = 0
+    if loss.supervise == "last_turn":
+        first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
+    elif loss.supervise == "last_assistant":
+        first = max((i for i, m in enumerate(messages) if m["role"] in roles), default=len(messages))
+    chosen: list[int] = []
+    for index, message in enumerate(messages):
+        role = message["role"]
+        flag = _read_train_flag(message)
+        if flag is None:
+            is_model = role in roles
+            trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
+            flag = trains and (not is_model or index >= first)
+        if flag:
+            chosen.append(index)
+    return chosen
+
+
+def find_affected_answers(messages: Sequence[Message], origin: int, roles: frozenset[str]) -> Iterator[int]:
+    """Yield the assistant messages that text dropped from message `origin` affects.
+
+    The message itself if it is the assistant's; every later one for a system message or the tools (−1); else the next.
+    """
+    if origin >= 0 and messages[origin]["role"] in roles:
+        yield origin
+        return
+    following = [i for i, m in enumerate(messages) if i > origin and m["role"] in roles]
+    everywhere = origin < 0 or messages[origin]["role"] == "system"
+    yield from following if everywhere else following[:1]
+
+
+def _is_trained(message: Message, roles: frozenset[str]) -> bool:
+    flag = _read_train_flag(message)
+    return message["role"] in roles if flag is None else flag
+
+
+def _read_train_flag(message: Message) -> bool | None:
+    train = message.get("train")
+    if train is not None:
+        return bool(train)
+    weight = message.get("weight")
+    return None if weight is None else weight > 0
+
+
+# ── the checks of a mask ──
+
+
+def verify_mask(
+    text: str,
+    trained: Sequence[Span],
+    supervised: Sequence[int],
+    located: LocatedContent,
+    excluded: set[int],
+    blocks: Mapping[int, frozenset[str]],
+) -> Rejected | None:
+    """Return the reject of a mask that fails a check, else None.
+
+    `blocks`: the messages whose spans come from `{% generation %}` blocks, each with the template text that such blocks
+    contain in every message. The template text of other spans was already matched with the closed list.
+    """
+    by_message: dict[int, list[Span]] = {}
+    for span in trained:
+        if span.message in by_message:
+            by_message[span.message].append(span)
+        else:
+            by_message[span.message] = [span]
+    for index in supervised:
+        spans = by_message.get(index)
+        if spans is None:
+            return Rejected("assistant_untrained", f"message {index}")
+        own = located.own.get(index)
+        if not own:
+            # Only template text would train: an empty answer that the row does not have.
+            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
+        for piece in own:
+            if piece.kind == "reasoning" and index in excluded:
+                continue
+            start, end = piece.start, piece.end
+            if not (spans[0].start <= start and end <= spans[0].end) and not any(
+                span.start <= start and end <= span.end for span in spans
+            ):
+                return Rejected("own_text_untrained", f"message {index}: {piece.kind}")
+        constants = blocks.get(index)
+        problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _find_foreign_text(
+    text: str,
+    index: int,
+    spans: Sequence[Span],
+    own: Sequence[ContentSpan],
+    located: LocatedContent,
+    constants: frozenset[str],
+) -> Rejected | None:
+    """Reject a message whose trained spans contain text of another message."""
+    ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
+    for span in spans:
+        for start, end in _find_uncovered_parts(span, ranges):
+            if end - start < MIN_FOREIGN_CHARS or text[start:end].strip() in constants:
+                continue
+            for other, pieces in located.own.items():
+                for piece in pieces:
+                    if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
+                        found = text[piece.start : piece.end]
+                        # Text that both messages have, such as a value that two calls share, is not foreign.
+                        if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
+                            return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
+    return None
+
+
+def _find_uncovered_parts(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a span that no own text covers."""
+    parts: list[tuple[int, int]] = []
+    position = span.start
+    for start, end in own:
+        if start > position:
+            parts.append((position, min(start, span.end)))
+        position = max(position, end)
+    if position < span.end:
+        parts.append((position, span.end))
+    return parts
+
+
+# ── prompts ──
+
+
+@frozen_dataclass
+class PromptRenderer:
+    """Renders the prompts of one dataset; `masker` knows the template's frames."""
+
+    renderer: Renderer
+    masker: Masker
+    rules: MaskRules
+
+    def render(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Render a conversation with the generation prompt; of a share of the rows the render is checked."""
+        asking = replace(conversation, kwargs={**conversation.kwargs, **_ASKS})
+        printed = self.renderer.render(asking.messages, asking.tools, asking.kwargs)
+        if isinstance(printed, Rejected):
+            return printed
+        if needs_plain_check(conversation.row_hash, self.rules.verify_render):
+            plain = self.renderer.plain(asking.messages, asking.tools, asking.kwargs)
+            if plain != printed.text:
+                return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
+        located = locate_own_text(self.renderer, printed, conversation.messages, self.rules.assistant_roles)
+        if located is None:
+            return Rejected(
+                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
+            )
+        dropped = [kind for kind, _ in located.dropped]
+        if conversation.tools and is_tool_missing(conversation.tools, printed.text, ()):
+            dropped.append("tool_list")
+        policy = {"reasoning": "count", **(self.rules.on_dropped or {})}
+        refused = sorted({kind for kind in dropped if policy.get(kind, "reject") == "reject"})
+        if refused:
+            return Rejected("content_dropped", ", ".join(refused))
+        counts = {kind: dropped.count(kind) for kind in dict.fromkeys(dropped)}
+        return MaskedConversation(printed.text, (), tuple(located.pieces()), counts)
+
+    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of prompts with these roles; None if each of their rows must be rendered by itself.
+
+        A row of that layout has the text and the spans that `render` would give it.
+        """
+        placeholders = self.renderer.render_placeholders(roles, _ASKS)
+        if placeholders is None:
+            return None
+        contents = zip(roles, placeholders.contents, strict=True)
+        messages = [{"role": role, "content": content} for role, content in contents]
+        rendered = self.render(Conversation(messages))
+        if isinstance(rendered, Rejected) or rendered.dropped:
+            return None
+        return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
+
+
+_ASKS: Mapping[str, Json] = {"add_generation_prompt": True}
+"""The template argument that makes a conversation wait for an answer."""

@@ -27,6 +27,7 @@ from rowmill.conversation.character_ownership import (
     TemplateLiterals,
 )
 from rowmill.conversation.content_tracing import PlaceholderRendering
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.sandbox import (
     MAX_OUTPUT_CHARS,
@@ -40,7 +41,6 @@ from rowmill.conversation.sandbox import (
 )
 from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
 from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
@@ -166,7 +166,7 @@ class Renderer:
         printed = None if isinstance(text, Rejected) else tracer.render(roles, kwargs)
         if printed is None or printed.text != text:
             return None
-        return replace(printed, is_hidden=self._literals.hide)
+        return replace(printed, hidden=self._literals.hidden)
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Return the generation prompt after a message of that role."""

@@ -10,9 +10,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rowmill.conversation.adaptation import ProbeRenderer, probe_argument_forms, shows_text
+from rowmill.conversation.character_ownership import locate_own_text
 from rowmill.conversation.frame_learning import learn_frames_once
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.owned_spans import locate_own_text
+from rowmill.conversation.options import Loss
 from rowmill.conversation.probe_conversations import SENTINELS, make_call
 from rowmill.conversation.template_frames import (
     TemplateFrames,

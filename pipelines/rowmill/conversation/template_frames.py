@@ -1,8 +1,5 @@
 r"""Frames: the closed list of template text that may train, and matching a turn with it.
 
-What belongs here: the template text around the model's own text, and matching it. What does not: learning it
-(`frame_probes.py`), or the options that choose which parts train (`turn_cutting.py`).
-
     …<|im_end|>\n <|im_start|>assistant\n <think>\n\n</think>\n\n Hello \n<tool_call>\n{"name": " get … <|im_end|> \n
                   └──── header ────┘ └──── rest ───┘ └own┘└───── inner ────┘└own┘    └─ end ─┘
                   the prompt prints it  the model writes all of this

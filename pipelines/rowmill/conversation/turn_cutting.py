@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
 
-from rowmill.conversation.character_ownership import RenderedConversation
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.owned_spans import LocatedContent, group_by_message
+from rowmill.conversation.character_ownership import LocatedContent, RenderedConversation, group_by_message
+from rowmill.conversation.options import Loss
 from rowmill.conversation.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span

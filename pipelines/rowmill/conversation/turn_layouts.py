@@ -13,13 +13,11 @@ A row has a layout if its messages have only a role and a content, and its conte
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import orjson
 
 from rowmill.conversation.content_tracing import PlaceholderRendering
-from rowmill.conversation.verification import MIN_FOREIGN_CHARS
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
@@ -27,6 +25,9 @@ from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
 """The columns of `TurnLayout.places`. In bytes: the constant text before a content, and how much of the text before and
 after it trains with it."""
+
+MIN_FOREIGN_CHARS = 8
+"""Texts of another message at least this long do not occur in a trained span by chance."""
 
 MAX_CACHED_LAYOUTS = 4096
 """Layouts that a worker keeps; nearly every long conversation has a different sequence of roles."""
@@ -51,8 +52,8 @@ class TurnLayout:
     """Texts that no content may contain."""
     edges: tuple[tuple[int, str | None], ...]
     """(message, characters with which its content must not begin or end; None: white space)."""
-    is_hidden: Callable[[str], bool]
-    """Whether a content consists of text that cannot be covered, so that its position would not be proven."""
+    hidden: "re.Pattern[str]"
+    """Matches contents that cannot be covered, so that their positions would not be proven."""
 
     def text(self, contents: Sequence[str]) -> str:
         """Return the rendered text of a row."""
@@ -63,7 +64,7 @@ class TurnLayout:
         frame = self.frame
         for content in contents:
             own = content.strip()
-            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame) or self.is_hidden(own):
+            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame) or self.hidden.fullmatch(own):
                 return False
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
@@ -115,7 +116,7 @@ def learn_layout(
         frame,
         placeholders.literals,
         edges,
-        placeholders.is_hidden,
+        placeholders.hidden,
     )
 
 
@@ -136,34 +137,3 @@ def _measure_content_place(
         size(before, piece.start), kinds.index(piece.kind), number, int(bool(trained)),
         size(span.start, piece.start), size(piece.end, span.end),
     ]  # fmt: skip
-
-
-@frozen_dataclass
-class ContentPositions:
-    """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
-
-    `starts` and `ends`: int64 byte offsets in the row's text; `places`: int64[contents, 6] as in `TurnLayout`.
-    """
-
-    counts: Ints
-    starts: Ints
-    ends: Ints
-    places: Ints
-
-
-def compute_content_positions(layouts: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
-    """Return where contents are in the texts of rows, given each row's layout and the bytes of all contents."""
-    counts = np.array([len(layout.places) for layout in layouts], np.int64)
-    places = np.concatenate([layout.places for layout in layouts])
-    lengths = np.array(sizes, np.int64)
-    ends = np.cumsum(places[:, BEFORE] + lengths)
-    firsts = np.cumsum(counts) - counts
-    # The sum runs over all rows; subtract the bytes of the rows before.
-    ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts)
-    return ContentPositions(counts, ends - lengths, ends, places)
-
-
-def make_literal_pattern(literals: frozenset[str]) -> str:
-    """Return a pattern that matches any of the literals in JSON text, escaped or not."""
-    forms = {form for one in literals for form in (one, orjson.dumps(one)[1:-1].decode())}
-    return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))

@@ -10,8 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import orjson
 
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.frozen_classes import frozen_dataclass

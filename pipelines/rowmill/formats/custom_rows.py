@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json

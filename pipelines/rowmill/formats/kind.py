@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices

@@ -7,13 +7,13 @@ What belongs here: opening the templates of a recipe. What does not: probing one
 from collections.abc import Iterator
 
 from rowmill.build.steps import Project
-from rowmill.conversation.loss_options import MaskRules
+from rowmill.conversation.options import MaskRules
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
-from rowmill.conversation.template_proof import TemplateProof, prove_template
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 from rowmill.inspection.inspect import open_memory_context
+from rowmill.inspection.template_proof import TemplateProof, prove_template
 from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 

@@ -6,8 +6,7 @@ a recipe's mapping fills in (`defaults.py`).
 
 from pydantic import model_validator
 
-from rowmill.conversation.loss_options import Loss
-from rowmill.conversation.template_options import Template
+from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core.config import Config
 from rowmill.exports import DatasetSummary

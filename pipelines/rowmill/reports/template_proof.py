@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rowmill.conversation.mask_judge import MaskDefect, MaskDefectKind
-from rowmill.conversation.template_proof import ShapeProof, TemplateProof, get_remedy
+from rowmill.checks.mask_judge import MaskDefect, MaskDefectKind
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, label_value
 from rowmill.core.number_text import format_count, join_facts
+from rowmill.inspection.template_proof import ShapeProof, TemplateProof, get_remedy
 
 DEFECT_SENTENCES: Mapping[MaskDefectKind, str] = {
     "own_text_untrained": "{whose} text {text} is not trained.",

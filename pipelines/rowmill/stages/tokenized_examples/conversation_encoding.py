@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import MaskRules
+from rowmill.conversation.options import MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.frozen_classes import frozen_dataclass

@@ -9,6 +9,7 @@ rows that are longer than the limit or have no target, which leave the fast path
 Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the reference path 110 µs.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,19 +20,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.loss_mask import Masker, find_plain_checks
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import Masker, PromptRenderer, find_plain_checks
 from rowmill.conversation.turn_layouts import (
+    BEFORE,
     KIND,
     MAX_CACHED_LAYOUTS,
     MESSAGE,
     TRAINED_AFTER,
     TRAINED_BEFORE,
     TRAINS,
-    ContentPositions,
     TurnLayout,
-    compute_content_positions,
-    make_literal_pattern,
 )
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
@@ -226,6 +224,37 @@ class BatchedChatPath:
             if self._masker.mask(one) != shape.mask(contents):
                 return False
         return True
+
+
+@frozen_dataclass
+class ContentPositions:
+    """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
+
+    `starts` and `ends`: int64 byte offsets in the row's text; `places`: int64[contents, 6] as in `TurnLayout`.
+    """
+
+    counts: Ints
+    starts: Ints
+    ends: Ints
+    places: Ints
+
+
+def compute_content_positions(layouts: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
+    """Return where contents are in the texts of rows, given each row's layout and the bytes of all contents."""
+    counts = np.array([len(layout.places) for layout in layouts], np.int64)
+    places = np.concatenate([layout.places for layout in layouts])
+    lengths = np.array(sizes, np.int64)
+    ends = np.cumsum(places[:, BEFORE] + lengths)
+    firsts = np.cumsum(counts) - counts
+    # The sum runs over all rows; subtract the bytes of the rows before.
+    ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts)
+    return ContentPositions(counts, ends - lengths, ends, places)
+
+
+def make_literal_pattern(literals: frozenset[str]) -> str:
+    """Return a pattern that matches any of the literals in JSON text, escaped or not."""
+    forms = {form for one in literals for form in (one, orjson.dumps(one)[1:-1].decode())}
+    return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
 
 
 def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:

@@ -1,14 +1,14 @@
 """Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is trained.
 
 What belongs here: the examples of a batch of prompts. What does not: rendering a prompt
-(`conversation/prompt_rendering.py`), its ground truth, which stays with the row.
+(`conversation/loss_mask.py`), its ground truth, which stays with the row.
 
     messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
 """
 
 import pyarrow as pa
 
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import PromptRenderer
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected

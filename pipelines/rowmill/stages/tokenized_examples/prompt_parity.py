@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.loss_mask import find_plain_checks
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import PromptRenderer, find_plain_checks
 from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
@@ -83,7 +82,7 @@ class PromptComparison:
         # Counted separately, because these rows were already counted; what is in the part's sample stays in it.
         separate = TokenizationCounts(sample=counts.sample)
         prompts = self._steps.encode_prompts([one.prompt for one in endings], separate)
-        own = [MaskedConversation(one.text, one.trained, one.trained, ()) for one in endings]
+        own = [MaskedConversation(one.text, one.trained, ()) for one in endings]
         examples = self._steps.encode_masked(own, [[]] * len(own), separate) if own else []
         differing: set[str] = set()
         for one, example, prompt in zip(endings, examples, prompts, strict=True):

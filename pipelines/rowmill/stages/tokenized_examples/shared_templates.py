@@ -8,8 +8,8 @@ calling process, which needs it for the first records; a worker of the fork serv
 """
 
 from rowmill.conversation.frame_learning import learn_frames_once
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 

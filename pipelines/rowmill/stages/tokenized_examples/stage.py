@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from rowmill.conversation import loss_mask, renderer
-from rowmill.conversation.template_options import (
+from rowmill.conversation.options import (
     RendererSpec,
     Template,
     TemplateChoice,

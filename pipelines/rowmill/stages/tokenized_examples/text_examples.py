@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.conversation.prompt_rendering import PromptRenderer
+from rowmill.conversation.loss_mask import PromptRenderer
+from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
-from rowmill.conversation.template_options import RendererSpec
 from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
@@ -161,7 +161,7 @@ class ExampleBuilder:
         made: list[ExampleColumns] = []
         fast: dict[RowKind, list[ExampleColumns]] = {kind: [] for kind in self._fast_paths}
         rejected: list[tuple[int, Rejected]] = []
-        counts.template = self._describe_template()
+        counts.template = self._template
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         for kind, build in self._builders.items():
             places = np.flatnonzero(kinds == kind)
@@ -203,7 +203,8 @@ class ExampleBuilder:
         if self._prompts is not None:
             self._prompts.compare(table, prepared.on_fast_path, counts)
 
-    def _describe_template(self) -> dict[str, Any]:
+    @cached_property
+    def _template(self) -> dict[str, Any]:
         if self._steps is None:
             return {}
         contract = self._steps.printer.contract

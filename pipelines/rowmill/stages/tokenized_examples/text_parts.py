@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.template_options import RendererSpec
+from rowmill.conversation.options import RendererSpec
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.frozen_classes import frozen_dataclass

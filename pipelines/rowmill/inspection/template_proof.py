@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rowmill.conversation.independent_proof import TransformersTemplate
+from rowmill.checks.mask_judge import IndependentMaskJudge, MaskDefect, TransformersTemplate
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.loss_options import Loss, MaskRules
-from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect
+from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior

@@ -11,7 +11,7 @@ the tests, and notes what a build makes of each of them. `compare` lists what is
 
 With `--like` a record takes the texts of templates and the shapes from an earlier one, so their code may change too.
 `--only` limits a record, or a comparison, to the templates whose names contain a text. The path `default` is what a
-build takes: plain chats by their layout, others one by one; `slow` takes all one by one, and `proven` proves each.
+build takes: plain chats by their layout, others one by one; `slow` takes all one by one.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from docs.generate import template_table
-from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.formats.reasoning import inline_reasoning
 from rowmill.schema.conversation import Conversation
@@ -53,7 +53,7 @@ DROPPED = (
 )  # fmt: skip
 KEPT: dict[Any, Any] = dict.fromkeys(DROPPED, "count")
 
-Way = Literal["default", "slow", "proven"]
+Way = Literal["default", "slow"]
 OPTIONS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "kept": ({}, {"on_dropped": KEPT}),
@@ -129,15 +129,14 @@ def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conve
     prints_no_reasoning = printer.contract.reasoning == "none"
 
     @cache
-    def open_masker(options: str) -> Masker | PromptRenderer:
+    def open_masker(options: str) -> Masker:
         loss, given = OPTIONS[options]
-        rules = MaskRules(**given) if path != "proven" else MaskRules(**given, verify_render=1.0)
-        masker = Masker(printer, Loss(**loss), rules)
-        return PromptRenderer(printer, masker, rules) if options == "prompt" else masker
+        return Masker(printer, Loss(**loss), MaskRules(**given))
 
     @cache
     def find_layout(options: str, roles: tuple[str, ...]) -> Any:
-        return open_masker(options).find_layout(roles)
+        masker = open_masker(options)
+        return masker.find_prompt_layout(roles) if options == "prompt" else masker.find_layout(roles)
 
     def make(one: Conversation, options: str) -> tuple[str, Made]:
         masker = open_masker(options)
@@ -148,8 +147,8 @@ def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conve
                 return "fast", [layout.mask(contents)]
         if one.had_think_tags and prints_no_reasoning:
             one = replace(one, messages=inline_reasoning(one.messages, ("<think>", "</think>")))
-        if isinstance(masker, PromptRenderer):
-            results = [masker.render(one)]
+        if options == "prompt":
+            results = [masker.render_prompt(one)]
         else:
             results = [masker.mask(part, only=only) for part, only in masker.split_turns(one)]
         rejects = [result for result in results if isinstance(result, Rejected)]

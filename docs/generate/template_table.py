@@ -33,10 +33,11 @@ from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
-from rowmill.inspection.template_proof import MaskJudge, TemplateProof, prove_template
+from rowmill.inspection.template_proof import TemplateProof, prove_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation, Rejected, Span
+from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300
@@ -204,7 +205,7 @@ def read_template_file(data: Path, name: str) -> str:
 
 
 def _make_masker(data: Path, one: TrainingTemplate, *, removes_blocks: bool = False) -> Masker:
-    return Masker(_open_renderer(data, one, removes_blocks=removes_blocks), Loss(), MaskRules(verify_render=1.0))
+    return Masker(_open_renderer(data, one, removes_blocks=removes_blocks), Loss(), MaskRules())
 
 
 def _list_added_texts(data: Path, one: TrainingTemplate) -> frozenset[str]:

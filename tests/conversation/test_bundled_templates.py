@@ -280,7 +280,7 @@ def test_bundled_template_masks_real_chats_by_blocks_as_by_the_closed_list(name:
     rules["on_dropped"] |= dict.fromkeys(("call_name", "call_arguments"), "untrain")
     text = read_named_template(name)
     by_blocks, by_list = (
-        Masker(Renderer(RendererSpec(one, TOKENS)), Loss(), MaskRules(verify_render=1.0, **rules))
+        Masker(Renderer(RendererSpec(one, TOKENS)), Loss(), MaskRules(**rules))
         for one in (text, replace_generation_tags(text))
     )
     outcomes: Counter[str] = Counter()

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.loss_mask import Masker, find_plain_checks, needs_plain_check
+from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
@@ -41,7 +40,7 @@ REASONED = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), ass
 
 def masker(template: str, loss: dict[str, Any] | None = None, rules: MaskRules | None = None, **kwargs: Json) -> Masker:
     renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}, kwargs))
-    return Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
+    return Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules())
 
 
 def shown(result: MaskedConversation | Rejected) -> str:
@@ -100,7 +99,7 @@ def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
     """Qwen2.5 prints it outside every loop."""
     messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
 
-    maker = masker(read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(verify_render=1.0))
+    maker = masker(read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules())
 
     assert shown(maker.mask(Conversation(messages))) == (
         "⟦<|im_start|>system\nBe kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
@@ -180,14 +179,14 @@ BOTH = (replace_generation_tags(QWEN), QWEN)
 def test_mask_of_qwen3_is_the_vector(
     loss: dict[str, Any], kwargs: dict[str, Json], expected: str, template: str
 ) -> None:
-    maker = masker(template, loss, MaskRules(verify_render=1.0), **kwargs)
+    maker = masker(template, loss, MaskRules(), **kwargs)
 
     assert shown(maker.mask(Conversation(TALK))) == expected
 
 
 @pytest.mark.slow
 def test_mask_of_qwen3_without_thinking_starts_after_the_empty_block() -> None:
-    maker = masker(BOTH[0], {}, MaskRules(verify_render=1.0), enable_thinking=False)
+    maker = masker(BOTH[0], {}, MaskRules(), enable_thinking=False)
 
     assert shown(maker.mask(Conversation(TALK))) == f"{U1}⟦A1<|im_end|>⟧\n{U2}{EMPTY}⟦A2<|im_end|>⟧\n"
 
@@ -466,20 +465,6 @@ def test_template_that_counts_its_own_output_is_masked() -> None:
     assert mask(counting, TALK) == "<U1><⟦A1>⟧<U2><⟦A2>⟧16"
 
 
-@given(st.binary(min_size=8, max_size=16))
-def test_number_of_rechecked_rows_grows_with_the_share(row_hash: bytes) -> None:
-    assert not needs_plain_check(row_hash, 0.0)
-    assert needs_plain_check(row_hash, 1.0)
-    assert needs_plain_check(row_hash, 0.9) or not needs_plain_check(row_hash, 0.1)
-
-
-@given(st.lists(st.binary(min_size=16, max_size=16)), st.floats(0, 1), st.integers(0, 3))
-def test_column_of_hashes_is_checked_again_as_each_hash_is(hashes: list[bytes], share: float, start: int) -> None:
-    column = pa.array(hashes, pa.binary(16)).slice(start)
-
-    assert find_plain_checks(column, share).tolist() == [needs_plain_check(one, share) for one in hashes[start:]]
-
-
 # ── invariants ──
 
 content = st.one_of(
@@ -496,7 +481,7 @@ messages_ = st.lists(
     max_size=6,
 )
 MAKERS = {
-    name: masker(text, rules=MaskRules(verify_render=0.1))
+    name: masker(text, rules=MaskRules())
     for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", BOTH[0]))
 }
 

@@ -51,7 +51,7 @@ def mask(
 ) -> str:
     """Mask a conversation, every row checked by proof, and draw it with trained characters in brackets."""
     renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>", **special}))
-    masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
+    masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules())
     made = masker.mask(Conversation(messages, tools))
     if isinstance(made, Rejected):
         return f"{made.reason}: {made.detail}"

@@ -50,7 +50,7 @@ def masked(
     text: str, messages: list[Message], tools: list[Json] | None = None, loss: Loss | None = None, **rules: Any
 ) -> MaskedConversation:
     renderer = Renderer(RendererSpec(text, TOKENS))
-    result = Masker(renderer, loss or Loss(), MaskRules(verify_render=1.0, **rules)).mask(Conversation(messages, tools))
+    result = Masker(renderer, loss or Loss(), MaskRules(**rules)).mask(Conversation(messages, tools))
     assert isinstance(result, MaskedConversation), result
     return result
 

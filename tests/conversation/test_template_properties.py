@@ -104,7 +104,7 @@ def masker(name: str, *, listed: bool = False, **options: Any) -> Masker:
     loss = Loss(**{key: value for key, value in options.items() if key in Loss.model_fields})
     rules = {key: value for key, value in options.items() if key not in Loss.model_fields}
     open_renderer = listed_renderer if listed else renderer
-    return Masker(open_renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, verify_render=0.0, **rules))
+    return Masker(open_renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, **rules))
 
 
 ASSISTANT = frozenset({"assistant"})

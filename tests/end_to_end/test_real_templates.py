@@ -177,7 +177,7 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
 
 @pytest.mark.parametrize("name", EVERY_TEMPLATE)
 def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str, real_data: Path) -> None:
-    masker = Masker(renderer(real_data, name), Loss(), MaskRules(verify_render=1.0))
+    masker = Masker(renderer(real_data, name), Loss(), MaskRules())
     outcomes: Counter[str] = Counter()
     for chat in chats(real_data):
         result = masker.mask(Conversation(chat.messages, chat.tools))
@@ -227,10 +227,10 @@ def test_mask_by_the_closed_list_equals_the_training_templates_blocks(name: str,
     stock, explained = TRUTH[name]
     training = renderer(real_data, f"trl__{name}_training")
     listed = Renderer(replace(training.spec, text=replace_generation_tags(training.spec.text)))
-    truth = Masker(training, Loss(), MaskRules(spans="generation", on_dropped=COUNT_ALL, verify_render=0))
-    ours = [Masker(listed, Loss(), MaskRules(on_dropped=COUNT_ALL, verify_render=0))]
+    truth = Masker(training, Loss(), MaskRules(spans="generation", on_dropped=COUNT_ALL))
+    ours = [Masker(listed, Loss(), MaskRules(on_dropped=COUNT_ALL))]
     if stock:
-        ours.append(Masker(renderer(real_data, stock), Loss(), MaskRules(on_dropped=COUNT_ALL, verify_render=0)))
+        ours.append(Masker(renderer(real_data, stock), Loss(), MaskRules(on_dropped=COUNT_ALL)))
     compared: Counter[int] = Counter()
     for chat in chats(real_data):
         conversation = Conversation(chat.messages, chat.tools)
@@ -393,7 +393,7 @@ def test_characters_that_change_with_a_message_train_if_and_only_if_it_is_the_mo
     name: str, real_data: Path
 ) -> None:
     one = renderer(real_data, name)
-    masker = Masker(one, Loss(), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
+    masker = Masker(one, Loss(), MaskRules(on_dropped=COUNT_ALL))
     judged: Counter[str] = Counter()
     for chat in short_chats(real_data):
         result = masker.mask(Conversation(chat.messages, chat.tools))
@@ -459,7 +459,7 @@ def compare_ids(tokenizer: str, templates: Sequence[str], real_data: Path) -> No
     for name in templates:
         text = (real_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
         one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
-        masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
+        masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL))
         kept: list[tuple[Chat, MaskedConversation]] = []
         for chat in short_chats(real_data):
             result = masker.mask(Conversation(chat.messages, chat.tools))
@@ -490,7 +490,7 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
     """Token by token; theirs also trains a token of which one byte is in the block, ours if no other message has it."""
     theirs, encoder = opened(real_data, tokenizer)
     special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
-    rules = MaskRules(spans="generation", on_dropped=COUNT_ALL, verify_render=0)
+    rules = MaskRules(spans="generation", on_dropped=COUNT_ALL)
     compared: Counter[str] = Counter()
     for name in [*WITH_BLOCKS, *list_bundled_templates()]:
         text = read_template_file(real_data, name)

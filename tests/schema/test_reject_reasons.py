@@ -152,9 +152,6 @@ TEMPLATES: dict[str, str] = {
         "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>{{ m.content }} (asked: "
         "{{ messages[0].content }})<|im_end|>{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
     ),
-    "render_mismatch": (
-        "{% set t %}{% for m in messages %}" + TURN + "{% endfor %}{% endset %}{{ t }}{{ t | length }}"
-    ),
 }
 
 
@@ -265,6 +262,7 @@ ELSEWHERE = {
         "empty_completion identical_sides prompt_mismatch bad_label bad_margin tied unpaired_row"
     ),
     "stages/test_preference_examples.py": "prompt_differs overlong_prompt",
+    "stages/test_judged_rows.py": "render_mismatch mask_judged_wrong",
 }
 """Reasons that the tests of their kind reach, by file."""
 

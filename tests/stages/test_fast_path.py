@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.content_tracing import TracingRenderer, find_tracing_obstacle
-from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
@@ -100,7 +100,7 @@ def _hold_the_check(template: str, loss: Loss) -> None:
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
 def test_shape_of_prompts_gives_the_text_and_places_of_the_reference_path(name: str) -> None:
     renderer = _renderer(read_named_template(name))
-    prompts = PromptRenderer(renderer, Masker(renderer, Loss(), MaskRules()), MaskRules())
+    prompts = Masker(renderer, Loss(), MaskRules())
     taken = 0
 
     @settings(max_examples=40)
@@ -108,14 +108,14 @@ def test_shape_of_prompts_gives_the_text_and_places_of_the_reference_path(name: 
     def check(contents: list[str], system: bool) -> None:
         nonlocal taken
         roles = [*(["system"] if system else []), *["user", "assistant"] * len(contents)][: len(contents)]
-        shape = prompts.find_layout(roles)
+        shape = prompts.find_prompt_layout(roles)
         if shape is None or not shape.holds(contents):
             return
         if any(one in text for one in shape.literals for text in contents):
             return
         taken += 1
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        alone = prompts.render(Conversation(messages))
+        alone = prompts.render_prompt(Conversation(messages))
         assert isinstance(alone, MaskedConversation)
         fast = shape.mask(contents)
         assert (alone.text, alone.trained) == (fast.text, ())

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.conversation.loss_mask import Masker, PromptRenderer
+from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
@@ -203,14 +203,14 @@ def _open_renderer(name: str) -> CountingRenderer:
     return CountingRenderer(RendererSpec(text=read_named_template(name), special_tokens={"bos_token": "<s>"}))
 
 
-def _find_layouts(renderer: Renderer) -> PromptRenderer:
-    return PromptRenderer(renderer, Masker(renderer, Loss(), MaskRules()), MaskRules())
+def _find_layouts(renderer: Renderer) -> Masker:
+    return Masker(renderer, Loss(), MaskRules())
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
 def test_prompt_of_a_layout_is_the_plain_render(name: str) -> None:
     renderer = _open_renderer(name)
-    printer = PlainPromptPrinter(renderer, _find_layouts(_open_renderer(name)).find_layout)
+    printer = PlainPromptPrinter(renderer, _find_layouts(_open_renderer(name)).find_prompt_layout)
     chats = [[{"role": m["role"], "content": m["content"]} for m in one[:-1]] for one in _make_chats(150)]
     printed = [printer.print_prompt(messages) for messages in chats]
     rendered = renderer.renders

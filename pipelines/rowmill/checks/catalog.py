@@ -207,8 +207,9 @@ CHECKS: tuple[Check, ...] = (
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",
         is_share=True),
     Check("render_equal", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
-        "sampled rows that the fast engine renders otherwise than Jinja",
-        "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
+        "judged rows whose text is not what transformers renders, or whose mask is wrong",
+        "set template.verify_render: 1 and read the rejects named render_mismatch and mask_judged_wrong; report the "
+        "template",
         applies_to="chat templates, unless template.verify_render is 0"),
     Check("short_documents", (TOKENIZED_EXAMPLES,), "at_most", 0.5, "warn",
         "share of the documents of text files that are shorter than 20 tokens",

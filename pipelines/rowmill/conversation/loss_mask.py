@@ -2,15 +2,11 @@
 
     private code points ─► own text, proven ─► closed list ─► trained ─► verified
 
-A row whose mask cannot be verified is rejected with a reason, never guessed. `PromptRenderer` renders conversations
-that wait for an answer, of which nothing trains.
+A row whose mask cannot be verified is rejected with a reason, never guessed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
-import pyarrow as pa
 
 from rowmill.conversation.character_ownership import (
     LocatedContent,
@@ -25,9 +21,7 @@ from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids
 from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.conversation.turn_layouts import MIN_FOREIGN_CHARS, TurnLayout, learn_layout
-from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
@@ -37,22 +31,9 @@ MASKING_VERSION = 8
 """Increment it when any mask may change."""
 
 
-def _compute_share_threshold(share: float) -> int:
-    """Return the largest value of a hash's first 8 bytes, as little-endian uint64, for which a row is in a share."""
-    return min(int(share * 2.0**64), (1 << 64) - 1)
-
-
-def needs_plain_check(row_hash: bytes, share: float) -> bool:
-    """Return whether a row is in the share that is rendered a second time, which its hash alone determines."""
-    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
-
-
-def find_plain_checks(hashes: pa.FixedSizeBinaryArray, share: float) -> Bools:
-    """Return for a column of 16-byte hashes which rows `needs_plain_check` chooses: bool[N]."""
-    if not len(hashes) or share <= 0:
-        return np.zeros(len(hashes), bool)
-    words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[::2] <= _compute_share_threshold(share)
+_ASKS: Mapping[str, Json] = {"add_generation_prompt": True}
+"""The template argument that makes a conversation wait for an answer."""
+_NOT_PROVEN = Rejected("span_not_found", "the template looks at texts that are hidden from it to prove their place")
 
 
 class Masker:
@@ -113,26 +94,14 @@ class Masker:
             self._frames[key] = known
         return known
 
-    def mask(
-        self,
-        conversation: Conversation,
-        *,
-        only: frozenset[int] | None = None,
-        compare_plain: bool = True,
-    ) -> MaskedConversation | Rejected:
+    def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> MaskedConversation | Rejected:
         """Render a conversation and find its trained characters; `only` limits supervision to some messages.
 
-        A row in the verified share is also rendered plainly (`compare_plain`). A reject has a reason of the closed
-        list, and a detail that names messages and kinds.
+        A reject has a reason of the closed list, and a detail that names messages and kinds.
         """
         printed = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
             return printed
-        sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
-        if sampled and compare_plain:
-            plain = self._renderer.plain(conversation.messages, conversation.tools, conversation.kwargs)
-            if plain != printed.text:
-                return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
         if self._trains_everything:
             return self._train_all(conversation, printed)
         supervised = self.supervised(conversation.messages)
@@ -142,10 +111,25 @@ class Masker:
             return self._reject_unsupervised(conversation.messages)
         located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
         if located is None:
-            return Rejected(
-                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
-            )
+            return _NOT_PROVEN
         return self._cut_and_verify(conversation, printed, supervised, located)
+
+    def render_prompt(self, conversation: Conversation) -> MaskedConversation | Rejected:
+        """Render a conversation that waits for an answer, with the generation prompt; nothing of it trains."""
+        kwargs = {**conversation.kwargs, **_ASKS}
+        printed = self._renderer.render(conversation.messages, conversation.tools, kwargs)
+        if isinstance(printed, Rejected):
+            return printed
+        located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
+        if located is None:
+            return _NOT_PROVEN
+        dropped = list(located.dropped)
+        if conversation.tools and is_tool_missing(conversation.tools, printed.text, ()):
+            dropped.append(("tool_list", -1))
+        kept = self._apply_drop_policy(conversation.messages, [], dropped)
+        if isinstance(kept, Rejected):
+            return kept
+        return MaskedConversation(printed.text, (), tuple(located.pieces()), _count_kinds(dropped))
 
     def _cut_and_verify(
         self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], located: LocatedContent
@@ -206,14 +190,23 @@ class Masker:
         A row of that layout has the mask that `mask` would give it. The layout is learned from the verified mask of
         placeholders, whose ownership is proven.
         """
-        if self._rules.turns != "whole":
-            return None
-        placeholders = self._renderer.render_placeholders(roles, {})
+        return None if self._rules.turns != "whole" else self._learn_layout(roles, {}, self.mask)
+
+    def find_prompt_layout(self, roles: Sequence[str]) -> TurnLayout | None:
+        """Return the layout of prompts with these roles; a row of it has what `render_prompt` would give it."""
+        return self._learn_layout(roles, _ASKS, self.render_prompt)
+
+    def _learn_layout(
+        self,
+        roles: Sequence[str],
+        kwargs: Mapping[str, Json],
+        make: Callable[[Conversation], MaskedConversation | Rejected],
+    ) -> TurnLayout | None:
+        placeholders = self._renderer.render_placeholders(roles, kwargs)
         if placeholders is None:
             return None
         contents = zip(roles, placeholders.contents, strict=True)
-        messages = [{"role": role, "content": content} for role, content in contents]
-        masked = self.mask(Conversation(messages))
+        masked = make(Conversation([{"role": role, "content": content} for role, content in contents]))
         if isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
             return None
         return learn_layout(roles, placeholders, masked, SPAN_KINDS)
@@ -382,26 +375,6 @@ def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     return counts
 
 
-def describe_text_difference(text: str, plain: str | Rejected) -> str:
-    """Describe the first character at which the fast engine's render differs from Jinja's."""
-    if isinstance(plain, Rejected):
-        return f"Jinja refuses it: {plain.detail}"
-    at = _measure_common_prefix(text, plain)
-    return f"character {at}: {text[at : at + 20]!r} by the fast engine, {plain[at : at + 20]!r} by Jinja"
-
-
-def _measure_common_prefix(left: str, right: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 # ── which messages train ──
 
 
@@ -542,59 +515,3 @@ def _find_uncovered_parts(span: Span, own: Sequence[tuple[int, int]]) -> list[tu
     if position < span.end:
         parts.append((position, span.end))
     return parts
-
-
-# ── prompts ──
-
-
-@frozen_dataclass
-class PromptRenderer:
-    """Renders the prompts of one dataset; `masker` knows the template's frames."""
-
-    renderer: Renderer
-    masker: Masker
-    rules: MaskRules
-
-    def render(self, conversation: Conversation) -> MaskedConversation | Rejected:
-        """Render a conversation with the generation prompt; of a share of the rows the render is checked."""
-        asking = replace(conversation, kwargs={**conversation.kwargs, **_ASKS})
-        printed = self.renderer.render(asking.messages, asking.tools, asking.kwargs)
-        if isinstance(printed, Rejected):
-            return printed
-        if needs_plain_check(conversation.row_hash, self.rules.verify_render):
-            plain = self.renderer.plain(asking.messages, asking.tools, asking.kwargs)
-            if plain != printed.text:
-                return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
-        located = locate_own_text(self.renderer, printed, conversation.messages, self.rules.assistant_roles)
-        if located is None:
-            return Rejected(
-                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
-            )
-        dropped = [kind for kind, _ in located.dropped]
-        if conversation.tools and is_tool_missing(conversation.tools, printed.text, ()):
-            dropped.append("tool_list")
-        policy = {"reasoning": "count", **(self.rules.on_dropped or {})}
-        refused = sorted({kind for kind in dropped if policy.get(kind, "reject") == "reject"})
-        if refused:
-            return Rejected("content_dropped", ", ".join(refused))
-        counts = {kind: dropped.count(kind) for kind in dict.fromkeys(dropped)}
-        return MaskedConversation(printed.text, (), tuple(located.pieces()), counts)
-
-    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return the layout of prompts with these roles; None if each of their rows must be rendered by itself.
-
-        A row of that layout has the text and the spans that `render` would give it.
-        """
-        placeholders = self.renderer.render_placeholders(roles, _ASKS)
-        if placeholders is None:
-            return None
-        contents = zip(roles, placeholders.contents, strict=True)
-        messages = [{"role": role, "content": content} for role, content in contents]
-        rendered = self.render(Conversation(messages))
-        if isinstance(rendered, Rejected) or rendered.dropped:
-            return None
-        return learn_layout(roles, placeholders, rendered, SPAN_KINDS)
-
-
-_ASKS: Mapping[str, Json] = {"add_generation_prompt": True}
-"""The template argument that makes a conversation wait for an answer."""

@@ -87,7 +87,8 @@ class Template(Config):
     """Per kind of a row's text that the template does not print: count it, do not train the affected answers, or reject
     the row; default: reject, for reasoning count."""
     verify_render: float = 0.02
-    """Share of rows, 0–1, that are rendered a second time by Jinja and compared."""
+    """Share of rows, 0–1, that are judged: rendered by transformers' own function, and their mask checked by code that
+    shares nothing with the masker."""
 
     @model_validator(mode="after")
     def _check_values(self) -> "Template":
@@ -268,5 +269,4 @@ class MaskRules:
     assistant_roles: frozenset[str] = frozenset({"assistant"})
     spans: Literal["auto", "generation"] = "auto"
     on_dropped: Mapping[str, str] | None = None
-    verify_render: float = 0.02
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rowmill.checks.mask_judge import IndependentMaskJudge, MaskDefect, TransformersTemplate
+from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.rows import Rejected
+from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
 
 _SYSTEM_FACTS: Mapping[str, str] = {
     "folded": "The system message is printed inside the first user turn.",
@@ -97,36 +97,11 @@ class TemplateProof:
 
 def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> TemplateProof:
     """Mask a conversation of every shape with the default loss options, and judge every mask."""
-    rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), verify_render=1.0, turns="whole")
+    rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), turns="whole")
     masker = Masker(renderer, Loss(), rules)
     mask_judge = MaskJudge(renderer)
     shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in make_probe_conversations())
     return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), shapes)
-
-
-class MaskJudge:
-    """Judges masks of one template in which every assistant message is supervised."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
-        self._by_blocks = renderer.has_blocks
-        self._judges: dict[str, IndependentMaskJudge] = {}
-
-    def judge(self, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect] | None:
-        """Return the defects of a conversation's mask; None if the owners of its text cannot be proven."""
-        adaptation = self._renderer.adaptation
-        messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
-        trained = [(span.start, span.end) for span in masked.trained]
-        return self._get_judge(conversation.kwargs).judge(messages, tools, masked.text, trained)
-
-    def _get_judge(self, kwargs: Mapping[str, Json]) -> IndependentMaskJudge:
-        key = to_json(dict(kwargs))
-        if key not in self._judges:
-            spec = self._renderer.spec
-            values = {**spec.template_kwargs, **kwargs}
-            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now)
-            self._judges[key] = IndependentMaskJudge(template, by_blocks=self._by_blocks)
-        return self._judges[key]
 
 
 def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> ShapeProof:

@@ -39,7 +39,7 @@ REJECT_REASONS = frozenset(
     "type_mismatch unserialisable record_overflow group_overflow "
     # Rendering and masks
     "template_error content_dropped span_not_found own_text_untrained foreign_text_trained assistant_untrained "
-    "reasoning_not_located render_mismatch control_token_in_content offsets_degenerate "
+    "reasoning_not_located render_mismatch mask_judged_wrong control_token_in_content offsets_degenerate "
     # Generated text: an object by itself, among its group, in its series, and what generation does not keep
     "number_too_large duplicate_column unknown_column missing_column null type timestamp group_incomplete "
     "group_has_invalid group_mixed_key group_unordered step order after_failure not_chosen past_stop past_bound "

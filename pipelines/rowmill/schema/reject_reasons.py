@@ -329,8 +329,14 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "render_mismatch": ReasonDescription(
         "masks",
-        "the fast engine prints another text than Jinja, which is what `apply_chat_template` uses",
+        "a row of the share `template.verify_render` that transformers' own function renders otherwise",
         "report the template; until then choose another",
+    ),
+    "mask_judged_wrong": ReasonDescription(
+        "masks",
+        "a row of the share `template.verify_render` of which a character trains, or does not train, by mistake, as is "
+        "found by code that shares nothing with the masker",
+        "run `rowmill template-report --prove`, report the template and what it prints; until then choose another",
     ),
     "control_token_in_content": ReasonDescription(
         "masks",

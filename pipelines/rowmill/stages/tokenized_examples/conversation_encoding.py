@@ -24,6 +24,7 @@ from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_rea
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.judged_rows import RowJudge, is_judged
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example
@@ -71,6 +72,7 @@ class ConversationEncoder:
     dataset: Dataset
     printer: Renderer
     masker: Masker
+    judge: RowJudge
     control: ControlStrings
     prints_no_reasoning: bool
     """Whether the template has no place for reasoning, not even that of the last answer."""
@@ -81,10 +83,11 @@ class ConversationEncoder:
     def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationEncoder":
         """Open the renderer and the masker."""
         printer = open_renderer(spec)
-        masker = Masker(printer, dataset.loss, make_mask_rules(dataset))
+        rules = make_mask_rules(dataset)
+        masker, judge = Masker(printer, dataset.loss, rules), RowJudge(printer, rules, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
         prints_none = printer.contract.reasoning == "none"
-        return cls(encoder, dataset, printer, masker, control, prints_none, _resolve_chat_bos(encoder, dataset))
+        return cls(encoder, dataset, printer, masker, judge, control, prints_none, _resolve_chat_bos(encoder, dataset))
 
     @property
     def cuts_apart(self) -> bool:
@@ -137,6 +140,12 @@ class ConversationEncoder:
     def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> MaskedConversation | Rejected:
         """Render and mask a conversation; `only` these messages train, None: all that the options choose."""
         return self.masker.mask(self.inline_reasoning(conversation), only=only)
+
+    def judge_row(self, conversation: Conversation) -> Rejected | None:
+        """Return the reject of a row of the judged share whose text or mask is wrong."""
+        if not is_judged(conversation.row_hash, self.judge.share):
+            return None
+        return self.judge.reject(self.inline_reasoning(conversation))
 
     def encode_masked(
         self,
@@ -198,7 +207,6 @@ def make_mask_rules(dataset: Dataset) -> MaskRules:
         assistant_roles=dataset.format.get_token_options().assistant_roles,
         spans=template.spans,
         on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
-        verify_render=template.verify_render,
         turns=template.turns,
     )
 

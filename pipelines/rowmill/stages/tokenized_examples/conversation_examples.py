@@ -77,4 +77,4 @@ class ConversationExampleBuilder:
             masked, ordinary = show_control_strings(masked, placeholders)
             candidates.append(RenderedCandidate(place, one, only, placeholders, masked, ordinary))
         counts.rows_losing_reasoning += loses_reasoning
-        return candidates
+        return self._steps.judge_row(conversation) or candidates

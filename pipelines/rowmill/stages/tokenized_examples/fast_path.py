@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.loss_mask import Masker, PromptRenderer, find_plain_checks
+from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.turn_layouts import (
     BEFORE,
     KIND,
@@ -35,6 +35,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.judged_rows import RowJudge, find_judged_rows
 from rowmill.tokenization.alignment import FlatSpans
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import NO_TEXT_BEHIND, EncodedBatch, FlatContentSpans, make_batch
@@ -91,35 +92,35 @@ class TrainedChats:
 class PromptChats:
     """Renders chats that wait for an answer."""
 
-    renderer: PromptRenderer
+    masker: Masker
     trains: bool = False
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of prompts with these roles."""
-        return self.renderer.find_layout(roles)
+        return self.masker.find_prompt_layout(roles)
 
     def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
         """Render a prompt."""
-        return self.renderer.render(conversation)
+        return self.masker.render_prompt(conversation)
 
 
 class BatchedChatPath:
     """The fast path of one dataset; learns a layout when a sequence of roles is seen for the first time.
 
     Rows that contain one of the strings of `control` take the reference path. Examples longer than `limit` leave the
-    fast path (None: none does). `share` of the rows, chosen by hash, are masked on the reference path as well, and
-    compared.
+    fast path (None: none does). The rows that `judge` chooses are masked on the reference path as well and compared,
+    and judged.
     """
 
     def __init__(
-        self, masker: ChatMasker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
+        self, masker: ChatMasker, encoder: Encoder, control: ControlStrings, *, limit: int | None, judge: RowJudge
     ) -> None:
         """Store the arguments; no layout is learned yet."""
         self._masker = masker
         self._encoder = encoder
         self._control = control
         self._limit = limit
-        self._share = share
+        self._judge = judge
         self._shapes: dict[tuple[str, ...], TurnLayout | None] = {}
         self._literals: frozenset[str] = frozenset()
 
@@ -214,14 +215,17 @@ class BatchedChatPath:
         return make_batch(encoded, pieces, trained)
 
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
-        """Compare the rows chosen by hash with `Masker.mask`, which also renders them plainly."""
+        """Compare the judged rows with `Masker.mask`, and judge them; the reference path rejects the wrong ones."""
         hashes = rows.column("content_hash").combine_chunks()
-        for i in np.flatnonzero(find_plain_checks(hashes, self._share)[chosen.places]).tolist():
+        for i in np.flatnonzero(find_judged_rows(hashes, self._judge.share)[chosen.places]).tolist():
             shape, contents = chosen.shapes[i], chosen.contents[i]
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            if self._masker.mask(one) != shape.mask(contents):
+            masked = shape.mask(contents)
+            if self._masker.mask(one) != masked:
+                return False
+            if self._judge.reject(one) if self._masker.trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True
 

@@ -153,6 +153,7 @@ class PreferenceExampleBuilder:
             conversation = row.join(side, prompt)
             answers = frozenset(range(len(prompt), len(conversation.messages)))
             found = self._steps.mask(conversation, only=answers)
+            found = self._steps.judge_row(conversation) or found
             if isinstance(found, Rejected):
                 return found
             if has_changed_placeholder(found.text, row.placeholders):

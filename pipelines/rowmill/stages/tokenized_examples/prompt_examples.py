@@ -8,14 +8,12 @@ What belongs here: the examples of a batch of prompts. What does not: rendering 
 
 import pyarrow as pa
 
-from rowmill.conversation.loss_mask import PromptRenderer
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import (
     ConversationEncoder,
     decode_conversations,
-    make_mask_rules,
     show_control_strings,
 )
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
@@ -39,7 +37,6 @@ class PromptExampleBuilder:
         """Store the steps of a conversation."""
         self._steps = encoder
         self._limit = limit
-        self._renderer = PromptRenderer(encoder.printer, encoder.masker, make_mask_rules(encoder.dataset))
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the example of each row."""
@@ -69,7 +66,9 @@ class PromptExampleBuilder:
             return hidden
         conversation, placeholders = hidden
         shown = self._steps.inline_reasoning(self._steps.limit_reasoning(conversation))
-        masked = self._renderer.render(shown)
+        masked = self._steps.masker.render_prompt(shown)
+        if not isinstance(masked, Rejected):
+            masked = self._steps.judge.reject_prompt(shown, masked.text) or masked
         if isinstance(masked, Rejected):
             return masked
         if has_changed_placeholder(masked.text, placeholders):

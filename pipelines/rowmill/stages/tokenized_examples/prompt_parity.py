@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.loss_mask import PromptRenderer, find_plain_checks
 from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
@@ -27,9 +26,9 @@ from rowmill.schema.rows import MaskedConversation, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_encoding import (
     ConversationEncoder,
     decode_conversations,
-    make_mask_rules,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
+from rowmill.stages.tokenized_examples.judged_rows import find_judged_rows
 from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.example_encoding import TokenizationCounts
@@ -61,9 +60,7 @@ class PromptComparison:
         """Store the steps; `chats` is the fast path of conversations, if they have one."""
         self._steps = encoder
         self._chats = chats
-        rules = make_mask_rules(encoder.dataset)
-        layouts = PromptRenderer(encoder.printer, encoder.masker, rules)
-        self._prompts = PlainPromptPrinter(encoder.printer, layouts.find_layout)
+        self._prompts = PlainPromptPrinter(encoder.printer, encoder.masker.find_prompt_layout)
 
     def compare(self, table: pa.Table, built: Ints, counts: TokenizationCounts) -> None:
         """Compare some conversations of a part, and count them; `built` are the rows of those of the fast path."""
@@ -111,7 +108,7 @@ def choose_rows(table: pa.Table, built: Ints, share: float, control: ControlStri
     are not compared. Rows that the fast path built have none, and only chosen ones of the others are searched.
     """
     places = np.flatnonzero(pc.equal(table.column("kind"), "conversation").to_numpy())
-    chosen = find_plain_checks(table.column("content_hash").combine_chunks(), share)[places]
+    chosen = find_judged_rows(table.column("content_hash").combine_chunks(), share)[places]
     free = np.isin(places, built)
     could_be_first = np.arange(len(places)) < (int(np.argmax(free)) if free.any() else len(places))
     unknown = np.flatnonzero(~free & (chosen | could_be_first))
@@ -135,7 +132,7 @@ def print_prompt(conversation: Conversation, steps: ConversationEncoder) -> Prom
     prompt = steps.printer.plain(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
     answered = replace(conversation, messages=messages[: last + 1])
     # The row's mask was verified when its example was made; only its text and cuts matter here.
-    masked = steps.masker.mask(answered, only=frozenset({last}), compare_plain=False)
+    masked = steps.masker.mask(answered, only=frozenset({last}))
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
     return cut_ending(prompt, masked.text, masked.trained)

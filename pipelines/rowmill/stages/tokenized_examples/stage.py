@@ -72,7 +72,7 @@ NO_TARGET_REASONS = frozenset({"no_loss_tokens", "no_assistant", "assistant_untr
 
 
 UNVERIFIED_REASONS = frozenset(
-    {"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located"}
+    {"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located", "mask_judged_wrong"}
 )
 
 
@@ -315,7 +315,7 @@ def _build_examples_output(
             "content_dropped": describe_rejects(context, parts, _select_reasons(reasons, ("content_dropped",))),
             "reasoning_dropped": (f"{_name_template(context.dataset.template)} prints no reasoning",) if spec else (),
             "zero_loss_rows": describe_rejects(context, parts, _select_reasons(reasons, NO_TARGET_REASONS)),
-            "render_equal": samples.get("render_mismatch", ()),
+            "render_equal": (*samples.get("render_mismatch", ()), *samples.get("mask_judged_wrong", ())),
             "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
@@ -401,7 +401,9 @@ def _summarize_template(
     )
     is_compared = context.dataset.template.verify_render > 0
     return {
-        "render_equal": reasons.get("render_mismatch", 0) if is_compared else NOT_APPLICABLE,
+        "render_equal": reasons.get("render_mismatch", 0) + reasons.get("mask_judged_wrong", 0)
+        if is_compared
+        else NOT_APPLICABLE,
         "content_dropped": compute_share(reasons.get("content_dropped", 0) + losing, rows),
         "reasoning_dropped": compute_share(losing, rows),
         "contract": len(found.get("warnings", ())),

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.conversation.loss_mask import PromptRenderer
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
@@ -34,7 +33,7 @@ from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import EXAMPLE_COLUMNS, Rejected, RowKind
-from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, make_mask_rules
+from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder
 from rowmill.stages.tokenized_examples.conversation_examples import ConversationExampleBuilder
 from rowmill.stages.tokenized_examples.custom_examples import CustomExampleBuilder
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
@@ -241,7 +240,7 @@ def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[R
         return {}
     maskers: dict[RowKind, ChatMasker] = {
         "conversation": TrainedChats(encoder.masker),
-        "prompt": PromptChats(PromptRenderer(encoder.printer, encoder.masker, make_mask_rules(encoder.dataset))),
+        "prompt": PromptChats(encoder.masker),
     }
     return {
         kind: BatchedChatPath(
@@ -249,7 +248,7 @@ def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[R
             encoder.encoder,
             encoder.control,
             limit=None if limit.keeps_all(kind) else limit.tokens,
-            share=encoder.dataset.template.verify_render,
+            judge=encoder.judge,
         )
         for kind, masker in maskers.items()
     }

@@ -25,7 +25,6 @@ from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
-from rowmill.conversation.probe_conversations import make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import iterate_text_runs
 from rowmill.conversation.template_registry import read_named_template
@@ -33,7 +32,7 @@ from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
-from rowmill.inspection.template_proof import TemplateProof, prove_template
+from rowmill.inspection.template_proof import TemplateProof, make_probe_conversations, prove_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation, Rejected, Span

@@ -243,7 +243,7 @@ def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
 def test_unprinted_answer_of_only_reasoning_is_rejected() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
 
-    assert mask(CHATML, rows) == "assistant_untrained: message 1"
+    assert mask(CHATML, rows) == "assistant_untrained: message 1: nothing of it is printed"
     assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
 
 

@@ -13,14 +13,15 @@ from rowmill.cli import main
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
-from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.console import render_text
 from rowmill.inspection.template_proof import (
     MaskJudge,
+    ProbeConversation,
     ShapeProof,
     TemplateProof,
+    make_probe_conversations,
     prove_template,
 )
 from rowmill.reports.template_proof import DEFECT_SENTENCES, describe_defect, render_proof

@@ -360,7 +360,8 @@ def test_ids_and_mask_of_qwen3_are_the_vector(
     template: str, kwargs: dict[str, Json], trained: tuple[int, int], real_data: Path
 ) -> None:
     _, encoder = opened(real_data, "qwen3")
-    spec = RendererSpec(read_template_file(real_data, template), encoder.card.special_tokens, kwargs)
+    text = replace_generation_tags(read_template_file(real_data, template))
+    spec = RendererSpec(text, encoder.card.special_tokens, kwargs)
     result = Masker(Renderer(spec), Loss(), MaskRules()).mask(Conversation(HI))
     assert isinstance(result, MaskedConversation)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
-from rowmill.conversation.probe_conversations import make_probe_conversations
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
+from rowmill.inspection.template_proof import make_probe_conversations
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Span
 from rowmill.stages.tokenized_examples import judged_rows

@@ -25,9 +25,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rowmill.conversation.sandbox import contains_node, make_clock, raise_exception
+from rowmill.conversation.sandbox import make_clock, raise_exception
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
+from rowmill.core.template_sandbox import contains_node
 from rowmill.schema.rows import Message
 
 _PLACEHOLDER_FORMAT = "Zq{0}\"\\'<&>{{{{%s}}}}\té漢  \n{0}qZ"

@@ -6,7 +6,9 @@ refuses a shape, nothing is learned from it, and the template refuses rows of th
 shape shows is not on the closed list, so a row that shows it is rejected, not trained.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rowmill.conversation.character_ownership import group_by_message, is_tool_missing, locate_own_text
@@ -39,113 +41,153 @@ _FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
-# ── renders of the probes ──
-
-
 @frozen_dataclass
-class ContentRun:
-    """Consecutive own text of one message."""
-
-    message: int
-    pieces: list[ContentSpan]
-    start: int
-    """End of the previous run; 0 for the first one."""
-    stop: int
-    """Start of the next run; the length of the render for the last one."""
-    follower: int
-    """The message of the next run; −1 for the last one."""
-
-
-@frozen_dataclass
-class RenderedShape:
-    """One rendered probe conversation."""
+class ProbeTurn:
+    """Consecutive own text of one message in one rendered probe, and the template text around it."""
 
     messages: Sequence[Message]
     tools: Sequence[Json] | None
     text: str
-    every_run: list[ContentRun]
-    runs: list[ContentRun]
-    """The runs of the model's messages."""
-    before: dict[int, str]
-    """By message of another role: the template text before its own text."""
-    ids: list[tuple[str, ...]]
-    """By message: the ids of its calls, as rendered."""
+    """The render of the whole probe."""
+    message: int
+    pieces: list[ContentSpan]
+    before: int
+    """Where the template text before it begins: the end of the previous turn's own text."""
+    after: int
+    """Where the template text after it ends: the start of the next turn's own text, or the end of the render."""
+    follower: int
+    """The message of the next turn; −1 for the last one."""
+    ids: tuple[str, ...]
+    """The ids of its calls, as rendered."""
+
+    @property
+    def role(self) -> str:
+        """The role of its message."""
+        return self.messages[self.message]["role"]
+
+    @property
+    def previous_role(self) -> str:
+        """The role of the message before; empty for the first."""
+        return self.messages[self.message - 1]["role"] if self.message else ""
+
+    @property
+    def next_role(self) -> str:
+        """The role of the next turn; empty for the last."""
+        return self.messages[self.follower]["role"] if self.follower >= 0 else ""
+
+    @property
+    def start(self) -> int:
+        """Where its own text starts."""
+        return self.pieces[0].start
+
+    @property
+    def end(self) -> int:
+        """Where its own text ends."""
+        return max(piece.end for piece in self.pieces)
+
+    @property
+    def gap(self) -> str:
+        """The template text before it."""
+        return self.text[self.before : self.start]
+
+    @property
+    def ending(self) -> str:
+        """The template text after it."""
+        return self.text[self.end : self.after]
 
 
-def _split_content_runs(pieces: Sequence[ContentSpan], length: int) -> Iterator[ContentRun]:
-    """Yield runs of consecutive pieces of the same message, with the bounds of the template text around each."""
-    groups = group_by_message(pieces)
-    ends = [0, *(max(p.end for p in group) for group in groups)]
-    starts = [*(group[0].start for group in groups), length]
-    for i, group in enumerate(groups):
-        follower = groups[i + 1][0].message if i + 1 < len(groups) else -1
-        yield ContentRun(group[0].message, group, ends[i], starts[i + 1], follower)
-
-
-class RenderedProbes:
-    """Renders the probes of one template with one set of template values, each once."""
+class FrameLearner:
+    """Learns the frames of one template for one set of template values; each probe is rendered once."""
 
     def __init__(self, renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
-        self.roles = roles
-        self.tokens = renderer.control_tokens
-        self.eos, self.bos = renderer.eos_token, renderer.bos_token
         self._renderer = renderer
+        self._roles = roles
         self._kwargs = kwargs
+        self._tokens = renderer.control_tokens
         self._requires_all_messages = True
         """Whether to skip shapes of which the template drops a message; off if it drops every message of some role."""
-        self._rendered_shapes: dict[tuple[bool, str], RenderedShape | None] = {}
+        self._shapes: dict[tuple[bool, str], list[ProbeTurn]] = {}
         self._texts: dict[str, str | None] = {}
+        self._gaps_after_users: set[str] = set()
+        self._prefixes: set[TurnPrefix] = set()
+        self._headers: dict[str, str] = {}
+        self._ends: dict[tuple[str, str], dict[str, int]] = {}
+        """By kind of last own text and role of the next message: each end, and how often it was seen."""
+        self._followed_answer_ends: set[str] = set()
+        """Ends of answers without calls that another message follows."""
+        self._next_header_ends = False
+        """Whether the first token of the user's header is all that ends an answer."""
 
-    def render_shapes(self) -> list[RenderedShape]:
+    def learn(self) -> TemplateFrames:
+        """Render all shapes and return the template text around the model's own text."""
+        seen = self._render_shapes()
+        turns = [turn for turn in seen if turn.role in self._roles]
+        self._headers = find_common_headers([turn for turn in seen if turn.role not in self._roles], self._tokens)
+        self._learn_prefixes(turns)
+        inner = {
+            (
+                first.kind,
+                second.kind,
+                normalize_inner_text(first.kind, second.kind, turn.text[first.end : second.start], turn.ids),
+            )
+            for turn in turns
+            for first, second in pairwise(turn.pieces)
+        }
+        self._learn_ends(turns)
+        known = TemplateFrames(
+            prefixes=tuple(
+                sorted((x for x in self._prefixes if not _quotes_probe(x.header + x.rest)), key=_get_prefix_order)
+            ),
+            inner=frozenset(one for one in inner if not _quotes_probe(one[2])),
+            ends={key: _sort_texts(found) for key, found in self._ends.items()},
+            finish=self._choose_finishes(),
+            model_roles=self._roles,
+            next_header_ends=self._next_header_ends,
+            bos_token=self._renderer.bos_token,
+        )
+        headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
+        return replace(known, headers=headers, closings=self._learn_closings(seen, headers, known))
+
+    # ── renders of the probes ──
+
+    def _render_shapes(self) -> list[ProbeTurn]:
         """Render all shapes that the template accepts."""
-        role = "assistant" if "assistant" in self.roles else min(self.roles)
-        seen = [one for shape in make_learning_probes(role) if (one := self.render_shape(*shape)) is not None]
-        if not any(one.runs for one in seen):
-            self._requires_all_messages = False
-            seen = [one for shape in make_learning_probes(role) if (one := self.render_shape(*shape)) is not None]
-        return seen
+        role = "assistant" if "assistant" in self._roles else min(self._roles)
+        for requires_all in (True, False):
+            self._requires_all_messages = requires_all
+            seen = [turn for shape in make_learning_probes(role) for turn in self._render_shape(*shape)]
+            if any(turn.role in self._roles for turn in seen):
+                return seen
+        return []
 
-    def render_shape(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> RenderedShape | None:
-        """Render a shape, once; None if the template refuses it or drops a message."""
+    def _render_shape(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> list[ProbeTurn]:
+        """Render a shape, once; no turns if the template refuses it or drops a message."""
         key = (self._requires_all_messages, to_json([list(messages), bool(tools)]))
-        if key not in self._rendered_shapes:
-            self._rendered_shapes[key] = self._render_and_locate(messages, tools)
-        return self._rendered_shapes[key]
+        if key not in self._shapes:
+            self._shapes[key] = list(self._locate_turns(messages, tools))
+        return self._shapes[key]
 
-    def _render_and_locate(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> RenderedShape | None:
+    def _locate_turns(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> Iterator[ProbeTurn]:
         rendered = self._renderer.render(messages, tools, self._kwargs)
-        if isinstance(rendered, Rejected):
-            return None
-        located = locate_own_text(self._renderer, rendered, messages, self.roles)
-        if located is None:
-            return None
-        wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self.roles)
-        if any(i not in located.own for i in wanted):
-            # Template text of a message without own text cannot be separated from its neighbors'.
-            return None
-        runs = list(_split_content_runs(located.pieces(), len(rendered.text)))
-        before = {
-            run.message: rendered.text[run.start : run.pieces[0].start]
-            for run in runs
-            if messages[run.message]["role"] not in self.roles
-        }
-        if tools and is_tool_missing(tools, rendered.text, []):
-            tools = None
-        model = [run for run in runs if messages[run.message]["role"] in self.roles]
-        ids = [get_call_ids(message) for message in rendered.messages]
-        return RenderedShape(messages, tools, rendered.text, runs, model, before, ids)
+        located = (
+            None if isinstance(rendered, Rejected) else locate_own_text(self._renderer, rendered, messages, self._roles)
+        )
+        wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self._roles)
+        # Template text of a message without own text cannot be separated from its neighbors'.
+        if isinstance(rendered, Rejected) or located is None or any(i not in located.own for i in wanted):
+            return
+        text = rendered.text
+        tools = None if tools and is_tool_missing(tools, text, []) else tools
+        groups = group_by_message(located.pieces())
+        ends = [0, *(max(piece.end for piece in group) for group in groups)]
+        for i, group in enumerate(groups):
+            following = groups[i + 1][0] if i + 1 < len(groups) else ContentSpan(len(text), len(text), -1, "")
+            ids = get_call_ids(rendered.messages[group[0].message])
+            yield ProbeTurn(
+                messages, tools, text, group[0].message, group, ends[i], following.start, following.message, ids
+            )
 
-    def list_gaps_after(self, role: str) -> set[str]:
-        """Return the template text between a message of that role and one of another role than the model's."""
-        return {
-            gap
-            for one in self._rendered_shapes.values()
-            if one is not None
-            for index, gap in one.before.items()
-            if index and one.messages[index - 1]["role"] == role
-        }
-
-    def render_text(
+    def _render_text(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, *, with_prompt: bool = False
     ) -> str | None:
         """Render a conversation, optionally with the generation prompt; None if the template refuses it."""
@@ -158,347 +200,196 @@ class RenderedProbes:
             self._texts[key] = None if isinstance(rendered, Rejected) else rendered.text
         return self._texts[key]
 
-    def render_with_prompt(self, rendered_shape: RenderedShape, index: int) -> str | None:
-        """Render the messages before one, with the generation prompt."""
-        return self.render_text(rendered_shape.messages[:index], rendered_shape.tools, with_prompt=True)
+    def _get_prompt_after(self, turn: ProbeTurn, role: str) -> str:
+        return self._renderer.generation_prompt(role, has_tools=bool(turn.tools), kwargs=self._kwargs)
 
-    def get_prompt(self, rendered_shape: RenderedShape, index: int) -> str:
-        """Return the generation prompt before a message; empty after the model's own, where templates print a part."""
-        before = rendered_shape.messages[index - 1]["role"] if index else "user"
-        return "" if before in self.roles else self.get_prompt_after(rendered_shape, before)
+    def _get_prompt(self, turn: ProbeTurn) -> str:
+        """Return the generation prompt before a turn; empty after the model's own, where templates print a part."""
+        before = turn.previous_role or "user"
+        return "" if before in self._roles else self._get_prompt_after(turn, before)
 
-    def get_prompt_after(self, rendered_shape: RenderedShape, role: str) -> str:
-        """Return the generation prompt after a message of a role."""
-        return self._renderer.generation_prompt(role, has_tools=bool(rendered_shape.tools), kwargs=self._kwargs)
-
-    def list_prompts(self, rendered_shape: RenderedShape, index: int) -> list[str]:
-        """Return the generation prompts that the template may print before a message."""
-        found = [
-            self.get_prompt(rendered_shape, index),
-            *(self.get_prompt_after(rendered_shape, role) for role in ("user", "tool")),
-        ]
+    def _list_prompts(self, turn: ProbeTurn) -> list[str]:
+        """Return the generation prompts that the template may print before a turn."""
+        found = (self._get_prompt(turn), *(self._get_prompt_after(turn, role) for role in ("user", "tool")))
         return list(dict.fromkeys(prompt for prompt in found if prompt))
 
+    # ── the text before a turn ──
 
-def find_common_headers(seen: Sequence[RenderedShape], tokens: tuple[str, ...]) -> dict[str, str]:
-    """Return by role the longest common suffix of all template text before its own text."""
-    gaps: dict[str, dict[str, bool]] = {}
-    for one in seen:
-        first = min(one.before, default=-1)
-        for index, gap in one.before.items():
-            held = gaps.setdefault(one.messages[index]["role"], {})
-            held[gap] = held.get(gap, False) or index == first == 0
-    # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
-    known = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
-    return {role: find_common_end(list(found), tokens) for role, found in known.items()}
-
-
-# ── the text before a turn ──
-
-
-class PrefixLearner:
-    """Learns the prefixes of one template's turns."""
-
-    def __init__(self, probes: RenderedProbes) -> None:
-        self._probes = probes
-        self._prefixes: set[TurnPrefix] = set()
-        self._gaps_after_users: set[str] = set()
-
-    def learn(self, seen: Sequence[RenderedShape]) -> set[TurnPrefix]:
+    def _learn_prefixes(self, turns: Sequence[ProbeTurn]) -> None:
         """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
-        runs = [(one, run) for one in seen for run in one.runs]
-        self._gaps_after_users = {
-            one.text[run.start : run.pieces[0].start]
-            for one, run in runs
-            if run.message and one.messages[run.message - 1]["role"] == "user"
-        }
-        exact = [(run, prefix) for one, run in runs if (prefix := self._find_exact_prefix(one, run)) is not None]
-        if not any(self._probes.get_prompt_after(one, "user") for one in seen[:1]):
+        self._gaps_after_users = {turn.gap for turn in turns if turn.previous_role == "user"}
+        exact = [(turn, prefix) for turn in turns if (prefix := self._find_exact_prefix(turn)) is not None]
+        if turns and not self._get_prompt_after(turns[0], "user"):
             exact = self._move_constant_to_header(exact)
         self._prefixes |= {prefix for _, prefix in exact}
-        self._prefixes |= {prefix for one, run in runs if (prefix := self._split_prefix(one, run)) is not None}
-        for one, run in runs:
-            gap = replace_call_ids(one.text[run.start : run.pieces[0].start], one.ids[run.message])
+        for turn in turns:
+            prefix = split_turn_prefix(turn.gap, self._list_prompts(turn), self._tokens)
+            if prefix is not None:
+                self._prefixes.add(TurnPrefix(prefix.header, replace_call_ids(prefix.rest, turn.ids)))
+        for turn in turns:
             known = TemplateFrames(tuple(self._prefixes))
-            if known.match_prefix(one.text, run.start, run.pieces[0].start, one.ids[run.message]) is None:
-                self._prefixes.add(self._infer_prefix(one, run, gap))
-        return self._prefixes
+            if known.match_prefix(turn.text, turn.before, turn.start, turn.ids) is None:
+                self._prefixes.add(self._infer_prefix(turn, replace_call_ids(turn.gap, turn.ids)))
 
     def _move_constant_to_header(
-        self, exact: "list[tuple[ContentRun, TurnPrefix]]"
-    ) -> "list[tuple[ContentRun, TurnPrefix]]":
+        self, exact: Sequence[tuple[ProbeTurn, TurnPrefix]]
+    ) -> list[tuple[ProbeTurn, TurnPrefix]]:
         """Move the common prefix of all answers into the header, for templates without generation prompt."""
-        rests = [prefix.rest for run, prefix in exact if run.pieces[0].kind == "assistant"]
+        rests = [prefix.rest for turn, prefix in exact if turn.pieces[0].kind == "assistant"]
         constant = rests[0] if rests else ""
         for rest in rests[1:]:
-            constant = find_common_start(constant, rest, self._probes.tokens)
-        found: list[tuple[ContentRun, TurnPrefix]] = []
-        for run, prefix in exact:
-            has = bool(constant) and prefix.rest.startswith(constant)
-            moved = TurnPrefix(prefix.header + constant, prefix.rest[len(constant) :]) if has else prefix
-            found.append((run, moved))
-        return found
+            constant = find_common_start(constant, rest, self._tokens)
+        return [
+            (turn, TurnPrefix(prefix.header + constant, prefix.rest[len(constant) :]))
+            if constant and prefix.rest.startswith(constant)
+            else (turn, prefix)
+            for turn, prefix in exact
+        ]
 
-    def _find_exact_prefix(self, rendered_shape: RenderedShape, run: ContentRun) -> TurnPrefix | None:
+    def _find_exact_prefix(self, turn: ProbeTurn) -> TurnPrefix | None:
         """Return the prefix of a turn that begins with the exact generation prompt, else None."""
-        prompted = self._probes.render_with_prompt(rendered_shape, run.message)
-        first = run.pieces[0].start
-        if prompted is None or not (run.start <= len(prompted) <= first and rendered_shape.text.startswith(prompted)):
+        prompted = self._render_text(turn.messages[: turn.message], turn.tools, with_prompt=True)
+        if prompted is None or not (turn.before <= len(prompted) <= turn.start and turn.text.startswith(prompted)):
             return None
-        rest = replace_call_ids(rendered_shape.text[len(prompted) : first], rendered_shape.ids[run.message])
-        prompt = self._probes.get_prompt(rendered_shape, run.message)
-        follows_model = run.message > 0 and rendered_shape.messages[run.message - 1]["role"] in self._probes.roles
-        if follows_model and self._probes.list_prompts(rendered_shape, run.message):
+        prompt, prompts = self._get_prompt(turn), self._list_prompts(turn)
+        if turn.previous_role in self._roles and prompts:
             return None
-        header = prompt or cut_at_last_token(prompted[run.start :], self._probes.tokens)
-        if contains_prompt(rest, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens) and (
-            prompt or any(gap.endswith(header + rest) for gap in self._gaps_after_users)
-        ):
+        rest = replace_call_ids(turn.text[len(prompted) : turn.start], turn.ids)
+        header = prompt or cut_at_last_token(prompted[turn.before :], self._tokens)
+        is_elsewhere = prompt or any(gap.endswith(header + rest) for gap in self._gaps_after_users)
+        if is_elsewhere and contains_prompt(rest, prompts, self._tokens):
             # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
         return TurnPrefix(header, rest) if prompted.endswith(header) else None
 
-    def _split_prefix(self, rendered_shape: RenderedShape, run: ContentRun) -> TurnPrefix | None:
-        gap = rendered_shape.text[run.start : run.pieces[0].start]
-        prefix = split_turn_prefix(gap, self._probes.list_prompts(rendered_shape, run.message), self._probes.tokens)
-        return (
-            None
-            if prefix is None
-            else TurnPrefix(prefix.header, replace_call_ids(prefix.rest, rendered_shape.ids[run.message]))
-        )
-
-    def _infer_prefix(self, rendered_shape: RenderedShape, run: ContentRun, gap: str) -> TurnPrefix:
+    def _infer_prefix(self, turn: ProbeTurn, gap: str) -> TurnPrefix:
         """Return the prefix of a turn that contains no part of a prompt.
 
         Before an answer all of it counts as header. Before a call the header is the part that an answer at the same
         position also has; the remainder is the call's frame.
         """
-        if run.pieces[0].kind == "tool_call":
-            before = (
-                self._probes.render_text(rendered_shape.messages[: run.message], rendered_shape.tools)
-                if run.message
-                else ""
-            )
-            answer: Message = {"role": rendered_shape.messages[run.message]["role"], "content": "qzanswer instead"}
-            answered = self._probes.render_text([*rendered_shape.messages[: run.message], answer], rendered_shape.tools)
+        earlier = turn.messages[: turn.message]
+        before = self._render_text(earlier, turn.tools) if earlier else ""
+        answered = self._render_text([*earlier, {"role": turn.role, "content": "qzanswer instead"}], turn.tools)
+        if turn.pieces[0].kind == "tool_call" and before is not None and answered and answered.startswith(before):
             added = gap
-            if before is not None and rendered_shape.text.startswith(before) and len(before) >= run.start:
-                added = rendered_shape.text[len(before) : run.pieces[0].start]
-            if answered is not None and before is not None and answered.startswith(before):
-                shared = find_common_start(added, answered[len(before) :].partition("qzanswer")[0], self._probes.tokens)
-                before_others = (
-                    self._probes.list_gaps_after(rendered_shape.messages[run.message - 1]["role"])
-                    if run.message
-                    else set[str]()
-                )
-                # Text printed after that message whatever follows closes it, and is not part of the call's frame.
-                closing = max(
-                    (len(find_common_start(added, gap, self._probes.tokens)) for gap in before_others), default=0
-                )
-                rest = replace_call_ids(added[max(len(shared), closing) :], rendered_shape.ids[run.message])
-                if rest.strip():
-                    header = gap[: len(gap) - len(rest)]
-                    return TurnPrefix(cut_at_last_token(header, self._probes.tokens), rest)
-        return TurnPrefix(cut_at_last_token(gap, self._probes.tokens), "")
-
-
-# ── the frames ──
-
-
-class FrameLearner:
-    """Learns the frames of one template for one set of template values; ends need the prefixes learned before."""
-
-    def __init__(self, probes: RenderedProbes) -> None:
-        self._probes = probes
-        self._prefixes: set[TurnPrefix] = set()
-        self._closings: dict[str, set[str]] = {}
-        """By role other than the model's: the texts that end its messages."""
-        self._inner: set[tuple[str, str, str]] = set()
-        self._ends: dict[tuple[str, str], dict[str, int]] = {}
-        """By kind of last own text and role of the next message: each end, and how often it was seen."""
-        self._headers: dict[str, str] = {}
-        self._followed_answer_ends: set[str] = set()
-        """Ends of answers without calls that another message follows."""
-        self._next_header_ends = False
-        """Whether the first token of the user's header is all that ends an answer."""
-
-    def learn(self) -> TemplateFrames:
-        """Render all shapes and return the template text around the model's own text."""
-        seen = self._probes.render_shapes()
-        self._headers = find_common_headers(seen, self._probes.tokens)
-        self._prefixes = PrefixLearner(self._probes).learn(seen)
-        for one in seen:
-            for run in one.runs:
-                self._learn_inner(one, run)
-        self._learn_ends(seen)
-        prefixes = sorted((x for x in self._prefixes if not _quotes_probe(x.header + x.rest)), key=_get_prefix_order)
-        ends = {
-            key: tuple(sorted((end for end in found if not _quotes_probe(end)), key=lambda end: (-len(end), end)))
-            for key, found in self._ends.items()
-        }
-        inner = frozenset(one for one in self._inner if not _quotes_probe(one[2]))
-        known = TemplateFrames(tuple(prefixes), ends=ends, bos_token=self._probes.bos)
-        headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
-        self._learn_closings(seen, headers, known)
-        closings = {
-            role: tuple(
-                sorted((one for one in found if one and not _quotes_probe(one)), key=lambda one: (-len(one), one))
+            if turn.text.startswith(before) and len(before) >= turn.before:
+                added = turn.text[len(before) : turn.start]
+            shared = find_common_start(added, answered[len(before) :].partition("qzanswer")[0], self._tokens)
+            # Text printed after that message whatever follows closes it, and is not part of the call's frame.
+            others = (
+                other.gap
+                for shape in self._shapes.values()
+                for other in shape
+                if other.role not in self._roles and turn.message and other.previous_role == turn.previous_role
             )
-            for role, found in self._closings.items()
-        }
-        return TemplateFrames(
-            tuple(prefixes),
-            inner,
-            ends,
-            self._choose_finishes(),
-            headers,
-            closings,
-            self._probes.roles,
-            next_header_ends=self._next_header_ends,
-            bos_token=self._probes.bos,
-        )
+            closing = max((len(find_common_start(added, other, self._tokens)) for other in others), default=0)
+            rest = replace_call_ids(added[max(len(shared), closing) :], turn.ids)
+            if rest.strip():
+                return TurnPrefix(cut_at_last_token(gap[: len(gap) - len(rest)], self._tokens), rest)
+        return TurnPrefix(cut_at_last_token(gap, self._tokens), "")
 
-    # ── between own texts ──
+    # ── ends of turns ──
 
-    def _learn_inner(self, rendered_shape: RenderedShape, run: ContentRun) -> None:
-        for first, second in zip(run.pieces, run.pieces[1:], strict=False):
-            text = normalize_inner_text(
-                first.kind, second.kind, rendered_shape.text[first.end : second.start], rendered_shape.ids[run.message]
-            )
-            self._inner.add((first.kind, second.kind, text))
-
-    # ── ends of messages of other roles ──
-
-    def _learn_closings(self, seen: Sequence[RenderedShape], headers: Mapping[str, str], known: TemplateFrames) -> None:
-        """Learn what is printed between such a message and the header of the next one."""
-        for one in seen:
-            for run, following in zip(one.every_run, one.every_run[1:], strict=False):
-                role, next_role = (one.messages[i]["role"] for i in (run.message, following.message))
-                if role in self._probes.roles:
-                    continue
-                start = following.pieces[0].start
-                gap = one.text[following.start : start]
-                header = headers.get(next_role)
-                if next_role in self._probes.roles:
-                    prefix = known.match_prefix(one.text, following.start, start, one.ids[following.message])
-                    header = None if prefix is None else prefix.header + prefix.rest
-                if header is not None and gap.endswith(header):
-                    closing = gap[: len(gap) - len(header)].rstrip()
-                    ends = [at + len(end) for end in self._list_answer_ends() if (at := closing.find(end)) >= 0]
-                    self._closings.setdefault(role, set()).add(closing[: min(ends, default=len(closing))])
-
-    # ── ends ──
-
-    def _learn_ends(self, seen: Sequence[RenderedShape]) -> None:
+    def _learn_ends(self, turns: Sequence[ProbeTurn]) -> None:
         # Answers first, and those that the user follows, because other turns mostly end like them; last turns after the
         # ones that others follow.
-        runs = [(one, run) for one in seen for run in one.runs]
-        runs.sort(key=lambda pair: self._get_next_role(*pair) != "user")
+        ordered = sorted(turns, key=lambda turn: turn.next_role != "user")
         for kind in ("assistant", "reasoning", "tool_call"):
-            own = [(one, run) for one, run in runs if run.pieces[-1].kind == kind]
             for is_last in (False, True):
-                for one, run in own:
-                    if (run.follower < 0) is is_last:
-                        self._learn_end(one, run, kind)
+                for turn in ordered:
+                    if turn.pieces[-1].kind == kind and (turn.follower < 0) is is_last:
+                        self._learn_end(turn, kind)
 
-    @staticmethod
-    def _get_next_role(rendered_shape: RenderedShape, run: ContentRun) -> str:
-        return rendered_shape.messages[run.follower]["role"] if run.follower >= 0 else ""
+    def _learn_end(self, turn: ProbeTurn, kind: str) -> None:
+        ending = self._find_end_before(turn, kind) if turn.next_role else self._find_last_end(turn, kind)
+        if ending is None:
+            return
+        ending = replace_call_ids(ending, turn.ids)
+        ending = ending[measure_json_closing(ending, 0) :] if kind == "tool_call" else ending
+        if kind == "assistant" and turn.next_role and not turn.messages[turn.message].get("tool_calls"):
+            self._followed_answer_ends.add(ending)
+        found = self._ends.setdefault((kind, turn.next_role), {})
+        found[ending] = found.get(ending, 0) + 1
 
-    def _learn_end(self, rendered_shape: RenderedShape, run: ContentRun, kind: str) -> None:
-        after = rendered_shape.text[max(piece.end for piece in run.pieces) : run.stop]
-        role = self._get_next_role(rendered_shape, run)
-        ending = (
-            self._find_end_before(rendered_shape, run, after, role, kind)
-            if role
-            else self._find_last_end(after, kind, rendered_shape.ids[run.message])
-        )
-        if ending is not None:
-            ending = replace_call_ids(ending, rendered_shape.ids[run.message])
-            ending = ending[measure_json_closing(ending, 0) :] if kind == "tool_call" else ending
-            if kind == "assistant" and role and not rendered_shape.messages[run.message].get("tool_calls"):
-                self._followed_answer_ends.add(ending)
-            found = self._ends.setdefault((kind, role), {})
-            found[ending] = found.get(ending, 0) + 1
-
-    def _find_end_before(self, rendered_shape: RenderedShape, run: ContentRun, after: str, role: str, kind: str) -> str:
-        """Return the end of a turn before a message of `role`: the text printed both there and at the end of a chat."""
-        last = self._get_text_after_last(rendered_shape, run)
-        shared = "" if last is None else find_common_start(after, last, self._probes.tokens).rstrip()
-        own = self._strip_header(after, role).rstrip()
-        if own and kind == "assistant" and shared.startswith(own):
-            # Both continue with the start of a header, which may be that of another role.
-            shared = own
+    def _find_end_before(self, turn: ProbeTurn, kind: str) -> str:
+        """Return the end of a turn before another message: the text printed both there and at the end of a chat."""
+        role, after, last = turn.next_role, turn.ending, self._get_text_after_last(turn)
+        shared = "" if last is None else find_common_start(after, last, self._tokens).rstrip()
         if kind == "assistant":
+            own = self._strip_header(after, role).rstrip()
+            if own and shared.startswith(own):
+                # Both continue with the start of a header, which may be that of another role.
+                shared = own
             if shared:
                 known = (end for end in self._ends.get((kind, "user"), ()) if role != "user" and shared.startswith(end))
                 return max(known, key=len, default="") or shared
-            ending = self._strip_header(after, role).rstrip()
-            if role in self._probes.roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
+            ending = own
+            if role in self._roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
                 # The template joins two turns of the model: the text between them belongs to the second.
                 return ""
-        else:
-            ending = self._find_answer_end(shared, after, role)
-            if ending is not None:
+            if ending:
                 return ending
+        else:
+            found = self._find_answer_end(shared, after, role)
+            if found is not None:
+                return found
             # A call ends with its closing text; the token that opens the result is part of the result's header.
-            own = self._strip_header(after, role) if role in self._headers or role in self._probes.roles else after
-            ending = find_common_start(own, last, self._probes.tokens).rstrip() if last is not None else ""
+            own = self._strip_header(after, role) if role in self._headers or role in self._roles else after
+            ending = find_common_start(own, last, self._tokens).rstrip() if last is not None else ""
             if not self._next_header_ends:
                 return ending
-        if ending and kind == "assistant":
+        if role in self._roles:
             return ending
-        if role in self._probes.roles:
-            return ending
-        token = find_opening_token(after[len(ending) :], self._probes.tokens)
+        token = find_opening_token(after[len(ending) :], self._tokens)
         if kind == "assistant" and role == "user" and token and not (last or "").strip():
             self._next_header_ends = True
         return ending + token
 
     def _find_answer_end(self, shared: str, after: str, role: str) -> str | None:
         """Return the text after a call through an end that answers have too; None if it has none."""
-        ends = self._list_answer_ends()
         if self._next_header_ends:
             return None
-        places = [at + len(end) for end in ends if (at := shared.find(end)) >= 0]
-        if places:
-            return shared[: min(places)]
-        own = self._strip_header(after, role) if role in self._headers or role in self._probes.roles else ""
-        places = [at + len(end) for end in ends if (at := own.find(end)) >= 0]
-        return own[: min(places)] if places else None
+        found = self._cut_at_answer_end(shared)
+        if found is None and (role in self._headers or role in self._roles):
+            found = self._cut_at_answer_end(self._strip_header(after, role))
+        return found
+
+    def _cut_at_answer_end(self, text: str) -> str | None:
+        """Return a text through the first end that answers have; None if it has none."""
+        places = [at + len(end) for end in self._list_answer_ends() if (at := text.find(end)) >= 0]
+        return text[: min(places)] if places else None
 
     def _strip_header(self, after: str, role: str) -> str:
         """Return template text after a turn without the next message's header."""
-        if role in self._probes.roles:
-            prefixes = (x for x in sorted(self._prefixes, key=_get_prefix_length, reverse=True) if x.header)
-            prefix = next((x for x in prefixes if after.endswith(x.header + x.rest)), None)
-            return after if prefix is None else after[: len(after) - _get_prefix_length(prefix)]
-        header = self._headers.get(role)
-        if header is None:
-            return ""
+        if role in self._roles:
+            known = sorted((x.header + x.rest for x in self._prefixes if x.header), key=len, reverse=True)
+            header = next((one for one in known if after.endswith(one)), "")
+        else:
+            header = self._headers.get(role)
+            if header is None:
+                return ""
         return after[: len(after) - len(header)] if header and after.endswith(header) else after
 
     def _list_answer_ends(self) -> list[str]:
         """Return the ends of answers that others follow, and the last token of each, longest first."""
         known = self._followed_answer_ends | {
-            cut_at_last_token(end, self._probes.tokens) for end in self._followed_answer_ends
+            cut_at_last_token(end, self._tokens) for end in self._followed_answer_ends
         }
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
 
-    def _get_text_after_last(self, rendered_shape: RenderedShape, run: ContentRun) -> str | None:
+    def _get_text_after_last(self, turn: ProbeTurn) -> str | None:
         """Return the text after the same own text in the conversation that ends with this message."""
-        shown = self._probes.render_shape(rendered_shape.messages[: run.message + 1], rendered_shape.tools)
-        own = [r for r in shown.runs if r.message == run.message] if shown is not None else []
-        return shown.text[max(p.end for p in own[-1].pieces) :] if shown is not None and own else None
+        shown = self._render_shape(turn.messages[: turn.message + 1], turn.tools)
+        own = [one for one in shown if one.message == turn.message]
+        return own[-1].text[own[-1].end :] if own else None
 
-    def _find_last_end(self, after: str, kind: str, ids: Sequence[str]) -> str | None:
+    def _find_last_end(self, turn: ProbeTurn, kind: str) -> str | None:
         """Return the end of a conversation's last turn; None if it has none."""
-        shown = replace_call_ids(after, ids)
+        shown = replace_call_ids(turn.ending, turn.ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
         common_role = "tool" if kind == "tool_call" else "user"
-        others = [
-            role for one, role in self._ends if one == kind and role not in {common_role, "", *self._probes.roles}
-        ]
+        others = [role for one, role in self._ends if one == kind and role not in {common_role, "", *self._roles}]
         for role in (common_role, *others):
             known = (end for end in self._ends.get((kind, role), ()) if end and shown.startswith(end))
             same = max(known, key=len, default=None)
@@ -506,16 +397,14 @@ class FrameLearner:
                 return same
         if not shown.strip():
             return None
-        places = [at + len(end) for end in self._list_answer_ends() if (at := shown.find(end)) >= 0]
-        if places:
-            return shown[: min(places)]
-        tokens = [token for token in (*self._probes.tokens, self._probes.eos) if token and not token.startswith("</")]
-        tokens += [self._probes.eos] if self._probes.eos else []
-        places = [at + len(token) for token in tokens if (at := shown.find(token)) >= 0]
-        if places:
-            return shown[: min(places)]
+        found = self._cut_at_answer_end(shown)
+        if found is not None:
+            return found
+        eos = self._renderer.eos_token
+        tokens = [*(token for token in self._tokens if not token.startswith("</")), eos]
+        places = [at + len(token) for token in tokens if token and (at := shown.find(token)) >= 0]
         # Closing text without an end of turn: masking appends the end that earlier turns have.
-        return None
+        return shown[: min(places)] if places else None
 
     def _choose_finishes(self) -> dict[str, str]:
         """Return by kind of last own text the most frequent end of such turns that others follow."""
@@ -527,6 +416,41 @@ class FrameLearner:
                 if ending:
                     finish.setdefault(kind, ending)
         return finish
+
+    # ── ends of messages of other roles ──
+
+    def _learn_closings(
+        self, seen: Sequence[ProbeTurn], headers: Mapping[str, str], known: TemplateFrames
+    ) -> dict[str, tuple[str, ...]]:
+        """Return by role what is printed between such a message and the header of the next one."""
+        found: dict[str, set[str]] = {}
+        for turn, following in pairwise(seen):
+            if turn.role in self._roles or following.text is not turn.text or turn.follower != following.message:
+                continue
+            header = headers.get(following.role)
+            if following.role in self._roles:
+                prefix = known.match_prefix(following.text, following.before, following.start, following.ids)
+                header = None if prefix is None else prefix.header + prefix.rest
+            if header is not None and following.gap.endswith(header):
+                closing = following.gap[: len(following.gap) - len(header)].rstrip()
+                found.setdefault(turn.role, set()).add(self._cut_at_answer_end(closing) or closing)
+        return {role: tuple(one for one in _sort_texts(texts) if one) for role, texts in found.items()}
+
+
+def find_common_headers(turns: Sequence[ProbeTurn], tokens: tuple[str, ...]) -> dict[str, str]:
+    """Return by role the longest common suffix of all template text before its own text; no turn is the model's."""
+    gaps: dict[str, dict[str, bool]] = {}
+    for turn in turns:
+        held = gaps.setdefault(turn.role, {})
+        held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
+    # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
+    known = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
+    return {role: find_common_end(list(found), tokens) for role, found in known.items()}
+
+
+def _sort_texts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return learned texts without those that quote a probe, longest first."""
+    return tuple(sorted((one for one in texts if not _quotes_probe(one)), key=lambda one: (-len(one), one)))
 
 
 def _quotes_probe(text: str) -> bool:
@@ -544,7 +468,7 @@ def _get_prefix_length(prefix: TurnPrefix) -> int:
 
 def learn_frames(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Learn the frames of a renderer's template for the given template values."""
-    return FrameLearner(RenderedProbes(renderer, roles, kwargs)).learn()
+    return FrameLearner(renderer, roles, kwargs).learn()
 
 
 def learn_frames_once(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:

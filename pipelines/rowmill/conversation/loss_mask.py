@@ -458,13 +458,12 @@ def verify_mask(
         else:
             by_message[span.message] = [span]
     for index in supervised:
-        spans = by_message.get(index)
+        own, spans = located.own.get(index), by_message.get(index)
+        if not own:
+            # At most template text would train: an empty answer that the row does not have.
+            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
         if spans is None:
             return Rejected("assistant_untrained", f"message {index}")
-        own = located.own.get(index)
-        if not own:
-            # Only template text would train: an empty answer that the row does not have.
-            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
         for piece in own:
             if piece.kind == "reasoning" and index in excluded:
                 continue

@@ -15,8 +15,9 @@ from typing import Any
 import minijinja
 from jinja2 import nodes
 
-from rowmill.conversation.sandbox import ToJson, contains_node, make_clock, raise_exception
+from rowmill.conversation.sandbox import ToJson, make_clock, raise_exception
 from rowmill.core.json import Json
+from rowmill.core.template_sandbox import contains_node
 from rowmill.schema.rows import Message
 
 BASE_FUEL = 8_000

@@ -1,31 +1,18 @@
-"""Conversations of every shape: templates are learned from them, engines compared on them, and masks proven on them.
+"""Conversations of every shape: templates are learned from them, and engines compared on them.
 
-A shape has one letter per message. The three uses differ in their texts only, which are a `ProbeTexts` each.
+A shape has one letter per message; the texts of a use are a `ProbeTexts`. Those on which masks are proven
+(`inspection/template_proof.py`) are made here as well.
 
     u user   s system   t tool result   a answer   c call   d two calls   b text beside a call
     r reasoning and answer   o reasoning alone   e reasoning and call   f reasoning, text and call
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
-
-LETTER_NAMES: Mapping[str, str] = {
-    "s": "system",
-    "u": "user",
-    "a": "answer",
-    "r": "reasoning and answer",
-    "o": "reasoning only",
-    "c": "call",
-    "d": "two calls",
-    "b": "text and call",
-    "e": "reasoning and call",
-    "f": "reasoning, text and call",
-    "t": "tool result",
-}
 
 
 @frozen_dataclass
@@ -226,69 +213,3 @@ def _make_parity_conversations() -> Iterator[tuple[str, list[Message], list[Json
     question, answer = islice(_RICH.make("ua"), 2)
     yield "odd role", [question, {"role": "critic", "content": b}, answer], None
     yield "extras", [{**question, "name": "Ann", "note": None, "score": 1.5, "flag": True}, answer], None
-
-
-# ── to prove masks on: sentences, each another, so that none is mistaken for another ──
-
-PROOF_TEXTS = ProbeTexts(
-    user="What is it, u{}?".format,
-    system="Be terse about s{}.".format,
-    answer="It is four, a{}.".format,
-    reasoning="Let me think of r{}.".format,
-    result='{{"result": "found t{}"}}'.format,
-    arguments=lambda number, index: {"city": f"Paris c{number}{index}", "days": 3},
-    tool=make_tool(
-        "get_weather",
-        "Weather of a city",
-        {"city": {"type": "string", "description": "The city"}, "days": {"type": "integer", "description": "Days"}},
-        ["city"],
-    ),
-)
-_PROVEN_PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur uo uoua".split()
-_PROVEN_TOOL_SHAPES = (
-    "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
-)
-_ODD_ARGUMENTS: Json = {
-    "a": "1",
-    "b": [1, "x", {"c": None}],
-    "flag": True,
-    "f": 0.5,
-    "text": 'He said "hi"\nand left',
-}
-
-
-@frozen_dataclass
-class ProbeConversation:
-    """A conversation on which a mask is proven, with its shape in letters and in words."""
-
-    shape: str
-    description: str
-    messages: tuple[Message, ...]
-    tools: tuple[Json, ...] | None
-
-
-def make_probe_conversations() -> Iterator[ProbeConversation]:
-    """Yield a conversation of every shape without tools, then with tools, then conversations with unusual texts."""
-    for shape in _PROVEN_PLAIN_SHAPES:
-        yield _describe(shape, PROOF_TEXTS.make(shape), "")
-    for shape in _PROVEN_TOOL_SHAPES:
-        yield _describe(shape, PROOF_TEXTS.make(shape), "tools")
-    for shape in ("uctua", "uetua"):
-        first, *rest = PROOF_TEXTS.make(shape)[:3]
-        answers = [{"role": "assistant", "content": text} for text in ("Go on.", "Done.")]
-        yield _describe(shape, [first, *rest, answers[0], first, answers[1]], "tools, a repeated question")
-    repeated = ("Continue, please.", "One.", "Continue, please.", "Two.")
-    yield _describe("uaua", _say(repeated), "tools, a repeated question")
-    odd = PROOF_TEXTS.make("ucta", arguments=lambda _, __: _ODD_ARGUMENTS)
-    yield _describe("ucta", odd, "tools, arguments of every type")
-    yield _describe("uaua", _say(("a", "I", "user", "4")), "short texts")
-
-
-def _say(texts: Sequence[str]) -> list[Message]:
-    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
-
-
-def _describe(shape: str, messages: Sequence[Message], note: str) -> ProbeConversation:
-    description = " → ".join(LETTER_NAMES[letter] for letter in shape)
-    tools = (PROOF_TEXTS.tool,) if note.startswith("tools") else None
-    return ProbeConversation(shape, f"{description} ({note})" if note else description, tuple(messages), tools)

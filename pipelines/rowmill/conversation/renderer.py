@@ -30,10 +30,7 @@ from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.sandbox import (
-    MAX_OUTPUT_CHARS,
-    MAX_STEPS,
-    BudgetError,
-    Sandbox,
+    ChatSandbox,
     make_clock,
     make_too_deep_error,
     require_shallow_template,
@@ -43,6 +40,7 @@ from rowmill.conversation.template_contract import TemplateBehavior, observe_tem
 from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
+from rowmill.core.template_sandbox import MAX_OUTPUT_CHARS, MAX_STEPS, BudgetError
 from rowmill.schema.rows import Message, Rejected
 
 RENDERING_VERSION = 3
@@ -54,7 +52,7 @@ class Renderer:
 
     def __init__(self, spec: RendererSpec) -> None:
         self.spec = spec
-        self._sandbox = Sandbox(spec.now)
+        self._sandbox = ChatSandbox(spec.now)
         self._tree = self._parse()
         require_shallow_template(self._tree)
         self._template = self._compile()

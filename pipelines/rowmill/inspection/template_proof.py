@@ -1,8 +1,5 @@
 """Check a chat template's masks on probe conversations of many shapes, and describe the template in sentences.
 
-What belongs here: the probe conversations, masking them as a build does, and the facts about the template. What does
-not: judging a mask (`mask_judge.py`), printing the report (`reports/template_proof.py`).
-
 A shape has one letter per message: `ucta` is a question, a call, its result, an answer. The loss options are the
 defaults, so every assistant message is supervised.
 """
@@ -10,19 +7,47 @@ defaults, so every assistant message is supervised.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Literal
 
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules
-from rowmill.conversation.probe_conversations import ProbeConversation, make_probe_conversations
+from rowmill.conversation.probe_conversations import ProbeTexts, make_tool
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.frozen_classes import frozen_dataclass
+from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import Rejected
+from rowmill.schema.rows import Message, Rejected
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
+
+PROOF_TEXTS = ProbeTexts(
+    user="What is it, u{}?".format,
+    system="Be terse about s{}.".format,
+    answer="It is four, a{}.".format,
+    reasoning="Let me think of r{}.".format,
+    result='{{"result": "found t{}"}}'.format,
+    arguments=lambda number, index: {"city": f"Paris c{number}{index}", "days": 3},
+    tool=make_tool(
+        "get_weather",
+        "Weather of a city",
+        {"city": {"type": "string", "description": "The city"}, "days": {"type": "integer", "description": "Days"}},
+        ["city"],
+    ),
+)
+_PROVEN_PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur uo uoua".split()
+_PROVEN_TOOL_SHAPES = (
+    "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
+)
+_ODD_ARGUMENTS: Json = {
+    "a": "1",
+    "b": [1, "x", {"c": None}],
+    "flag": True,
+    "f": 0.5,
+    "text": 'He said "hi"\nand left',
+}
 
 _SYSTEM_FACTS: Mapping[str, str] = {
     "folded": "The system message is printed inside the first user turn.",
@@ -52,6 +77,58 @@ _DROPPED_FACTS: Mapping[str, str] = {
     "reasoning": "reasoning",
     "unknown_role": "a message of an unknown role",
 }
+
+
+LETTER_NAMES: Mapping[str, str] = {
+    "s": "system",
+    "u": "user",
+    "a": "answer",
+    "r": "reasoning and answer",
+    "o": "reasoning only",
+    "c": "call",
+    "d": "two calls",
+    "b": "text and call",
+    "e": "reasoning and call",
+    "f": "reasoning, text and call",
+    "t": "tool result",
+}
+
+
+@frozen_dataclass
+class ProbeConversation:
+    """A conversation on which a mask is proven, with its shape in letters and in words."""
+
+    shape: str
+    description: str
+    messages: tuple[Message, ...]
+    tools: tuple[Json, ...] | None
+
+
+def make_probe_conversations() -> Iterator[ProbeConversation]:
+    """Yield a conversation of every shape without tools, then with tools, then conversations with unusual texts."""
+    for shape in _PROVEN_PLAIN_SHAPES:
+        yield _describe(shape, PROOF_TEXTS.make(shape), "")
+    for shape in _PROVEN_TOOL_SHAPES:
+        yield _describe(shape, PROOF_TEXTS.make(shape), "tools")
+    for shape in ("uctua", "uetua"):
+        first, *rest = PROOF_TEXTS.make(shape)[:3]
+        answers = [{"role": "assistant", "content": text} for text in ("Go on.", "Done.")]
+        yield _describe(shape, [first, *rest, answers[0], first, answers[1]], "tools, a repeated question")
+    repeated = ("Continue, please.", "One.", "Continue, please.", "Two.")
+    yield _describe("uaua", _say(repeated), "tools, a repeated question")
+    odd = PROOF_TEXTS.make("ucta", arguments=lambda _, __: _ODD_ARGUMENTS)
+    yield _describe("ucta", odd, "tools, arguments of every type")
+    yield _describe("uaua", _say(("a", "I", "user", "4")), "short texts")
+
+
+def _say(texts: Sequence[str]) -> list[Message]:
+    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
+
+
+def _describe(shape: str, messages: Sequence[Message], note: str) -> ProbeConversation:
+    description = " → ".join(LETTER_NAMES[letter] for letter in shape)
+    tools = (PROOF_TEXTS.tool,) if note.startswith("tools") else None
+    return ProbeConversation(shape, f"{description} ({note})" if note else description, tuple(messages), tools)
 
 
 @frozen_dataclass

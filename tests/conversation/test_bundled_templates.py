@@ -1,4 +1,4 @@
-"""The bundled templates: each renders like its model family's own template, and its blocks train what the learned list would."""
+"""The bundled templates: each renders like its family's own template, and its blocks train what the list would."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from tests.support.tiers import mark_all_but
 
 NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
 DIFFERENCES = {"mistral": ("adds ' '",)}
-"""Where blocks train otherwise than the learned list: nothing prompts the space before a Mistral answer, so it trains."""
+"""Where blocks train otherwise than the list: nothing prompts the space before a Mistral answer, so it trains."""
 
 
 def test_bundled_templates_are_those_of_the_specification() -> None:

@@ -12,7 +12,9 @@ The chats and the templates are in a folder that is not part of the project (`RO
 
 import json
 import os
+import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,18 +23,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from docs.generate.reference_pages import make_anchor
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import iterate_text_runs
+from rowmill.conversation.template_contract import TemplateBehavior, iterate_text_runs
 from rowmill.conversation.template_registry import read_named_template
+from rowmill.core.errors import join_choices
 from rowmill.core.json import Json, find_lone_surrogate, to_json
+from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.inspection.template_proof import TemplateProof, make_probe_conversations, prove_template
+from rowmill.reports.template_proof import describe_defect
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation, Rejected, Span
@@ -113,10 +119,10 @@ class TemplateResult:
     rows: int = 0
     masked: int = 0
     ways: Counter[str] = field(default_factory=Counter[str])
-    """How the spans of masked rows were found: marks, generation or proof."""
+    """Masked rows by what decides which template text trains: the template's blocks, or the learned list."""
     refused: Counter[str] = field(default_factory=Counter[str])
-    messages: Counter[str] = field(default_factory=Counter[str])
-    """The template's messages for rows that it refused."""
+    details: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+    """Details of refused rows by reason, such as the kinds of text that the template drops."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Rows, masked or refused, by kind of own text that the template drops."""
     judged: Counter[str] = field(default_factory=Counter[str])
@@ -128,6 +134,7 @@ class TemplateResult:
     equal: int = 0
     additional: set[str] = field(default_factory=set[str])
     """Text that only the training template trains, as its contract says."""
+    contract: TemplateBehavior = field(default_factory=TemplateBehavior)
 
 
 # ── the chats ──
@@ -166,9 +173,9 @@ def _read_records(path: Path) -> list[Json]:
 def study_template(data: Path, name: str, conversations: Sequence[Conversation]) -> TemplateResult:
     """Render and mask all chats with one template, and compare with its training template."""
     renderer, rules = _open_renderer(data, TrainingTemplate(name)), MaskRules()
-    line = TemplateResult(name, proof=prove_template(renderer, rules))
+    line = TemplateResult(name, proof=prove_template(renderer, rules), contract=renderer.contract)
     masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer)
-    has_blocks = renderer.contract.generation_blocks != "none"
+    has_blocks = line.contract.generation_blocks != "none"
     # A training template is compared with itself: its own blocks with the closed list.
     truth = TrainingTemplate(name) if has_blocks else TRAINING_TEMPLATES.get(name)
     by_list = _make_masker(data, TrainingTemplate(name), removes_blocks=True) if has_blocks else masker
@@ -216,9 +223,8 @@ def _list_added_texts(data: Path, one: TrainingTemplate) -> frozenset[str]:
 def _count_result(line: TemplateResult, result: MaskedConversation | Rejected, way: str) -> None:
     if isinstance(result, Rejected):
         line.refused[result.reason] += 1
-        if result.reason == "template_error":
-            line.messages[result.detail] += 1
-        elif result.reason == "content_dropped":
+        line.details.setdefault(result.reason, Counter())[result.detail] += 1
+        if result.reason == "content_dropped":
             line.dropped.update(result.detail.split(", "))
         return
     line.masked += 1
@@ -271,83 +277,249 @@ def list_template_names(data: Path) -> list[str]:
 
 
 def render_template_page(lines: Sequence[TemplateResult]) -> str:
-    """Render the page: the table, remedies, facts, and the templates' messages."""
-    rows = lines[0].rows if lines else 0
-    shapes = sum(1 for _ in make_probe_conversations())
-    opening = PAGE_OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH, shapes=shapes)
-    return "\n".join([opening, *_render_result_table(lines), *_render_closing(lines), ""])
+    """Render the page: a line for each template, remedies, comparisons, messages, and a section for each template."""
+    rows, masked, judged = 0, 0, Counter[str]()
+    for one in lines:
+        rows, masked, judged = rows + one.rows, masked + one.masked, judged + one.judged
+    opening = PAGE_OPENING.format(
+        templates=len(lines),
+        rows=lines[0].rows if lines else 0,
+        each=ROWS_OF_EACH,
+        shapes=sum(1 for _ in make_probe_conversations()),
+        all_rows=format_count(rows, "row"),
+        masked=masked,
+        judged=_format_counts({"right": 0, "wrong": 0, **judged}, always=("right", "wrong")),
+    )
+    tables = [_render_overview(lines), _render_remedies(lines), _render_comparisons(lines), _render_messages(lines)]
+    sections = [_render_section(one) for one in lines]
+    return "\n".join(
+        [opening, *(text for part in tables for text in part), *(text for part in sections for text in part), ""]
+    )
 
 
 PAGE_OPENING = """<!-- Written by `make docs` where the real data is; changes by hand are lost. -->
 # Chat templates on real chats
 
-{templates} public chat templates, each on the same {rows:,} rows.
-The rows are the first {each} of every chat, instruction, tool, reasoning and preference file of the real data; of
-a preference pair, the chosen side.
-Every row is rendered twice, the second time with its texts covered; its mask is verified, and a row whose mask cannot
-be verified is refused with a reason.
-Every mask is then checked by code that shares nothing with the masker: it renders with `transformers`, proves which
-message every letter comes from, and reports characters that train, or do not train, by mistake.
-`rowmill template-report RECIPE --prove` does the same for your template, on conversations of {shapes} shapes.
+This page shows what becomes of {rows:,} real rows under each of {templates} public chat templates: which rows get a \
+loss mask, whether an independent judge finds it right, and why the others are refused.
+
+The rows are the first {each} of every chat, instruction, tool, reasoning and preference file of the real data; of a \
+preference pair, the chosen side.
+Each is rendered twice, the second time with its texts covered by private code points, which proves whose each \
+character is; a row whose mask cannot be verified is refused with a reason.
+The judge shares no code with the masker: it renders with `transformers`, proves by itself which message every \
+character comes from, and reports text that trains, or does not train, by mistake.
 All options have their defaults: a row is refused if the template drops any of its text other than reasoning.
 
-* **masked**: rows with a verified mask; **by**: how the spans were found.
-* **judged**: results of that check on the masks of real rows; "not provable" if the template changes or inspects the
-  text by which the check identifies owners.
-* **shapes**: its results on conversations of all shapes, from a leading assistant to two calls at once.
-* **refused**: rows by reason; the remedies are listed below.
-* **training template**: how many rows a template with `{{% generation %}}` blocks renders to the same text, and how
-  many of their masks are equal.
-  Text that its blocks train in addition, such as a header, a line end or a second end token, is listed after "plus";
-  marks do not train it.
-  A template that has blocks itself is compared with itself: its blocks against marks.
-* **not printed**: rows by kind of text that the template drops.
+**Result**: {all_rows} rendered, {masked:,} masked; judged {judged}.
+
+`rowmill template-report RECIPE --prove` judges your template in the same way, on conversations of {shapes} shapes.
+
+## All templates
+
+* **masked**: rows with a verified mask, of {rows:,}.
+* **judged**: what the judge finds; "not provable" if the template changes or inspects the text by which it identifies \
+owners, "not judged" if other messages than the assistant's are trained.
+* **shapes**: conversations of {shapes} shapes, from a leading assistant to two calls at once: how many of their masks \
+are judged right; the others are refused unless the cell says more.
+* **refused**: rows without a mask; the link leads to the reasons and remedies, and to what else is known of the \
+template.
 """
 
 
-def _render_result_table(lines: Sequence[TemplateResult]) -> Iterator[str]:
-    yield "| template | masked | by | judged | shapes | refused | training template | not printed |"
-    yield "|---|---:|---|---|---|---|---|---|"
+def _render_overview(lines: Sequence[TemplateResult]) -> Iterator[str]:
+    yield "| template | masked | judged | shapes | what it prints | refused |"
+    yield "|---|---:|---|---|---|---|"
     for one in lines:
-        ways = ", ".join(f"{way}" if len(one.ways) == 1 else f"{way} {n}" for way, n in one.ways.most_common())
-        cells = [f"`{one.name}`", f"{one.masked:,}", ways, _format_counts(one.judged), _format_shapes(one.proof)]
-        cells += [_format_counts(one.refused), _format_training_template(one), _format_counts(one.dropped)]
-        yield f"| {' | '.join(_escape_cell(text) for text in cells)} |"
+        refused, shapes = sum(one.refused.values()), one.proof.count("refused")
+        counts = [format_count(refused, "row") if refused else "", format_count(shapes, "shape") if shapes else ""]
+        link = f"[{next(filter(None, counts), 'none')}](#{make_anchor(one.name)})"
+        cells = [f"`{one.name}`", f"{one.masked:,}", _format_judged(one), _format_shapes(one.proof)]
+        yield _format_row([*cells, describe_template(one.contract), link])
 
 
-def _format_shapes(proof: TemplateProof) -> str:
-    found = {one: proof.count(one) for one in ("proven", "wrong", "not_provable", "refused")}
-    return ", ".join(f"{one.replace('_', ' ')} {count}" for one, count in found.items() if count)
+def _format_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(_escape_cell(text) for text in cells)} |"
 
 
 def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _format_training_template(line: TemplateResult) -> str:
-    if not line.truth:
-        return ""
-    additional = f", plus {', '.join(f'`{text}`' for text in sorted(line.additional))}" if line.additional else ""
-    name = "its own blocks" if line.truth == line.name else f"`{line.truth}`"
-    return f"{name}: {line.equal:,} of {line.compared:,} equal{additional}"
+def _format_judged(line: TemplateResult) -> str:
+    if not line.masked:
+        return "none"
+    return "all right" if line.judged["right"] == line.masked else _format_counts(line.judged)
 
 
-def _format_counts(counted: Counter[str]) -> str:
-    found = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
-    return ", ".join(f"{name} {count:,}" for name, count in found)
+def _format_shapes(proof: TemplateProof) -> str:
+    others = _format_counts({name: proof.count(name) for name in ("wrong", "not_provable")})
+    return ", ".join(filter(None, [f"{proof.count('proven')} of {len(proof.shapes)}", others]))
 
 
-def _render_closing(lines: Sequence[TemplateResult]) -> Iterator[str]:
+def _format_counts(counted: Mapping[str, int], always: Sequence[str] = ()) -> str:
+    """Format counts, the highest first, wrong masks in bold; zeros are left out, but for the names of `always`."""
+    found = [(name, count) for name, count in _sort_counts(counted) if count or name in always]
+    texts = [(f"{name.replace('_', ' ')} {count:,}", name == "wrong" and count > 0) for name, count in found]
+    return ", ".join(f"**{text}**" if is_wrong else text for text, is_wrong in texts)
+
+
+def describe_template(contract: TemplateBehavior) -> str:
+    """Describe a template in one short sentence: what it prints besides plain text, and what it demands."""
+    has_lists, has_calls = contract.tools == "printed", contract.arguments not in ("dropped", "refused")
+    are_printed = {"tools": has_lists} if has_lists == has_calls else {"tool lists": has_lists, "calls": has_calls}
+    are_printed[_REASONING_NOTES[contract.reasoning]] = contract.reasoning != "none"
+    printed = [name for name, is_printed in are_printed.items() if is_printed]
+    absent = [name for name, is_printed in are_printed.items() if not is_printed]
+    prints = [" and ".join(printed), f"no {join_choices(absent)}" if absent else ""]
+    parts = [f"Prints {', but '.join(filter(None, prints))}"]
+    parts += ["roles must alternate"] if "two_users" in contract.alternation else []
+    parts += [_SYSTEM_NOTES[contract.system]] if contract.system in _SYSTEM_NOTES else []
+    return f"{'; '.join(parts)}."
+
+
+_REASONING_NOTES = {"all": "all reasoning", "last": "the last turn's reasoning", "none": "reasoning"}
+_SYSTEM_NOTES = {
+    "dropped": "drops system text",
+    "refused": "refuses system text",
+    "last_user_only": "moves system text",
+}
+
+
+# ── the tables below the overview ──
+
+
+def _render_remedies(lines: Sequence[TemplateResult]) -> Iterator[str]:
     yield from ("", "## What to do about a refusal", "", "| reason | what it means | what to do |", "|---|---|---|")
     for reason in sorted({reason for one in lines for reason in one.refused}):
         yield f"| `{reason}` | {REASON_DESCRIPTIONS[reason].what} | {REASON_DESCRIPTIONS[reason].remedy} |"
-    yield from ("", "## What the templates do", "", "| template | facts |", "|---|---|")
+
+
+COMPARISON_OPENING = """
+## Compared with training templates
+
+A template with `{% generation %}` blocks says itself what trains.
+The table has the rows that such a template renders to the same text, and how many of their masks are equal.
+Its blocks may train more, such as a header, a line end or a second end token; the learned list does not train that.
+A template that has blocks is compared with itself: its blocks with the learned list.
+
+| template | compared with | equal masks | its blocks train in addition |
+|---|---|---|---|"""
+
+
+def _render_comparisons(lines: Sequence[TemplateResult]) -> Iterator[str]:
+    yield COMPARISON_OPENING
     for one in lines:
-        yield f"| `{one.name}` | {_escape_cell(' '.join(one.proof.facts))} |"
+        if one.truth:
+            equal = f"{one.equal:,} of {one.compared:,}"
+            cells = [f"`{one.name}`", "its own blocks" if one.truth == one.name else f"`{one.truth}`"]
+            cells += [equal if one.equal == one.compared else f"**{equal}**"]
+            yield _format_row([*cells, ", ".join(f"`{text}`" for text in sorted(one.additional))])
+
+
+def _render_messages(lines: Sequence[TemplateResult]) -> Iterator[str]:
     yield from ("", "## What the templates say", "", "| template | rows | its message |", "|---|---:|---|")
     for one in lines:
-        for message, count in sorted(one.messages.items(), key=lambda found: (-found[1], found[0]))[:3]:
-            yield f"| `{one.name}` | {count:,} | {_escape_cell(message.partition(': ')[2])} |"
+        for message, count in _sort_counts(one.details.get("template_error", {}))[:SHOWN_DETAILS]:
+            yield _format_row([f"`{one.name}`", f"{count:,}", message.partition(": ")[2]])
+    yield from ("", "## Each template", "", "Numbers in parentheses are rows; what has none was found in shapes only.")
+
+
+def _sort_counts(counted: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+
+
+# ── the section of one template ──
+
+SHOWN_DETAILS = 3
+"""Details shown of one reason, and wrong masks shown of one template."""
+_WAYS = {"blocks": "its `{% generation %}` blocks", "list": "the learned list"}
+_DROPPED_FACT = "Does not always print "
+"""The facts that a section leaves out, because its refusals say the same with counts."""
+
+
+def _render_section(line: TemplateResult) -> Iterator[str]:
+    ways = "".join(f", by {_WAYS[way]}" for way in line.ways)
+    refused = line.proof.count("refused")
+    yield from ("", f"### `{line.name}`", "")
+    yield f"{line.masked:,} of {line.rows:,} rows are masked{ways}; judged: {_format_judged(line)}."
+    yield f"Shapes proven: {_format_shapes(line.proof)}{f', refused {refused}' if refused else ''}."
+    yield from _render_wrong_masks(line)
+    yield ""
+    for fact in line.proof.facts:
+        if not fact.startswith(_DROPPED_FACT):
+            yield f"- {_put_in_code(fact)}"
+    left_out = line.dropped - Counter(_iterate_dropped_kinds(line.details.get("content_dropped", {})))
+    if left_out:
+        yield f"- Left out of masked rows: {_format_kinds(left_out)}."
+    yield from _render_refusals(line)
+
+
+def _render_wrong_masks(line: TemplateResult) -> Iterator[str]:
+    defects = [*line.defects, *line.proof.defects]
+    if defects:
+        yield from ("", "**Wrong masks**:", "")
+        yield from (f"- {_put_in_code(describe_defect(one))}" for one in defects[:SHOWN_DETAILS])
+        if len(defects) > SHOWN_DETAILS:
+            yield f"- … and {len(defects) - SHOWN_DETAILS:,} more."
+
+
+def _put_in_code(sentence: str) -> str:
+    """Put quoted text and template tags into code, since Markdown would take `<end>` for HTML."""
+    return re.sub(r"'([^'`]*<[^'`]*)'|({%[^%]*%})", lambda found: f"`{found[1] or found[2]}`", sentence)
+
+
+def _render_refusals(line: TemplateResult) -> Iterator[str]:
+    by_shapes: dict[str, Counter[str]] = {}
+    for (reason, detail), count in line.proof.refusals.items():
+        by_shapes.setdefault(reason, Counter())[detail] += count
+    reasons = sorted({*line.refused, *by_shapes}, key=lambda reason: (-line.refused[reason], reason))
+    yield from ("", "Refused:", "") if reasons else ("", "Nothing is refused.")
+    for reason in reasons:
+        rows, shapes = line.details.get(reason, Counter[str]()), by_shapes.get(reason, Counter[str]())
+        counts = [
+            format_count(rows.total(), "row") if rows else "",
+            format_count(shapes.total(), "shape") if shapes else "",
+        ]
+        yield f"- `{reason}`, {' and '.join(filter(None, counts))}: {_explain_refusal(reason, rows, shapes)}"
+
+
+def _explain_refusal(reason: str, rows: Counter[str], shapes: Counter[str]) -> str:
+    """Return why rows and shapes are refused, and the remedy."""
+    if reason == "content_dropped":
+        kinds = Counter(_iterate_dropped_kinds(rows))
+        kinds.update(dict.fromkeys(_iterate_dropped_kinds(shapes), 0))
+        options = ", ".join(f"{kind}: count" for kind, _ in _sort_counts(kinds))
+        return (
+            f"it does not always print {_format_kinds(kinds)}. "
+            f"To keep such rows without that text set `template.on_dropped: {{{options}}}`; or choose another template."
+        )
+    what, remedy = (
+        text.partition(";")[0] for text in (REASON_DESCRIPTIONS[reason].what, REASON_DESCRIPTIONS[reason].remedy)
+    )
+    cause = what.partition(":")[0]
+    if reason == "template_error":
+        said = [(_shorten(text.partition(": ")[2]), count) for text, count in _sort_counts(rows or shapes)]
+        cause = "it says " + ", ".join(
+            f"“{text}”{f' ({count:,})' if rows else ''}" for text, count in said[:SHOWN_DETAILS]
+        )
+    elif any(":" in detail for detail in rows or shapes):
+        # A detail that is only the number of a message explains nothing.
+        cause = "; ".join(_shorten(detail) for detail, _ in _sort_counts(rows or shapes)[:SHOWN_DETAILS])
+    return f"{_put_in_code(cause)}. {remedy[0].upper()}{remedy[1:]}."
+
+
+def _iterate_dropped_kinds(details: Mapping[str, int]) -> Iterator[str]:
+    """Yield the kinds of text in details of `content_dropped`, each once for every row."""
+    return (kind for detail, count in details.items() for kind in detail.split(", ") * count)
+
+
+def _format_kinds(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"`{kind}` ({count:,})" if count else f"`{kind}`" for kind, count in _sort_counts(kinds))
+
+
+def _shorten(text: str) -> str:
+    return textwrap.shorten(text, 160, placeholder=" …")
 
 
 def _study_on_all_chats(data: Path, name: str) -> TemplateResult:

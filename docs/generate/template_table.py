@@ -305,8 +305,8 @@ loss mask, whether an independent judge finds it right, and why the others are r
 
 The rows are the first {each} of every chat, instruction, tool, reasoning and preference file of the real data; of a \
 preference pair, the chosen side.
-Each is rendered twice, the second time with its texts covered by private code points, which proves whose each \
-character is; a row whose mask cannot be verified is refused with a reason.
+Each is rendered twice, the second time with its texts covered by private code points, which proves the \
+owner of each character; a row whose mask cannot be verified is refused with a reason.
 The judge shares no code with the masker: it renders with `transformers`, proves by itself which message every \
 character comes from, and reports text that trains, or does not train, by mistake.
 All options have their defaults: a row is refused if the template drops any of its text other than reasoning.

@@ -109,8 +109,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
 @pytest.mark.parametrize(
     ("row", "bound"),
     [
-        pytest.param(PLAIN, Way(modules=31, functions=112, deepest=14, package_changes=49), id="plain"),
-        pytest.param(WITH_TOOLS, Way(modules=48, functions=309, deepest=19, package_changes=53), id="tools"),
+        pytest.param(PLAIN, Way(modules=29, functions=107, deepest=14, package_changes=43), id="plain"),
+        pytest.param(WITH_TOOLS, Way(modules=42, functions=284, deepest=18, package_changes=53), id="tools"),
     ],
 )
 def test_way_of_a_conversation_is_no_longer_than_its_bound(

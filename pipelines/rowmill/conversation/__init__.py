@@ -1,7 +1,4 @@
 """Conversations before tokenization: chat templates, renders with proven owners, loss masks, truncation by structure.
 
-renderer.py            conversation → text; who owns which character
-loss_mask.py           which characters train, verified on every row
-truncation.py          remove whole exchanges and messages until a conversation fits
-mask_judge.py          independent check of a mask; template_proof.py runs it on probe conversations
+`README.md` in this folder has the drawing, a row with its characters, and where each decision is made.
 """

@@ -26,7 +26,6 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message
@@ -337,9 +336,11 @@ class CoveredConversation:
 
     def _cover_punctuation_texts(self, kept: "NDArray[np.bool_]") -> None:
         """Cover texts of only quotes, backslashes and control characters; few templates escape those."""
-        held = compute_offsets(~kept)
-        counts = np.diff(held[self._starts])
-        for i in np.flatnonzero(counts == 0).tolist():
+        # The last place stands for texts of no character at the end.
+        if len(self._starts) < 2:
+            return
+        is_covered = np.logical_or.reduceat(np.append(~kept, False), self._starts[:-1])
+        for i in np.flatnonzero(~is_covered).tolist():
             start, end = int(self._starts[i]), int(self._starts[i + 1])
             text = self._joined[start:end]
             if text.strip() and not any(map(str.isprintable, text.replace('"', "").replace("\\", ""))):
@@ -390,7 +391,7 @@ class CoveredConversation:
             is_break = (np.diff(texts) != 0) | (steps <= 0)
             # The render has more or fewer characters between two own characters than the text has.
             is_gap = (np.diff(places) != steps) & ~is_break
-            gaps = compute_offsets(is_gap)
+            gaps = np.append(0, np.cumsum(is_gap))
             firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_break) + 1))
             lasts = np.append(firsts[1:], len(places)) - 1
             whole = np.flatnonzero(lasts - firsts + 1 == counts[texts[firsts]])

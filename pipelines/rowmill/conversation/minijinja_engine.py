@@ -25,7 +25,7 @@ FUEL_PER_MESSAGE = 1_500
 """Instructions that one render may take; real templates take about a hundred per message."""
 
 _BORDERS = ("rowmill_block_opens", "rowmill_block_closes")
-"""Values that a covered render sets, printed at the borders of generation blocks."""
+"""Values that are printed at the borders of generation blocks, if a render sets them."""
 
 _TAG_PATTERN = re.compile(
     r"""\{\#.*?\#\}

@@ -325,7 +325,6 @@ class Renderer:
     def _render_covered(self, rendered: RenderedConversation, cover: CoveredConversation) -> str | Rejected:
         """Render a covered conversation by the engine that rendered the plain one."""
         if rendered.is_fast and self._fast is not None:
-            self._sandbox.budget.refill(0)
             try:
                 return self._fast.render(cover.messages, rendered.tools, rendered.kwargs)
             except Exception:  # noqa: BLE001, S110  (the reference path renders it, or reports the error)

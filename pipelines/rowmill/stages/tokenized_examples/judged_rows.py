@@ -26,7 +26,7 @@ _FLAGS = frozenset({"train", "weight"})
 
 def is_judged(row_hash: bytes, share: float) -> bool:
     """Return whether a row is in the share that is judged, which its hash alone determines."""
-    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
+    return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
 
 
 def find_judged_rows(hashes: pa.FixedSizeBinaryArray, share: float) -> Bools:
@@ -34,11 +34,11 @@ def find_judged_rows(hashes: pa.FixedSizeBinaryArray, share: float) -> Bools:
     if not len(hashes) or share <= 0:
         return np.zeros(len(hashes), bool)
     words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[::2] <= _compute_share_threshold(share)
+    return words[1::2] <= _compute_share_threshold(share)
 
 
 def _compute_share_threshold(share: float) -> int:
-    """Return the largest value of a hash's first 8 bytes, as little-endian uint64, for which a row is in a share."""
+    """Return the largest value of a hash's last 8 bytes, as little-endian uint64, for which a row is in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
@@ -48,7 +48,7 @@ class MaskJudge:
     def __init__(
         self, renderer: Renderer, roles: frozenset[str] = frozenset({"assistant"}), *, remembers: bool = False
     ) -> None:
-        """Judge by the template of a renderer; `remembers` as in `IndependentMaskJudge`."""
+        """Judge by the template of a renderer; `remembers` as in `TransformersTemplate`."""
         self._renderer = renderer
         self._roles = roles
         self._remembers = remembers
@@ -72,10 +72,8 @@ class MaskJudge:
         if key not in self._judges:
             spec = self._renderer.spec
             values = {**spec.template_kwargs, **kwargs}
-            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now)
-            self._judges[key] = IndependentMaskJudge(
-                template, self._roles, by_blocks=self._renderer.has_blocks, remembers=self._remembers
-            )
+            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now, remembers=self._remembers)
+            self._judges[key] = IndependentMaskJudge(template, self._roles, by_blocks=self._renderer.has_blocks)
         return self._judges[key]
 
 

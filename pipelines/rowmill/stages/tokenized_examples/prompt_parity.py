@@ -129,13 +129,13 @@ def print_prompt(conversation: Conversation, steps: ConversationEncoder) -> Prom
     last = max(steps.masker.supervised(messages), default=0)
     if not last:
         return None
-    prompt = steps.printer.plain(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
+    prompt = steps.printer.render(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
     answered = replace(conversation, messages=messages[: last + 1])
     # The row's mask was verified when its example was made; only its text and cuts matter here.
     masked = steps.masker.mask(answered, only=frozenset({last}))
-    if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
+    if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt.text):
         return None
-    return cut_ending(prompt, masked.text, masked.trained)
+    return cut_ending(prompt.text, masked.text, masked.trained)
 
 
 def cut_ending(prompt: str, text: str, trained: Sequence[Span]) -> PromptEnding:

@@ -17,7 +17,7 @@ from rowmill.inspection.template_proof import make_probe_conversations
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Span
 from rowmill.stages.tokenized_examples import judged_rows
-from rowmill.stages.tokenized_examples.judged_rows import MaskJudge, RowJudge, find_judged_rows, is_judged
+from rowmill.stages.tokenized_examples.judged_rows import MaskJudge, RowJudge, choose_by_hash, is_judged
 from tests.support.recipes import CHAT, Workspace, chat
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -37,7 +37,7 @@ def test_number_of_rechecked_rows_grows_with_the_share(row_hash: bytes) -> None:
 def test_column_of_hashes_is_checked_again_as_each_hash_is(hashes: list[bytes], share: float, start: int) -> None:
     column = pa.array(hashes, pa.binary(16)).slice(start)
 
-    assert find_judged_rows(column, share).tolist() == [is_judged(one, share) for one in hashes[start:]]
+    assert choose_by_hash(column, share, half=1).tolist() == [is_judged(one, share) for one in hashes[start:]]
 
 
 # ── what is found ──

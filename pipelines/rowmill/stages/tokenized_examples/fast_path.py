@@ -35,7 +35,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
-from rowmill.stages.tokenized_examples.judged_rows import RowJudge, find_judged_rows
+from rowmill.stages.tokenized_examples.judged_rows import RowJudge, choose_by_hash
 from rowmill.tokenization.alignment import FlatSpans
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import NO_TEXT_BEHIND, EncodedBatch, FlatContentSpans, make_batch
@@ -217,7 +217,7 @@ class BatchedChatPath:
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
         """Compare the judged rows with `Masker.mask`, and judge them; the reference path rejects the wrong ones."""
         hashes = rows.column("content_hash").combine_chunks()
-        for i in np.flatnonzero(find_judged_rows(hashes, self._judge.share)[chosen.places]).tolist():
+        for i in np.flatnonzero(choose_by_hash(hashes, self._judge.share, half=1)[chosen.places]).tolist():
             shape, contents = chosen.shapes[i], chosen.contents[i]
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]

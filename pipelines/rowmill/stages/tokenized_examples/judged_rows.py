@@ -29,16 +29,19 @@ def is_judged(row_hash: bytes, share: float) -> bool:
     return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
 
 
-def find_judged_rows(hashes: pa.FixedSizeBinaryArray, share: float) -> Bools:
-    """Return for a column of 16-byte hashes which rows are judged: bool[N]."""
+def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) -> Bools:
+    """Return which rows of a column of 16-byte hashes are in a share: bool[N].
+
+    By the first half of the hash (0), or the second (1), as `is_judged` chooses.
+    """
     if not len(hashes) or share <= 0:
         return np.zeros(len(hashes), bool)
     words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[1::2] <= _compute_share_threshold(share)
+    return words[half::2] <= _compute_share_threshold(share)
 
 
 def _compute_share_threshold(share: float) -> int:
-    """Return the largest value of a hash's last 8 bytes, as little-endian uint64, for which a row is in a share."""
+    """Return the largest value of half a hash, as little-endian uint64, for which a row is in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 

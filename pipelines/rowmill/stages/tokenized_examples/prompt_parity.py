@@ -28,7 +28,7 @@ from rowmill.stages.tokenized_examples.conversation_encoding import (
     decode_conversations,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
-from rowmill.stages.tokenized_examples.judged_rows import find_judged_rows
+from rowmill.stages.tokenized_examples.judged_rows import choose_by_hash
 from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.example_encoding import TokenizationCounts
@@ -108,7 +108,7 @@ def choose_rows(table: pa.Table, built: Ints, share: float, control: ControlStri
     are not compared. Rows that the fast path built have none, and only chosen ones of the others are searched.
     """
     places = np.flatnonzero(pc.equal(table.column("kind"), "conversation").to_numpy())
-    chosen = find_judged_rows(table.column("content_hash").combine_chunks(), share)[places]
+    chosen = choose_by_hash(table.column("content_hash").combine_chunks(), share, half=0)[places]
     free = np.isin(places, built)
     could_be_first = np.arange(len(places)) < (int(np.argmax(free)) if free.any() else len(places))
     unknown = np.flatnonzero(~free & (chosen | could_be_first))

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import nodes
@@ -284,24 +284,24 @@ class CoveredConversation:
         function: dict[str, Json] = dict(call.get("function") or {})
         if isinstance(function.get("name"), str):
             function["name"] = replace(index, "call_name", number, function["name"])
-
-        def replace_argument(value: Json, depth: int) -> Any:
-            if isinstance(value, str):
-                return replace(index, "call_value", number, value)
-            if depth and not self._attempt.deep:
-                return value
-            if isinstance(value, dict):
-                return {
-                    (replace(index, "call_key", number, key) if self._attempt.keys else key): replace_argument(
-                        item, depth + 1
-                    )
-                    for key, item in value.items()
-                }
-            return [replace_argument(item, depth + 1) for item in value] if isinstance(value, list) else value
-
         if "arguments" in function:
-            function["arguments"] = replace_argument(function["arguments"], 0)
+            function["arguments"] = self._replace_argument(index, number, function["arguments"], 0, replace)
         return {**call, "function": function}
+
+    def _replace_argument(self, index: int, number: int, value: Json, depth: int, replace: _TextReplacer) -> Json:
+        if isinstance(value, str):
+            return replace(index, "call_value", number, value)
+        if depth and not self._attempt.deep:
+            return value
+        if isinstance(value, dict):
+            changed: dict[str, Json] = {}
+            for key, item in value.items():
+                new = replace(index, "call_key", number, key) if self._attempt.keys else key
+                changed[new] = self._replace_argument(index, number, item, depth + 1, replace)
+            return changed
+        if isinstance(value, list):
+            return [self._replace_argument(index, number, item, depth + 1, replace) for item in value]
+        return value
 
     def _number_distinct_texts(self) -> list[str]:
         """Return the texts that get separate code points, and store the number of each source's text.

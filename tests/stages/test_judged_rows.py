@@ -93,7 +93,7 @@ def test_row_that_is_judged_wrong_is_rejected_and_closes_the_gate(
     kind: Any, reason: str, on_fast_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(self: MaskJudge, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect]:
-        wrong = conversation.messages[0]["content"] == rows[3]["messages"][0]["content"]
+        wrong = conversation.messages[0]["content"] == rows[1]["messages"][0]["content"]
         return [MaskDefect(kind, 1, 0, 4, masked.text[:4])] if wrong else []
 
     rows = [chat(i) for i in range(12)]
@@ -108,5 +108,5 @@ def test_row_that_is_judged_wrong_is_rejected_and_closes_the_gate(
     built = workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
     made = built.manifest("rows", "tokenized_examples")
-    assert built.rejects("rows") == [(3, reason)]
+    assert built.rejects("rows") == [(1, reason)]
     assert made.facts["render_equal"] == 1

@@ -531,8 +531,10 @@ class _MaskJudgement:
         places = sorted((position, self.proven.owners[code].message) for code, position in first.items())
         before: tuple[int, int | None] = (-1, None)
         for position, owner in places:
-            if position > before[0] + 1:
-                self._judge_gap(before[1], before[0] + 1, owner, position)
+            start = before[0] + 1
+            # White space between two words of a message may train or not.
+            if position > start and not (owner == before[1] and self.text[start:position].isspace()):
+                self._judge_gap(before[1], start, owner, position)
             before = (position, owner)
         self._judge_gap(before[1], before[0] + 1, None, len(self.text))
 

@@ -10,6 +10,7 @@ Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the ref
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -43,6 +44,10 @@ from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, make_batch_columns
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
+
+JUDGED_ROWS = 3
+"""Chosen rows of each sequence of roles that a worker judges. Their masks are one layout's, with which every chosen row
+is compared; to judge all of them took the stage from 1.5 to 2.1 s on 10,000 chats."""
 
 
 @dataclass(slots=True)
@@ -109,7 +114,7 @@ class BatchedChatPath:
 
     Rows that contain one of the strings of `control` take the reference path. Examples longer than `limit` leave the
     fast path (None: none does). The rows that `judge` chooses are masked on the reference path as well and compared,
-    and judged.
+    and the first ones of each sequence of roles are judged.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class BatchedChatPath:
         self._limit = limit
         self._judge = judge
         self._shapes: dict[tuple[str, ...], TurnLayout | None] = {}
+        self._judged = Counter[tuple[str, ...]]()
         self._literals: frozenset[str] = frozenset()
 
     def take(self, rows: pa.Table, places: Ints, counts: TokenizationCounts) -> ExampleColumns | None:
@@ -215,7 +221,7 @@ class BatchedChatPath:
         return make_batch(encoded, pieces, trained)
 
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
-        """Compare the judged rows with `Masker.mask`, and judge them; the reference path rejects the wrong ones."""
+        """Compare the chosen rows with `Masker.mask`, and judge some; the reference path rejects the wrong ones."""
         hashes = rows.column("content_hash").combine_chunks()
         for i in np.flatnonzero(choose_by_hash(hashes, self._judge.share, half=1)[chosen.places]).tolist():
             shape, contents = chosen.shapes[i], chosen.contents[i]
@@ -225,6 +231,9 @@ class BatchedChatPath:
             masked = shape.mask(contents)
             if self._masker.mask(one) != masked:
                 return False
+            if self._judged[shape.roles] >= JUDGED_ROWS:
+                continue
+            self._judged[shape.roles] += 1
             if self._judge.reject(one) if self._masker.trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True

@@ -568,6 +568,21 @@ def test_option_that_a_kind_accepts_has_an_effect_or_is_an_error(
             {"packing": {"max_segments_per_example": 4}},
             r"rows\.packing\.max_segments_per_example: 4 has no effect: .* is concat, .* set pack_strategy: best_fit",
         ),
+        (
+            {"kind": "chat"},
+            {"truncation": {"truncate_side": "right"}, "packing": {"slice_strategy": "drop"}},
+            r"right has .* is keep, .*; set overlong: truncate and delete packing\.slice_strategy, or delete \w+$",
+        ),
+        (
+            {"kind": "chat"},
+            {"truncation": {"overlong": "split", "token_cut": "allow"}, "packing": {"slice_strategy": "drop"}},
+            r"strategy: drop has .* is split, .*; set overlong: keep and delete truncation\.token_cut, or delete \w+$",
+        ),
+        (
+            {"kind": "text"},
+            {"truncation": {"overlong": "drop"}, "packing": {"slice_strategy": "drop"}},
+            r"is drop, .*, and .* is concat, .*; set overlong: keep and pack_strategy: best_fit, or delete \w+$",
+        ),
     ],
 )
 def test_option_that_others_leave_without_effect_is_refused_with_what_to_do(

@@ -203,9 +203,14 @@ class DatasetKind(Config):
         return "raise seq_len" if limit is None else f"raise {option} (at most seq_len)"
 
     def suggest_overlong_policies(self, options: DatasetOptions) -> str:
-        """Return the policies under which texts that are too long stop no build."""
-        chosen = join_choices(one for one in self.OVERLONG_POLICIES if one not in ("raise", "keep"))
-        return f"choose truncation.overlong {chosen}"
+        """Return how to choose a policy under which texts that are too long stop no build."""
+        # Beside any of these policies, packing has nothing to slice, and the option is refused.
+        deleted = "" if options.packing.slice_strategy is None else "delete packing.slice_strategy and "
+        return f"{deleted}choose truncation.overlong {self.join_shortening_policies(options)}"
+
+    def join_shortening_policies(self, options: DatasetOptions) -> str:
+        """Return the policies that shorten or drop texts, with the options that they need beside them."""
+        return join_choices(one for one in self.OVERLONG_POLICIES if one not in ("raise", "keep"))
 
     def suggest_slicing(self) -> str:
         """Return how packing can cut examples that are too long; empty if it cannot."""
@@ -298,25 +303,38 @@ def refuse_overlong_policy(kind: DatasetKind, options: DatasetOptions, why: str)
         )
 
 
-def iterate_idle_options(row_kind: RowKind, truncation: Truncation, packing: Packing) -> Iterator[tuple[str, str, str]]:
-    """Yield the options that others leave without effect: their group, their name, and why, with what to do.
+class IdleOption(NamedTuple):
+    """An option that another one leaves without effect, and the value of the other with which it would have one."""
+
+    group: str
+    name: str
+    reason: str
+    other_group: str
+    other_name: str
+    other_value: str | bool
+
+
+def iterate_idle_options(row_kind: RowKind, truncation: Truncation, packing: Packing) -> Iterator[IdleOption]:
+    """Yield the options that others leave without effect, once per reason.
 
     An option that does nothing is refused where a dataset sets it, and not inherited from `defaults`.
     """
     policy = truncation.policy(row_kind, sliced=packing.slice_strategy is not None)
     if policy in ("drop", "raise", "keep"):
+        why = f"truncation.overlong is {policy}, which cuts no example"
         for name in ("truncate_side", "token_cut"):
-            yield "truncation", name, f"truncation.overlong is {policy}, which cuts no example; set overlong: truncate"
+            yield IdleOption("truncation", name, why, "truncation", "overlong", "truncate")
     if policy != "keep":
-        why = f"truncation.overlong is {policy}, which leaves no example for it; set overlong: keep"
-        yield "packing", "slice_strategy", why
+        why = f"truncation.overlong is {policy}, which leaves no example for it"
+        yield IdleOption("packing", "slice_strategy", why, "truncation", "overlong", "keep")
     if packing.pack is False:
+        why = "packing.pack is false, so each example has its own sequence"
         for name in ("pack_strategy", "max_segments_per_example"):
-            yield "packing", name, "packing.pack is false, so each example has its own sequence; set pack: true"
+            yield IdleOption("packing", name, why, "packing", "pack", other_value=True)
     elif row_kind == "text" and packing.strategy_for(row_kind) == "concat":
+        why = "packing.pack_strategy is concat, which joins all texts"
         for name in ("slice_strategy", "max_segments_per_example"):
-            why = "packing.pack_strategy is concat, which joins all texts; set pack_strategy: best_fit"
-            yield "packing", name, why
+            yield IdleOption("packing", name, why, "packing", "pack_strategy", "best_fit")
 
 
 def refuse_mask_names(kind: str, wrong: frozenset[str] | set[str], allowed: str) -> None:

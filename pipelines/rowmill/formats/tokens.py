@@ -155,10 +155,10 @@ class Tokens(DatasetKind):
             )
         super().check_options(options)
 
-    def suggest_overlong_policies(self, options: DatasetOptions) -> str:
+    def join_shortening_policies(self, options: DatasetOptions) -> str:
         """Return that rows can be dropped, or cut where the recipe allows it."""
         allowed = "" if options.truncation.token_cut == "allow" else " with truncation.token_cut: allow"  # noqa: S105
-        return f"choose truncation.overlong drop, or truncate{allowed}"
+        return f"drop, or truncate{allowed}"
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as ids with their mask."""

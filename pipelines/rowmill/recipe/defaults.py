@@ -4,7 +4,7 @@ What belongs here: completing a dataset's mapping before it is validated. What d
 which are in their classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.storage import check_name
 from rowmill.formats import KINDS, Auto, resolve_kind
-from rowmill.formats.kind import OPTION_GROUPS, DatasetKind, iterate_idle_options
+from rowmill.formats.kind import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
 from rowmill.packing.options import Packing
 
 FORMAT_ALIASES = {"type": "kind"}
@@ -198,21 +198,43 @@ def _refuse_idle(
     at: str,
 ) -> None:
     """Refuse an option of the dataset that its other options leave without effect; do not inherit such a one."""
+    idle = _list_idle(raw, kind)
+    for option in idle:
+        group, name = option.group, option.name
+        if name in own.get(group, ()):
+            reasons = [one for one in idle if (one.group, one.name) == (group, name)]
+            remedy = _suggest_other_values(reasons, raw, kind, own)
+            raise ConfigError(
+                f"{at}.{group}.{name}: {raw[group][name]} has no effect: "
+                f"{', and '.join(one.reason for one in reasons)}; {remedy}, or delete {name}"
+            )
+        if name in defaults.get(group, {}):
+            raw[group].pop(name, None)
+
+
+def _list_idle(raw: Mapping[str, Any], kind: type[DatasetKind]) -> list[IdleOption]:
+    """Return the options that others leave without effect; none if the dataset's own validation refuses its groups."""
     try:
         truncation = Truncation.model_validate(raw.get("truncation", {}) if "truncation" in kind.GROUPS else {})
         packing = Packing.model_validate(raw.get("packing", {}) if "packing" in kind.GROUPS else {})
-        idle = list(iterate_idle_options(kind.ROW_KIND, truncation, packing))
+        return [one for one in iterate_idle_options(kind.ROW_KIND, truncation, packing) if one.group in kind.GROUPS]
     except (ValidationError, ConfigError):
-        # The dataset's own validation says what is wrong.
-        return
-    for group, name, why in idle:
-        if group not in kind.GROUPS:
-            continue
-        if name in own.get(group, ()):
-            value = raw[group][name]
-            raise ConfigError(f"{at}.{group}.{name}: {value} has no effect: {why}, or delete {name}")
-        if name in defaults.get(group, {}):
-            raw[group].pop(name, None)
+        return []
+
+
+def _suggest_other_values(
+    reasons: Sequence[IdleOption],
+    raw: Mapping[str, Any],
+    kind: type[DatasetKind],
+    own: Mapping[str, frozenset[str]],
+) -> str:
+    """Return the changes that give an option an effect; they delete what would have none beside the new values."""
+    changed = dict(raw)
+    for one in reasons:
+        changed[one.other_group] = {**changed.get(one.other_group, {}), one.other_name: one.other_value}
+    values = [f"{one.other_name}: {str(one.other_value).lower()}" for one in reasons]
+    idle = [f"{one.group}.{one.name}" for one in _list_idle(changed, kind) if one.name in own.get(one.group, ())]
+    return " and ".join([f"set {' and '.join(values)}", *(f"delete {path}" for path in idle)])
 
 
 def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:

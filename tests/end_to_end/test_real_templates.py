@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from docs.generate.template_table import read_template_file
+from rowmill.checks.mask_judge import JinjaTemplate
 from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.minijinja_engine import replace_generation_tags
@@ -158,6 +159,7 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
     from transformers.utils.chat_template_utils import render_jinja_template
 
     one = renderer(real_data, name)
+    judged_by = JinjaTemplate(one.spec.text, TOKENS, {}, one.spec.now)
     accepted = 0
     for chat in chats(real_data):
         result = one.render(chat.messages, chat.tools, {})
@@ -168,6 +170,7 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
             accepted += 1
             adapted, tools = as_seen(one, chat)
             theirs = render_jinja_template([adapted], tools=tools, chat_template=one.spec.text, **TOKENS)[0][0]
+            assert judged_by.render(adapted, tools) == result.text
             if not one.contract.date_dependent:
                 assert result.text == theirs
 

@@ -1,9 +1,9 @@
 """Check one loss mask without the code that made it: find characters that train or do not train by mistake.
 
-Nothing of `conversation/` is imported, so that this check cannot share a defect with it: the row is rendered by
-transformers' own function, and every letter and digit of the messages' own text is replaced by a private code point in
-a second render. If that render, mapped back, equals the plain one, every such character has a proven owner. What must
-train follows from where the owners change:
+Nothing of `conversation/` is imported, so that this check cannot share a defect with it: the row is rendered by an
+environment set up here as transformers', or by transformers' own function, and every letter and digit of the messages'
+own text is replaced by a private code point in a second render. If that render, mapped back, equals the plain one,
+every such character has a proven owner. What must train follows from where the owners change:
 
     <s>[INST] What is it? [/INST] It is four.</s>[INST] …
               └─ message 0 ─┘     └message 1┘
@@ -18,13 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from numpy.typing import NDArray
 
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
+from rowmill.core.template_sandbox import Sandbox, estimate_printed_size
 from rowmill.schema.rows import Message
 
 TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
@@ -75,24 +79,17 @@ _TOOLS_MESSAGE = -1
 """The message number of tool descriptions."""
 
 
-class TransformersTemplate:
-    """A chat template as transformers renders it."""
+class JinjaTemplate:
+    """A chat template in a sandbox that is set up as transformers sets up its own.
 
-    def __init__(
-        self,
-        text: str,
-        special_tokens: Mapping[str, str],
-        kwargs: Mapping[str, Json],
-        now: datetime,
-        *,
-        remembers: bool = False,
-    ) -> None:
-        """Fix the template's values; with `remembers`, template text around answers is found once.
+    What it finds out about template text around answers it remembers, so answers that have the same text before or
+    after them, in rows with tools or in rows without, are judged alike: a tenth of the time on long dialogues.
+    """
 
-        Then answers that have the same text before or after them, in rows with tools or in rows without, are judged
-        alike, which takes a tenth of the time on long dialogues.
-        """
-        self.remembers = remembers
+    remembers = True
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Json], now: datetime) -> None:
+        """Fix the values that a template may read."""
         self._text = _fix_clock(text, now)
         absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         self._values: dict[str, Any] = {**absent, **special_tokens, **kwargs}
@@ -104,16 +101,25 @@ class TransformersTemplate:
         self, messages: Sequence[Message], tools: Sequence[Json] | None, *, add_generation_prompt: bool = False
     ) -> str | None:
         """Return the rendered text, or None if the template refuses the conversation."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        values: dict[str, Any] = {**self._values, "add_generation_prompt": add_generation_prompt}
         try:
-            texts, _ = render_jinja_template(
-                [list(messages)], tools=None if tools is None else list(tools), chat_template=self._text, **values
-            )
+            return self._render(list(messages), tools, {**self._values, "add_generation_prompt": add_generation_prompt})
         except Exception:  # noqa: BLE001  (a template may raise anything)
             return None
-        return texts[0]
+
+    def _render(self, messages: list[Message], tools: Sequence[Json] | None, values: dict[str, Any]) -> str:
+        self._sandbox.budget.refill(estimate_printed_size([messages, tools]))
+        return self._compiled.render(messages=messages, tools=tools, documents=None, **values)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        known: dict[str, Any] = self._sandbox.globals
+        known["raise_exception"] = _refuse
+        self._sandbox.filters["tojson"] = _to_json
+        return self._sandbox.compile_charged(self._text)
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox([GenerationBlock])
 
     def plain_end(self, tools: Sequence[Json] | None) -> str:
         """Return the text that ends an answer both before another turn and as the last turn; empty if they differ."""
@@ -162,6 +168,41 @@ class TransformersTemplate:
         if self.remembers:
             return "some" if tools else "none"
         return json.dumps(tools)
+
+
+class TransformersTemplate(JinjaTemplate):
+    """A chat template as transformers' own function renders it; to import that takes half a second."""
+
+    remembers = False
+
+    def _render(self, messages: list[Message], tools: Sequence[Json] | None, values: dict[str, Any]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tools = None if tools is None else list(tools)
+        texts, _ = render_jinja_template([messages], tools=tools, chat_template=self._text, **values)
+        return texts[0]
+
+
+class GenerationBlock(Extension):
+    """`{% generation %} … {% endgeneration %}`, which prints what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the block's body, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]
+
+
+def _to_json(
+    value: Json, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
 
 
 def _fix_clock(text: str, now: datetime) -> str:
@@ -335,7 +376,7 @@ def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "")
 
 
 def prove_owners(
-    template: TransformersTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
+    template: JinjaTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
 ) -> ProvenRender | None:
     """Render a conversation and prove the owners of its characters; None if the template prevents the proof."""
     plain = template.render(messages, tools)
@@ -454,7 +495,7 @@ class IndependentMaskJudge:
     headers and second ends train, and only own text, foreign text and a missing end are judged.
     """
 
-    template: TransformersTemplate
+    template: JinjaTemplate
     roles: frozenset[str] = frozenset({"assistant"})
     by_blocks: bool = False
     known_ends: dict[tuple[object, ...], str | None] = field(default_factory=dict[tuple[object, ...], "str | None"])

@@ -87,7 +87,7 @@ class Template(Config):
     """Per kind of a row's text that the template does not print: count it, do not train the affected answers, or reject
     the row; default: reject, for reasoning count."""
     verify_render: float = 0.02
-    """Share of rows, 0–1, that are judged: rendered by transformers' own function, and their mask checked by code that
+    """Share of rows, 0–1, that are judged: rendered as transformers does, and their mask checked by code that
     shares nothing with the masker."""
 
     @model_validator(mode="after")

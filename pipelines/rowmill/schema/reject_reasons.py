@@ -329,7 +329,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "render_mismatch": ReasonDescription(
         "masks",
-        "a row of the share `template.verify_render` that transformers' own function renders otherwise",
+        "a row of the share `template.verify_render` that the judge, set up as transformers, renders otherwise",
         "report the template; until then choose another",
     ),
     "mask_judged_wrong": ReasonDescription(

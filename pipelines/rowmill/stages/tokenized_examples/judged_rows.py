@@ -1,6 +1,6 @@
 """Judge a share of the rows by code that shares nothing with rendering and masking.
 
-`checks/mask_judge.py` renders a row with transformers' own function and finds characters that train, or do not train,
+`checks/mask_judge.py` renders a row as transformers does and finds characters that train, or do not train,
 by mistake. It judges masks in which every message of the model is supervised, so a chosen row is masked once more with
 the default loss. Which rows are chosen depends on their hashes and `template.verify_render` alone.
 """
@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
-from rowmill.checks.mask_judge import IndependentMaskJudge, MaskDefect, TransformersTemplate
+from rowmill.checks.mask_judge import IndependentMaskJudge, JinjaTemplate, MaskDefect, TransformersTemplate
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import DroppedKind, Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
@@ -51,7 +51,7 @@ class MaskJudge:
     def __init__(
         self, renderer: Renderer, roles: frozenset[str] = frozenset({"assistant"}), *, remembers: bool = False
     ) -> None:
-        """Judge by the template of a renderer; `remembers` as in `TransformersTemplate`."""
+        """Judge by the template of a renderer: as a `JinjaTemplate` if it `remembers`, or by transformers' function."""
         self._renderer = renderer
         self._roles = roles
         self._remembers = remembers
@@ -65,7 +65,7 @@ class MaskJudge:
         return self._get_judge(conversation.kwargs).judge(messages, tools, masked.text, trained)
 
     def render_prompt(self, conversation: Conversation) -> str | None:
-        """Return what transformers' own function renders to ask for an answer; None if the template refuses it."""
+        """Return what transformers would render to ask for an answer; None if the template refuses it."""
         adaptation = self._renderer.adaptation
         messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
         return self._get_judge(conversation.kwargs).template.render(messages, tools, add_generation_prompt=True)
@@ -75,7 +75,8 @@ class MaskJudge:
         if key not in self._judges:
             spec = self._renderer.spec
             values = {**spec.template_kwargs, **kwargs}
-            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now, remembers=self._remembers)
+            kind = JinjaTemplate if self._remembers else TransformersTemplate
+            template = kind(spec.text, spec.special_tokens, values, spec.now)
             self._judges[key] = IndependentMaskJudge(template, self._roles, by_blocks=self._renderer.has_blocks)
         return self._judges[key]
 
@@ -106,7 +107,7 @@ class RowJudge:
         return None
 
     def reject_prompt(self, conversation: Conversation, prompt: str) -> Rejected | None:
-        """Return the reject of a chosen row whose prompt is not what transformers' own function renders."""
+        """Return the reject of a chosen row whose prompt is not what transformers would render."""
         if not is_judged(conversation.row_hash, self.share) or self._judge.render_prompt(conversation) == prompt:
             return None
         return Rejected("render_mismatch", f"prompt {prompt[-40:]!r} by rowmill")

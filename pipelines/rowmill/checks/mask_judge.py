@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -236,27 +237,37 @@ class ProvenRender:
     """Messages whose content was not replaced, because another message has the same and the template compares them."""
 
     @cached_property
+    def printings(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Own characters where each is printed first, in the order of the text: their number, position and message."""
+        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
+        codes, positions = codes[codes >= 0], positions[codes >= 0]
+        order = np.argsort(positions)
+        return codes[order], positions[order], self.messages[codes[order]]
+
+    @cached_property
+    def messages(self) -> NDArray[np.int64]:
+        """The message of every own character, by its number."""
+        return np.array([one.message for one in self.owners], np.int64)
+
+    @cached_property
     def first_printing(self) -> dict[int, int]:
         """Own character → first position at which it is printed."""
-        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
-        return {code: at for code, at in zip(codes.tolist(), positions.tolist(), strict=True) if code >= 0}
+        codes, positions, _ = self.printings
+        return dict(zip(codes.tolist(), positions.tolist(), strict=True))
 
     @cached_property
     def first_position(self) -> dict[int, int]:
         """Message → first position of any of its own characters."""
-        found: dict[int, int] = {}
-        for code, at in self.first_printing.items():
-            message = self.owners[code].message
-            found[message] = min(at, found.get(message, at))
-        return found
+        _, positions, messages = self.printings
+        owners, first = np.unique(messages, return_index=True)
+        return dict(zip(owners.tolist(), positions[first].tolist(), strict=True))
 
     @cached_property
     def last_code(self) -> dict[int, int]:
         """Message → the own character whose first printing comes last."""
-        found: dict[int, int] = {}
-        for code, _ in sorted(self.first_printing.items(), key=lambda one: one[1]):
-            found[self.owners[code].message] = code
-        return found
+        codes, _, messages = self.printings
+        owners, last = np.unique(messages[::-1], return_index=True)
+        return dict(zip(owners.tolist(), codes[::-1][last].tolist(), strict=True))
 
     def text_after(self, code: int) -> str:
         """Return the template text between an own character and the next one."""
@@ -293,7 +304,7 @@ class _TextHider:
 
     def _replace_run(self, run: str, owner: CharacterOwner) -> str:
         first = len(self.owners)
-        self.owners += [owner] * len(run)
+        self.owners.extend(repeat(owner, len(run)))
         self._originals.append(run)
         return _PRIVATE_CHARACTERS[first : len(self.owners)]
 
@@ -376,10 +387,13 @@ def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "")
 
 
 def prove_owners(
-    template: JinjaTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
+    template: JinjaTemplate, messages: Sequence[Message], tools: Sequence[Json] | None, plain: str | None = None
 ) -> ProvenRender | None:
-    """Render a conversation and prove the owners of its characters; None if the template prevents the proof."""
-    plain = template.render(messages, tools)
+    """Render a conversation and prove the owners of its characters; None if the template prevents the proof.
+
+    `plain` is the rendered conversation, if the caller has it.
+    """
+    plain = template.render(messages, tools) if plain is None else plain
     if plain is None:
         return None
     contents = [str(one.get("content")) for one in messages]
@@ -518,7 +532,7 @@ class IndependentMaskJudge:
         if plain is None or not text.startswith(plain):
             at = count_common_characters(plain or "", text)
             return [MaskDefect("text_differs", -1, at, len(text), text[at : at + 60])]
-        proven = prove_owners(self.template, messages, tools)
+        proven = prove_owners(self.template, messages, tools, plain)
         if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
             return None
         return _MaskJudgement(self, proven, messages, tools, text, trained).list_defects()
@@ -549,11 +563,10 @@ class _MaskJudgement:
     def _judge_own_characters(self) -> None:
         first = self.proven.first_printing
         codes = np.array(self.proven.codes, np.int64)
-        owners = np.array([one.message for one in self.proven.owners] or [0], np.int64)
         supervised = np.array([self._is_supervised(index) for index in range(len(self.messages))] + [False])
         own = np.flatnonzero(codes >= 0)
         trains = np.frombuffer(self._trains, np.uint8)[own] > 0
-        for position in own[supervised[owners[codes[own]]] != trains].tolist():
+        for position in own[supervised[self.proven.messages[codes[own]]] != trains].tolist():
             code = int(codes[position])
             owner = self.proven.owners[code].message
             train = self._is_supervised(owner)
@@ -568,16 +581,15 @@ class _MaskJudgement:
     # ── the template's characters between them ──
 
     def _judge_gaps(self) -> None:
-        first = self.proven.first_printing
-        places = sorted((position, self.proven.owners[code].message) for code, position in first.items())
-        before: tuple[int, int | None] = (-1, None)
-        for position, owner in places:
-            start = before[0] + 1
+        _, positions, messages = self.proven.printings
+        starts = np.append(0, positions + 1)
+        for i in np.flatnonzero(positions > starts[:-1]).tolist():
+            left, start = int(messages[i - 1]) if i else None, int(starts[i])
+            right, end = int(messages[i]), int(positions[i])
             # White space between two words of a message may train or not.
-            if position > start and not (owner == before[1] and self.text[start:position].isspace()):
-                self._judge_gap(before[1], start, owner, position)
-            before = (position, owner)
-        self._judge_gap(before[1], before[0] + 1, None, len(self.text))
+            if not (left == right and self.text[start:end].isspace()):
+                self._judge_gap(left, start, right, end)
+        self._judge_gap(int(messages[-1]) if len(messages) else None, int(starts[-1]), None, len(self.text))
 
     def _judge_gap(self, left: int | None, start: int, right: int | None, end: int) -> None:
         if start >= end:
@@ -650,6 +662,8 @@ class _MaskJudgement:
 
     def _expect_training(self, start: int, end: int, message: int, kind: MaskDefectKind, *, train: bool) -> None:
         """Add a defect for each run of characters other than white space whose training differs from `train`."""
+        if self._trains.find(not train, start, end) < 0:
+            return
         position = start
         while position < end:
             if self._is_as_expected(position, train=train):

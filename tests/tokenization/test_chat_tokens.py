@@ -288,7 +288,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     )  # fmt: skip
     encoder = Encoder(LoadedTokenizer(card, tokenizer.to_str()))
 
-    around = encoder.encode_around("a</s>b", [(1, 5)])
+    around = encoder.encode_pieces(["a</s>b"], [[(1, 5)]])
 
     assert contains_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
     (made,) = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, TokenizationCounts())

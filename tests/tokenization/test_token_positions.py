@@ -128,7 +128,7 @@ def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: En
 def test_no_text_and_texts_of_nothing_have_no_token(encoder: Encoder) -> None:
     reference = encoder.without_fast_path()
 
-    for empty in (encoder.encode([]), reference.encode([]), encoder.encode_around("", []), reference.encode([""])):
+    for empty in (encoder.encode([]), reference.encode([]), encoder.encode_pieces([""], [[]]), reference.encode([""])):
         assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
 
 

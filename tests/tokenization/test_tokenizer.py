@@ -1,6 +1,8 @@
 """The fast path and the reference path of encoding, control strings, and mapping characters to tokens."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +101,40 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     assert mask.tolist() == expected.tolist()
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["a", "b c", "<|im_end|>", "\u00e9<|", " ", "\n"]), max_size=8), min_size=1, max_size=4
+    ),
+    st.data(),
+)
+def test_pieces_of_a_batch_are_encoded_as_the_reference_encodes_each_alone(
+    encoder: Encoder, words: list[list[str]], data: st.DataObject
+) -> None:
+    texts = ["".join(one) for one in words]
+    ranges = [[match.span() for match in re.finditer(r"<\|im_end\|>", text)] for text in texts]
+    cuts = [sorted(data.draw(st.sets(st.integers(1, max(1, len(one) - 1)), max_size=2))) for one in texts]
+    ordinary = encoder.encode_pieces(["<|im_end|>"], [[(0, 10)]]).ids.tolist()
+
+    encoded = encoder.encode_pieces(texts, ranges, cuts)
+
+    for i, text in enumerate(texts):
+        apart = {edge for one in ranges[i] for edge in one}
+        inside = {at for start, end in ranges[i] for at in range(start + 1, end)}
+        edges = sorted({0, len(text)} | apart | (set(cuts[i]) - inside))
+        expected = list[int]()
+        for start, end in pairwise(edges):
+            piece = encoder.reference.encode(text[start:end], add_special_tokens=False).ids
+            expected += ordinary if (start, end) in ranges[i] else piece
+        found = encoded.get_text(i)
+        assert found.ids.tolist() == expected
+        assert b"".join(text.encode()[s:e] for s, e in zip(found.starts, found.ends, strict=True)) == text.encode()
+
+
 def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> None:
     text = "a<|im_end|>b"
 
-    around = encoder.encode_around(text, [(1, 11)])
-
+    around = encoder.encode_pieces([text], [[(1, 11)]])
     assert encoder.card.eos_id in encoder.encode([text]).ids
     assert encoder.card.eos_id not in around.ids
     assert encoder.decode(around.ids.tolist()) == text
@@ -175,7 +206,7 @@ def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: P
     folder = real_data / "tokenizers/qwen3"
     encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 
-    assert encoder.encode_around("a<|im_end|>b", [(1, 11)]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
+    assert encoder.encode_pieces(["a<|im_end|>b"], [[(1, 11)]]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
 
 

@@ -68,18 +68,20 @@ class ControlStrings:
         Returns the new value, and the map from placeholder to string. The equal length keeps character spans of the
         rendered text valid after the strings are restored.
         """
-        present = [s for s in self.strings if s in row_json or orjson.dumps(s)[1:-1].decode() in row_json]
         taken = row_json + self._template
         placeholders: dict[str, str] = {}
-        for text in present:
-            placeholders[text] = _find_free_placeholder(len(text), taken)
-            taken += placeholders[text]
-        hidden = _map_strings(value, lambda s: self._substitute(s, placeholders))
-        return hidden, {placeholder: text for text, placeholder in placeholders.items()}
 
-    def _substitute(self, text: str, placeholders: dict[str, str]) -> str:
-        assert self._find is not None
-        return self._find.sub(lambda match: placeholders[match.group()], text)
+        def replace_one(match: re.Match[str]) -> str:
+            text = match.group()
+            if text not in placeholders:
+                placeholders[text] = _find_free_placeholder(len(text), taken + "".join(placeholders.values()))
+            return placeholders[text]
+
+        if self._find is None:
+            return value, {}
+        find = self._find
+        hidden = _map_strings(value, lambda text: find.sub(replace_one, text))
+        return hidden, {placeholder: text for text, placeholder in placeholders.items()}
 
 
 def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:

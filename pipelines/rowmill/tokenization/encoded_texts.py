@@ -33,6 +33,13 @@ class EncodedTexts:
     reference_texts: int
     altered: int = 0
 
+    def get_text(self, index: int) -> "EncodedTexts":
+        """Return one of the texts, without counts."""
+        cut = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return EncodedTexts(
+            self.ids[cut], self.offsets[index : index + 2] - cut.start, self.starts[cut], self.ends[cut], 0
+        )
+
 
 def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
     """Join encoded pieces to the texts that they were cut from: text i is the next `counts[i]` pieces."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
-from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions, join_encodings, replace_texts
+from rowmill.tokenization.encoded_texts import (
+    EncodedTexts,
+    compute_byte_positions,
+    join_encodings,
+    rejoin_pieces,
+    replace_texts,
+)
 from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
@@ -150,27 +156,45 @@ class Encoder:
         """Whether a text may have other ids than the same text as continuation text."""
         return self._fast is None or not self.card.byte_level
 
-    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
-        """Encode a text whose character ranges `ordinary` must not become control tokens, each range separately.
+    def encode_pieces(
+        self,
+        texts: Sequence[str],
+        ordinary: Sequence[Sequence[tuple[int, int]]],
+        cuts: Sequence[Sequence[int]] | None = None,
+        *,
+        encode: Callable[[Sequence[str]], EncodedTexts] | None = None,
+        encode_continuation: Callable[[Sequence[str]], EncodedTexts] | None = None,
+    ) -> EncodedTexts:
+        """Encode texts in pieces.
 
-        The text is also cut before the characters `cuts`, as in `rejoin_pieces`.
+        The character ranges `ordinary[i]` of text i, which must not become control tokens, are encoded each by itself,
+        and so is what is between them, cut before the characters `cuts[i]`. `encode` and `encode_continuation` encode
+        what is between; default: the methods of these names.
         """
-        pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
-        position = 0
-        at = compute_byte_positions(text)
-        empty = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
-        for start, end in sorted([*ordinary, *empty, (len(text), len(text))]):
-            between = self.reference if position == 0 else self._continuation_backend
-            for chosen, left, right in ((between, position, start), (self._ordinary_text_backend, start, end)):
-                if left < right:
-                    encoding = chosen.encode(text[left:right], add_special_tokens=False)
-                    ids, starts, ends = self._locate_token_bytes(text[left:right], encoding)
-                    pieces.append((ids, starts + at[left], ends + at[left]))
-            position = end
-        if not pieces:
-            return join_encodings([], reference_texts=0)
-        ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        return join_encodings([(ids, starts, ends)], reference_texts=1)
+        pieces = [
+            piece
+            for i, text in enumerate(texts)
+            for piece in _cut_into_pieces(text, ordinary[i], () if cuts is None else cuts[i])
+        ]
+        between = ["" if piece.is_ordinary else piece.text for piece in pieces]
+        encoded = (encode or self.encode)(between)
+        later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
+        if later and self.prefixes_texts:
+            again = (encode_continuation or self.encode_continuation)([between[i] for i in later])
+            encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
+        apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]
+        if apart:
+            by_text = self._encode_ordinary({pieces[i].text for i in apart})
+            found = join_encodings([by_text[pieces[i].text] for i in apart], reference_texts=0)
+            encoded = replace_texts(encoded, np.array(apart, np.int64), found)
+        begins = np.flatnonzero([piece.start == 0 for piece in pieces])
+        return rejoin_pieces(encoded, [piece.text for piece in pieces], np.diff(begins, append=len(pieces)))
+
+    def _encode_ordinary(self, texts: set[str]) -> "dict[str, tuple[NDArray[np.int32], Ints, Ints]]":
+        """Return the ids, and the bytes that they begin and end at, of texts that must not become control tokens."""
+        ordered = sorted(texts)
+        encodings = self._ordinary_text_backend.encode_batch(ordered, add_special_tokens=False)
+        return {text: self._locate_token_bytes(text, one) for text, one in zip(ordered, encodings, strict=True)}
 
     def find_control_strings(self, texts: Sequence[str], encoded: EncodedTexts) -> set[str]:
         """Return the added tokens that occur in a batch, also those of which an engine made other tokens."""
@@ -238,6 +262,30 @@ class Encoder:
     def decode_texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Decode several lists of ids without their control tokens; ids that no token has are left out."""
         return cast("list[str]", self.reference.decode_batch(list(ids), skip_special_tokens=True))
+
+
+class _Piece(NamedTuple):
+    """Characters of a text from `start` on."""
+
+    text: str
+    start: int
+    is_ordinary: bool
+
+
+def _cut_into_pieces(text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[_Piece]:
+    """Cut a text at the edges of its ordinary ranges and, outside of them, before the characters `cuts`."""
+    if not ordinary and not cuts:
+        return [_Piece(text, 0, is_ordinary=False)]
+    places = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+    pieces = list[_Piece]()
+    position = 0
+    for start, end in sorted([*ordinary, *places, (len(text), len(text))]):
+        if position < start:
+            pieces.append(_Piece(text[position:start], position, is_ordinary=False))
+        if start < end:
+            pieces.append(_Piece(text[start:end], start, is_ordinary=True))
+        position = end
+    return pieces
 
 
 def _encode_fast(

@@ -6,16 +6,13 @@ part. What does not: the tokens of spans (`encoded_batch.py`), control tokens (`
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
 from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
-from rowmill.tokenization.encoded_texts import EncodedTexts, rejoin_pieces, replace_texts
+from rowmill.tokenization.encoded_texts import EncodedTexts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
 
@@ -125,39 +122,23 @@ def make_examples(
     `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
     training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
     """
-    plain = [i for i, ranges in enumerate(ordinary) if not ranges]
-    encoded = _encode_masked([masked[i] for i in plain], encoder, counts, split=split)
-    batch = make_masked_batch([masked[i] for i in plain], encoded)
+    texts = [one.text for one in masked]
+    if split or any(ordinary):
+        cuts = [_find_trained_starts(one) if split else [] for one in masked]
+        encoded = encoder.encode_pieces(
+            texts, ordinary, cuts,
+            encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
+            encode_continuation=lambda pieces: encode_continuations_and_compare(encoder, pieces, counts),
+        )  # fmt: skip
+    else:
+        encoded = encode_and_compare(encoder, texts, counts)
+    batch = make_masked_batch(masked, encoded)
     counts.boundary_tokens += batch.boundary_tokens
-    made: dict[int, Example | Rejected] = dict(zip(plain, list_examples(batch), strict=True))
+    made = list_examples(batch)
     for i, ranges in enumerate(ordinary):
-        if ranges:
-            cuts = _find_trained_starts(masked[i]) if split else ()
-            around = encoder.encode_around(masked[i].text, ranges, cuts)
-            alone = make_masked_batch([masked[i]], around)
-            counts.boundary_tokens += alone.boundary_tokens
-            made[i] = list_examples(alone)[0]
-            if contains_added_token(encoder.card, around, masked[i].text, ranges):
-                made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
-    return [made[i] for i in range(len(masked))]
-
-
-def _encode_masked(
-    masked: Sequence[MaskedConversation], encoder: Encoder, counts: TokenizationCounts, *, split: bool
-) -> EncodedTexts:
-    if not split:
-        return encode_and_compare(encoder, [one.text for one in masked], counts)
-    bounds = [[0, *_find_trained_starts(one), len(one.text)] for one in masked]
-    pieces = [one.text[a:b] for one, at in zip(masked, bounds, strict=True) for a, b in pairwise(at)]
-    sizes = np.array([len(at) - 1 for at in bounds], np.int64)
-    encoded = encode_and_compare(encoder, pieces, counts)
-    continues = np.ones(len(pieces), np.bool_)
-    continues[np.cumsum(sizes) - sizes] = False
-    later = np.flatnonzero(continues)
-    if encoder.prefixes_texts and len(later):
-        again = encode_continuations_and_compare(encoder, [pieces[i] for i in later.tolist()], counts)
-        encoded = replace_texts(encoded, later, again, counted=False)
-    return rejoin_pieces(encoded, pieces, sizes)
+        if ranges and contains_added_token(encoder.card, encoded.get_text(i), texts[i], ranges):
+            made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
+    return made
 
 
 def _find_trained_starts(one: MaskedConversation) -> list[int]:

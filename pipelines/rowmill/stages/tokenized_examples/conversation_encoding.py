@@ -186,7 +186,7 @@ class ConversationEncoder:
         if isinstance(printed, Rejected):
             return None
         text, ranges = restore_control_strings(printed.text, placeholders)
-        encoded = self.encoder.encode_around(text, ranges) if ranges else self.encoder.encode([text])
+        encoded = self.encoder.encode_pieces([text], [ranges])
         has_bos = self.bos is None or (len(encoded.ids) > 0 and int(encoded.ids[0]) == self.bos)
         return len(encoded.ids) + (not has_bos)
 

@@ -1,0 +1,208 @@
+"""JSON Lines to packed shards, in turn with TRL's preparation of the same rows: whole processes, and a plot of them.
+
+    python -m benchmarks.against_trl [workloads …] [--rounds 3] [--trl PYTHON]
+    python -m benchmarks.against_trl --plot
+
+| workload | rows |
+|---|---|
+| `chats` | 118,430 plain chats, 22.4 M tokens |
+| `airline` | a hundred dialogues of an airline's help desk with tools, each twelve times: 7.9 M tokens |
+| `airline_long_run` | the same dialogues, each sixty times: 39.6 M tokens |
+| `reasoning` | dialogues with reasoning and tools, repeated to about 5 M tokens |
+
+Every row has another number in its first question. Tools and the arguments of calls are JSON text, as TRL advises for
+rows whose keys differ. Every round of ours is a new process with two workers and an empty store but for the opened
+tokenizer; the round before the first opens it, and is reported as `first_s`. TRL runs `peer_trl.py` with two processes,
+in the environment of the given Python that has torch and TRL; without it only ours run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import corpus, measure
+
+BUILD = "import sys; from rowmill.cli.main import main; sys.exit(main(sys.argv[1:]))"
+PICTURE = "docs/images/speed.svg"
+KEYS = ("role", "content", "reasoning_content", "tool_call_id", "name")
+
+
+class Workload(NamedTuple):
+    """Rows, how often each is written, and the longest sequence."""
+
+    label: str
+    rows: Callable[[], Iterator[dict[str, Any]]]
+    repeats: int
+    seq_len: int
+
+
+def read_plain_chats() -> Iterator[dict[str, Any]]:
+    """Yield the plain chats of the corpus."""
+    for messages in corpus.conversations():
+        if messages[-1]["role"] == "assistant" and messages[0]["role"] in ("user", "system"):
+            yield {"messages": messages}
+
+
+def read_airline_dialogues() -> Iterator[dict[str, Any]]:
+    """Yield the dialogues of the help desk."""
+    for line in (corpus.DATA / "tools/tau_airline_gpt4o.messages.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        yield write_as_text(row["messages"], row["tools"])
+
+
+def read_reasoning_dialogues() -> Iterator[dict[str, Any]]:
+    """Yield dialogues with reasoning and tools, with the messages that rowmill reads from each record."""
+    from docs.generate import template_table
+
+    for path in ("reasoning/reason_tool_use_demo_50.jsonl", "reasoning/toolrl_rlla_sft.json"):
+        for chat in template_table.read_chats(corpus.DATA, template_table.ChatFile(path), sys.maxsize):
+            yield write_as_text(chat.messages, chat.tools)
+
+
+def write_as_text(messages: Sequence[dict[str, Any]], tools: Any) -> dict[str, Any]:
+    """Return a row in which tools and the arguments of calls are JSON text."""
+    copies = []
+    for message in messages:
+        copy = {name: message[name] for name in KEYS if message.get(name)} | {"content": message.get("content") or ""}
+        if message.get("tool_calls"):
+            copy["tool_calls"] = [_write_arguments(call) for call in message["tool_calls"]]
+        copies.append(copy)
+    return {"messages": copies, "tools": json.dumps(tools) if tools else None}
+
+
+def _write_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    given = function["arguments"]
+    text = given if isinstance(given, str) else json.dumps(given)
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": text}}
+
+
+WORKLOADS = {
+    "chats": Workload("Plain chats", read_plain_chats, 10, 2_048),
+    "airline": Workload("Dialogues with tools", read_airline_dialogues, 12, 16_384),
+    "airline_long_run": Workload("Dialogues with tools, five times as many", read_airline_dialogues, 60, 16_384),
+    "reasoning": Workload("Reasoning with tools", read_reasoning_dialogues, 16, 16_384),
+}
+
+
+def write_rows(path: Path, workload: Workload) -> int:
+    """Write the rows so many times, each with another number in its first question; return the number of rows."""
+    written = 0
+    originals = list(workload.rows())
+    with path.open("w", encoding="utf-8") as sink:
+        for number in range(workload.repeats):
+            for row in originals:
+                messages = [dict(message) for message in row["messages"]]
+                asked = next(message for message in messages if message["role"] == "user")
+                asked["content"] = f"[{number}] {asked['content']}"
+                sink.write(json.dumps(row | {"messages": messages}, ensure_ascii=False) + "\n")
+                written += 1
+    return written
+
+
+def time_process(command: Sequence[str], folder: Path, path: str) -> tuple[float, str]:
+    """Run a process; return its seconds from start to end and what it printed."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return time.perf_counter() - started, done.stdout
+
+
+def compare(name: str, rounds: int, trl: str | None) -> None:
+    """Run both in turn, and print a line."""
+    workload = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        rows = write_rows(folder / "rows.jsonl", workload)
+        dropped = dict.fromkeys(("reasoning", "tool_list", "call_arguments", "text_beside_call"), "count")
+        values = {
+            "tokenizer": str(corpus.TOKENIZER), "seq_len": workload.seq_len, "execution": {"workers": 2},
+            "datasets": {"rows": {
+                "source": {"train_urls": ["rows.jsonl"]}, "format": {"kind": "chat"}, "splits": {"validation": 0},
+                "template": {"chat_template": {"file": str(corpus.TRAINING_TEMPLATE)}, "on_dropped": dropped},
+            }},
+        }  # fmt: skip
+        # JSON is YAML.
+        (folder / "rows.yaml").write_text(json.dumps(values), encoding="utf-8")
+        build = [sys.executable, "-c", BUILD, "build", "rows.yaml", "--root", "store", "--until", "packed_shards"]
+        import_path = os.pathsep.join(str(measure.ROOT / one) for one in ("", "pipelines", "assets"))
+        peer = [trl or "", str(measure.ROOT / "benchmarks/peer_trl.py"), "rows.jsonl", str(corpus.TOKENIZER),
+                str(corpus.TRAINING_TEMPLATE), "--max-length", str(workload.seq_len), "2"]  # fmt: skip
+        first, _ = time_process(build, folder, import_path)
+        ours, theirs, printed = list[float](), list[float](), ""
+        for _ in range(rounds):
+            measure.fresh(folder / "store")
+            ours.append(time_process(build, folder, import_path)[0])
+            if trl is not None:
+                seconds, printed = time_process(peer, folder, "")
+                theirs.append(seconds)
+        found: dict[str, Any] = {"rows": rows, "first_s": round(first, 1), "runs_s": [round(one, 1) for one in ours]}
+        if theirs:
+            times = statistics.median(theirs) / statistics.median(ours)
+            found |= {"trl_runs_s": [round(one, 1) for one in theirs], "times": round(times, 2)}
+            found["trl"] = json.loads(printed.splitlines()[-1])
+        measure.emit(
+            "against_trl", workload=name, seq_len=workload.seq_len, median_s=round(statistics.median(ours), 1), **found
+        )
+
+
+def draw() -> str:
+    """Return the plot of the last results of each workload: seconds of both, and how many times as fast we are."""
+    lines = (measure.ROOT / "benchmarks/results.jsonl").read_text(encoding="utf-8").splitlines()
+    results = [json.loads(line) for line in lines]
+    last = {one["workload"]: one for one in results if one["benchmark"] == "against_trl" and "times" in one}
+    longest = max(statistics.median(one["trl_runs_s"]) for one in last.values())
+    parts, y = list[str](), 56
+    for name, workload in WORKLOADS.items():
+        if name not in last:
+            continue
+        result = last[name]
+        tokens = result["trl"]["tokens"] / 1e6
+        note = f"{result['rows']:,} rows, {tokens:.1f} M tokens: {result['times']:.1f} times as fast"
+        parts.append(f'<text x="16" y="{y}" font-weight="600">{workload.label}</text><text x="624" y="{y}" '
+                     f'text-anchor="end" fill="#555">{note}</text>')  # fmt: skip
+        bars = (("rowmill", result["median_s"], "#2563eb"), ("TRL", statistics.median(result["trl_runs_s"]), "#9ca3af"))
+        for label, seconds, colour in bars:
+            y += 22
+            width = max(2, round(440 * seconds / longest))
+            parts.append(f'<text x="84" y="{y}" text-anchor="end">{label}</text><rect x="92" y="{y - 12}" '
+                         f'width="{width}" height="15" rx="2" fill="{colour}"/><text x="{width + 98}" y="{y}">'
+                         f"{seconds:.1f} s</text>")  # fmt: skip
+        y += 36
+    style = 'font-family="system-ui, sans-serif" font-size="13" fill="#111"'
+    title = "JSON Lines to packed shards with masks, whole processes, two cores"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{y - 12}" viewBox="0 0 640 {y - 12}" role="img" '
+        f'{style} aria-label="{title}"><rect width="640" height="{y - 12}" fill="#ffffff"/>'
+        f'<text x="16" y="26" font-size="15" font-weight="600">{title}</text>{"".join(parts)}</svg>\n'
+    )
+
+
+def main() -> None:
+    """Compare the workloads that are named, or draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trl", help="the Python of an environment with torch and TRL")
+    parser.add_argument("--plot", action="store_true", help=f"draw {PICTURE} from the last results")
+    options = parser.parse_args()
+    if options.plot:
+        (measure.ROOT / PICTURE).write_text(draw(), encoding="utf-8")
+        return
+    for name in options.workloads or WORKLOADS:
+        compare(name, options.rounds, options.trl)
+
+
+if __name__ == "__main__":
+    main()

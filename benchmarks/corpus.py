@@ -1,7 +1,6 @@
 """The benchmarks' input: real conversations as OpenAI messages, repeated with changed ids to any size.
 
-What belongs here: turning the real datasets into one JSON Lines file. What does not: timing. Repetition
-`n` puts the text `[n]` before each conversation's first user message, so that no two rows are equal and no
+Repetition `n` puts the text `[n]` before each conversation's first user message, so that no two rows are equal and no
 cache or duplicate filter makes the work smaller.
 """
 

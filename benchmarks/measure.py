@@ -1,8 +1,4 @@
-"""What every benchmark shares: a recipe over the corpus, timed runs, one JSON line with machine and versions.
-
-What belongs here: measuring. What does not: what is measured (`chats_to_shards.py`, `scale.py`, `pack_plan.py`) and the
-peers (`peer_trl.py`).
-"""
+"""What every benchmark shares: a recipe over the corpus, timed runs, one JSON line with machine and versions."""
 
 import json
 import os

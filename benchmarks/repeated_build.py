@@ -1,8 +1,5 @@
 """A published build of any size, made of a small one: its files are named again and again in `current.json`.
 
-What belongs here: what a reader opens (`current.json`, steps, indexes) for a size that would take hours to build. What
-does not: measuring (`rank_layouts.py`).
-
     small    shards a b c            order 0 1 2 … 4879             steps 0 … 304
     twice    shards a b c a b c      order 0 1 2 … 4879, again      steps 0 … 609
 

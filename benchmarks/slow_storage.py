@@ -1,7 +1,4 @@
-"""A file system of fsspec that answers each request after 20 ms, as object stores do, from a local folder.
-
-What belongs here: `slow://` URLs. What does not: measuring (`rank_layouts.py`).
-"""
+"""A file system of fsspec that answers each request after 20 ms, as object stores do, from a local folder."""
 
 import io
 import os

@@ -1,11 +1,8 @@
 """What structured truncation keeps that a plain cut loses: `python benchmarks/truncation_study.py ../shared/data`.
 
-What belongs here: one build of the airline dialogues per limit, comparing its examples with the last tokens of
-the uncut ones, writing the tables and the picture into docs/why.md. What does not: truncating.
-
-    uncut      S T U1 A1 U2 A2 … U8 call result A8 U9
-    plain                          call result A8 U9      the last `limit` tokens
-    structured S T           U7 A7 U8 call result A8      system and tools, then the last exchanges that fit
+uncut      S T U1 A1 U2 A2 … U8 call result A8 U9
+plain                          call result A8 U9      the last `limit` tokens
+structured S T           U7 A7 U8 call result A8      system and tools, then the last exchanges that fit
 """
 
 import json

@@ -1,8 +1,6 @@
 """When a recipe is rebuilt: on request, every night, when its source files change, or when its assets are out of date.
 
-What belongs here: one job per recipe, its nightly schedule, the sensor of its sources, the condition of its assets;
-each with its reason. What does not: deciding what to rebuild. A run covers all steps, and the engine returns existing
-outputs, because a Dagster job never skips a step by itself.
+A run covers all steps, and the engine returns existing outputs, because a Dagster job never skips a step by itself.
 
 The nightly run compares states, so it is the main mechanism. The sensor and the conditions react to changes: if the run
 that they launch fails, the change is forgotten. They are off by default.

@@ -1,8 +1,5 @@
 """Shows a recipe that cannot be loaded as an asset group of its own, with its error.
 
-What belongs here: that asset. What does not: loading recipes (`definitions.py`), the error's text, which is the
-engine's.
-
 A code location in which one recipe is wrong loads all others: their schedules tick, and one typing error is not an
 outage for everyone who shares the location.
 """

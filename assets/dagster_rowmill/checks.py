@@ -1,8 +1,5 @@
 """The checks of every stage as Dagster asset checks.
 
-What belongs here: one asset check per check, blocking if its severity is error. What does not: values, thresholds and
-judging (`judge.py`), refusing an input (`factory.py`).
-
 A check never reads data: the stage counted while it wrote, and the engine judges the count. So a check that runs alone
 applies a changed threshold to the existing version, without building anything.
 """

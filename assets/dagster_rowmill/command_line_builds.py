@@ -1,8 +1,5 @@
 """Reports a build of the command line to a Dagster instance, so that its assets show it as if Dagster had built them.
 
-What belongs here: materializations and check results as events without a run. What does not: choosing the instance,
-which the command line does (`rowmill.cli.dagster_instance`), the pages' content (`metadata.py`).
-
 A step whose newest event in the instance already says the same is left out, so that builds in which nothing changed add
 no events.
 """

@@ -1,8 +1,5 @@
 """A recipe as a Dagster component, for `defs.yaml` files in a Dagster project of the user's own.
 
-What belongs here: the component's attributes, reading them, and what `dg scaffold defs` writes. What does not: the
-definitions that follow from a recipe (`definitions.py`), the project's own executor and history.
-
     type: dagster_rowmill.Recipe
     attributes:
       recipe: configs/sft.yaml

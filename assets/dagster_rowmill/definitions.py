@@ -1,8 +1,4 @@
-"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor.
-
-What belongs here: finding recipes, binding resources once, composing the definitions when Dagster loads them. What does
-not: work at import; importing this module reads no file and loads no heavy library.
-"""
+"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor."""
 
 # Before every library: it decides where they come from.
 import dagster_rowmill.import_order  # isort: skip  # noqa: F401

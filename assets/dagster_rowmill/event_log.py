@@ -1,8 +1,5 @@
 """Storage of Dagster's events: its own SQLite files, opened once instead of for every statement.
 
-What belongs here: the lifetime of the connections, and that a deleted run leaves nothing behind. What does not: what is
-written or queried, which is Dagster's, and which runs are deleted (`pruning.py`).
-
 Dagster opens a file anew for each of some two thousand statements per nightly run, with a new SQLAlchemy engine that
 has no compiled statements, and closing the last connection makes SQLite checkpoint its log and delete it. That was more
 than half of a nightly run in which nothing changed (docs/decisions/0017).

@@ -1,8 +1,5 @@
 """Makes assets of a recipe's steps: one factory, and the gate before every asset with inputs.
 
-What belongs here: the only `@asset` of the repository, the two conditions of the gate, which errors may be retried.
-What does not: a stage's work (`pipelines/`), the metadata of its page (`metadata.py`), its thresholds.
-
     step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
               │  (a) Dagster's event log holds a passing result on this version under these thresholds
               └  (b) so do the engine's own saved results, which no posted event can forge,

@@ -1,8 +1,5 @@
 """Reads Dagster's event log, the newest versions of assets and the results of their checks, and adds events to it.
 
-What belongs here: what needs names that are not public in Dagster; tests detect their loss. What does not: deciding
-anything from it (`factory.py`), storing the log (`event_log.py`).
-
 Both queries cover all assets at once: a gate before the ranks of three datasets has sixty checks, and one query for
 each was a quarter of a nightly run without changes.
 """

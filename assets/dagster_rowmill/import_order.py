@@ -1,7 +1,5 @@
 """Puts the project's folder behind the libraries while Dagster loads the definitions; they import this module first.
 
-What belongs here: the order of `sys.path`. What does not: any other import, which would be one too early.
-
 Dagster puts the folder it works in before everything else, so a user's file with the name of a library, such as
 `datasets` or `yaml`, would be imported in its place. `rowmill ui` starts Python in its safe mode; in it nothing but
 Dagster has put that folder there.

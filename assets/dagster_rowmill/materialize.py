@@ -1,9 +1,6 @@
 """Materializes a whole recipe with Dagster in one process: every asset, rank and check; for `make demo`.
 
-What belongs here: the run itself and its terminal output. What does not: definitions, or building without Dagster
-(`rowmill build`).
-
-    python -m dagster_rowmill.materialize demo
+python -m dagster_rowmill.materialize demo
 """
 
 import argparse

@@ -1,8 +1,5 @@
 """Metadata of a stage's page: the engine's report as numbers, tables and plots for Dagster.
 
-What belongs here: turning a manifest into metadata entries. What does not: drawing (`plots.py`), computing any number;
-a number that is missing here is missing in the manifest.
-
 Four properties of Dagster's pages decide the form. Numbers are plotted over time, so their keys never change. Markdown
 is shown inline below 1,000 characters and behind a button above, so a plot is two entries: a small one, and the full
 plot. Markdown may contain image links that make requests, so text from data never enters it: it goes into table cells,

@@ -1,7 +1,5 @@
 """Moves the history of assets to their present keys, once for each DAGSTER_HOME.
 
-What belongs here: which keys assets had before, and copying their events. What does not: the present keys (`names.py`).
-
     demo / chats / canonical_rows ──► demo / chats.canonical_rows
 
 Materializations keep their times, so plots over time go on, and the newest result of each check opens the gates that it

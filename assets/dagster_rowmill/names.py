@@ -1,8 +1,5 @@
 """Names in Dagster: of assets, groups, jobs, schedules and sensors.
 
-What belongs here: turning the engine's names into Dagster's, which exists nowhere else. What does not: choosing the
-engine's names (`rowmill.core.storage.check_name`), moving the history of assets that had other keys (`moved_keys.py`).
-
     ("demo", "chats", "canonical_rows")   demo / chats.canonical_rows
     ("demo", "gpu_partitions")            demo / gpu_partitions
     ("demo", "exports", "hf")             demo / exports.hf

@@ -1,8 +1,5 @@
 """Reports outputs that a Dagster instance does not know: those of builds before it existed, or on another machine.
 
-What belongs here: finding such outputs, when `rowmill ui` starts and in a sensor of the daemon. What does not: the
-events (`command_line_builds.py`), which a build of the command line reports by itself where it finds the instance.
-
     rowmill build                  no instance yet                      nothing is reported
     rowmill ui                     starts one     ──► this module ──►   every current output with its check results
     a build somewhere else         same storage   ──► the sensor  ──►   what it made

@@ -1,8 +1,5 @@
 """The partitions of an output that consists of independent pieces: the ranks of `gpu_partitions`.
 
-What belongs here: the partitioned asset that shows them, and its materializations. What does not: making them, which
-is the work of their stage's own asset (`factory.py`).
-
     gpu_partitions (makes and publishes all ranks) ──► ranks [rank-00000-of-00008, …]
 
 The stage's asset has no partitions: Dagster asks for a choice of partitions before it starts a run that contains a

@@ -1,8 +1,5 @@
 """Deletes old runs from Dagster's history, but never the newest event of an asset or a check.
 
-What belongs here: choosing runs to delete, the job and the schedule that delete them. What does not: deleting a run's
-events (`event_log.py`, or Dagster's own storage), and versions of data, which `rowmill gc` removes.
-
 A run is kept as long as one of its events is the newest of its kind: the last materialization of an asset or a
 partition, or the last result of a check. Gates and pages need these, however old they are.
 

@@ -1,8 +1,5 @@
 """Decides when a run writes its recipe's report: after its last steps, and when a failure stops it.
 
-What belongs here: choosing the step of a run that writes it. What does not: the report's content, and whether it is
-already up to date (`report_page.py`).
-
     run of …            steps                                          report
     canonical_rows      rows ─► checks                                 after checks
     the same, no check  rows                                           after rows

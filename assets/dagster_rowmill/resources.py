@@ -1,8 +1,4 @@
-"""Dagster resources of the assets: the storage root, the waivers of a run, and the executors of a run.
-
-What belongs here: the storage root and the waivers as Dagster resources, the executors that a recipe can name. What
-does not: logic, or the engine's own executors (`pipelines/rowmill/executors/`), which work inside one step.
-"""
+"""Dagster resources of the assets: the storage root, the waivers of a run, and the executors of a run."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

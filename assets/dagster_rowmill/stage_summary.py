@@ -11,9 +11,6 @@
     Since 2026-03-01 02:00 UTC: rows +12,
     rejected records -1
 
-What belongs here: that text. What does not: drawing (`rowmill.reports.inline_plots`), comparing versions
-(`rowmill.inspection.diff`), the entries below it (`metadata.py`).
-
 Dagster shows Markdown of less than 1,000 characters, and a button in place of longer texts, so the picture is drawn
 with less detail until it fits. Other entries make the column of values wider than a window of 1440 pixels shows, so
 lines are broken here, at the width of the picture. Names and numbers are the engine's; text from data is only inside

@@ -1,9 +1,5 @@
 """Write the reference: every option, check, state and command, from the models and lists that the engine reads.
 
-What belongs here: turning models, lists and `--help` into Markdown and JSON Schema, and writing those files. What does
-not: the descriptions, which are the docstrings of options and the help of commands, and the walkthrough
-(`walkthrough.py`).
-
     python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
                                          README.md's table, answers in docs/how-to/query-the-statistics.md
 

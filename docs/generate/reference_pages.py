@@ -1,8 +1,4 @@
-"""Divide the reference into pages, one per group of options, with an index of every option by its name.
-
-What belongs here: which section is on which page, links between pages, the index. What does not: the sections
-themselves (`reference.py`).
-"""
+"""Divide the reference into pages, one per group of options, with an index of every option by its name."""
 
 import re
 from collections import defaultdict

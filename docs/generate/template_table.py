@@ -1,9 +1,5 @@
 """Write docs/templates.md: the masks of real chats under every chat template of a folder.
 
-What belongs here: reading the chats, rendering, masking and proving them with every template, comparing masks with
-those of training templates, and the page. What does not: the proof of masks (`mask_judge.py`) and the probes of all
-shapes (`template_proof.py`).
-
     python -m docs.generate.template_table      docs/templates.md
 
 The chats and the templates are in a folder that is not part of the project (`ROWMILL_REAL_DATA`, else

@@ -1,8 +1,5 @@
 """Run the commands that a page shows in a fresh folder, and write what they print below them.
 
-What belongs here: reading the commands of a page, running them, and comparing and replacing their output. What does
-not: the pages' words.
-
     python -m docs.generate.transcripts    docs/tutorial.md
 
 A page's transcript is its blocks of the language `console`: a line `$ COMMAND`, then what the command prints. A line of

@@ -1,8 +1,5 @@
 """Writes the walkthrough, docs/walk.md: one row of the demo through every stage, with its bytes.
 
-What belongs here: choosing the row, reading it from each stage's output, formatting it. What does not: any stage's
-work; the demo is built in a temporary folder, and everything shown is read from there.
-
 Times, local paths and fingerprints (which depend on library versions) are omitted, so that the page is the same on
 every machine.
 """

@@ -1,9 +1,7 @@
 """Print which tokens of two conversations TRL trains, and which tokens rowmill trains.
 
-What belongs here: conversations, tokenized by both. What does not: training (`train.py`).
-
-    pip install 'rowmill[train]'
-    python docs/how-to/compare_masks.py Qwen/Qwen3-0.6B
+pip install 'rowmill[train]'
+python docs/how-to/compare_masks.py Qwen/Qwen3-0.6B
 """
 
 import argparse

@@ -1,7 +1,5 @@
 """Train a small Llama on a build with nothing but torch and transformers; stops and goes on at any step.
 
-What belongs here: the loop of `train.md`, whole and runnable on a CPU. What does not: a recipe for a good model.
-
     python docs/how-to/train.py .rowmill demo --steps 200 --checkpoint checkpoint.pt
 
 Run it again with the same checkpoint and more steps, and it goes on at the next batch.

@@ -1,8 +1,8 @@
 """The engine of rowmill: raw datasets in, packed token shards and per-GPU partitions out.
 
-What belongs here: this map, and the public names, each imported from its module when it is first used, so that
-`import rowmill` takes milliseconds and a training process loads the reader alone. What does not: code. Names outside
-`__all__` may change without notice. The engine never imports Dagster; `dagster_rowmill` shows what it did.
+Each name is imported from its module when it is first used, so that `import rowmill` takes milliseconds.
+Names outside `__all__` may change without notice. The engine never imports Dagster; `dagster_rowmill` shows what it
+did.
 
     source file ─ sources ─► records
     record ─ formats ─► canonical row, with a split ─► rows.arrow

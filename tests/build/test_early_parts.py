@@ -1,8 +1,4 @@
-"""Canonical rows made before the stages run: the same output, counted as new, and nothing that names them.
-
-What belongs here: what is made early, and what a build finds of it. What does not: the process
-(`tests/executors/test_forked_helper.py`), the command (`tests/cli/test_early_parts.py`).
-"""
+"""Canonical rows made before the stages run: the same output, counted as new, and nothing that names them."""
 
 from dataclasses import replace
 from itertools import count

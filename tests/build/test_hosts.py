@@ -1,7 +1,4 @@
-"""Builds over several hosts: no task needs another's temporary folder, and hosts that cannot take part are refused.
-
-What belongs here: what a build asks of hosts. What does not: real clusters (`executors/test_ray_cluster.py`).
-"""
+"""Builds over several hosts: no task needs another's temporary folder, and hosts that cannot take part are refused."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,9 +1,4 @@
-"""Mistakes that users make, each with when it is noticed and what is said: before anything is built, all at once.
-
-What belongs here: the pre-flight of `rowmill plan` and `rowmill build`, and recipes that are refused when loaded. What
-does not: what a build says of rows beyond the first ones (`tests/end_to_end/test_bad_input.py`), every wrong option
-(`tests/recipe/`).
-"""
+"""Mistakes that users make, each with when it is noticed and what is said: before anything is built, all at once."""
 
 import gzip
 import json

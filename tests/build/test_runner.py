@@ -1,8 +1,4 @@
-"""The runner: nothing is built twice, and the same recipe gives the same bytes.
-
-What belongs here: reuse, fingerprints, workers, waivers, forecasts. What does not: damage (`test_bad_input.py`),
-disks and kills (`test_robustness.py`).
-"""
+"""The runner: nothing is built twice, and the same recipe gives the same bytes."""
 
 import os
 import shutil

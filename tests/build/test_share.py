@@ -1,8 +1,4 @@
-"""Shares of a build: together they make what one build makes, and none of them publishes.
-
-What belongs here: shares of whole recipes, what a build finds of them. What does not: which parts a share has
-(`tests/executors/test_array.py`), shares in processes of their own (`tests/cli/test_array_commands.py`).
-"""
+"""Shares of a build: together they make what one build makes, and none of them publishes."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Shares with different versions of what decides bytes: refused by shares and builds, until their parts are removed.
-
-What belongs here: the records of versions. What does not: shares as processes (`tests/cli/test_array_commands.py`).
-"""
+"""Shares with different versions of what decides bytes: refused by shares and builds, until their parts are removed."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

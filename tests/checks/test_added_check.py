@@ -1,7 +1,4 @@
-"""A check is added in one place: its line in the catalog. Commands, Dagster, SQL and the options of a recipe follow.
-
-What belongs here: one more check, seen everywhere. What does not: the checks that there are (`test_judge.py`).
-"""
+"""A check is added in one place: its line in the catalog. Commands, Dagster, SQL and the options of a recipe follow."""
 
 from pathlib import Path
 

@@ -1,8 +1,4 @@
-"""Cross-stage checks: the loss over all stages, and decreases since the published ranks.
-
-What belongs here: both checks over real builds, and renamed datasets. What does not: bounds and results
-(`test_judge.py`).
-"""
+"""Cross-stage checks: the loss over all stages, and decreases since the published ranks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Great Expectations and the comparison that closes gates decide alike; verify says so where they do not.
-
-What belongs here: agreement over rules, bounds and values. What does not: results and gates (`test_judge.py`).
-"""
+"""Great Expectations and the comparison that closes gates decide alike; verify says so where they do not."""
 
 import math
 import subprocess

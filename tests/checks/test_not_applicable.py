@@ -1,8 +1,4 @@
-"""Checks that do not apply to some data: which ones, for which kinds, and that they are not shown as passed.
-
-What belongs here: the outcome of every check on each kind of data, and how it is shown. What does not: judging numbers
-(`test_judge.py`).
-"""
+"""Checks that do not apply to some data: which ones, for which kinds, and that they are not shown as passed."""
 
 from collections.abc import Mapping
 from pathlib import Path

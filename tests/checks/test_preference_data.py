@@ -1,8 +1,4 @@
-"""Preference data that comes as chats: a check that blocks until the recipe reads the results, or waives them.
-
-What belongs here: which columns count, for which recipes, and the gate. What does not: waivers as such
-(`test_judge.py`).
-"""
+"""Preference data that comes as chats: a check that blocks until the recipe reads the results, or waives them."""
 
 import re
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Remedies of checks and reject reasons name options that the dataset at hand has.
-
-What belongs here: every remedy against the options of every kind. What does not: which checks apply to a kind
-(`test_not_applicable.py`), reaching the reasons (`tests/schema/test_reject_reasons.py`).
-"""
+"""Remedies of checks and reject reasons name options that the dataset at hand has."""
 
 import re
 from collections.abc import Iterator, Mapping

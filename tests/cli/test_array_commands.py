@@ -1,7 +1,4 @@
-"""`rowmill work` and `plan --stages` as a batch service runs them: statuses, what they print, the jobs of a build.
-
-What belongs here: the command line. What does not: what shares make (`tests/build/test_share.py`).
-"""
+"""`rowmill work` and `plan --stages` as a batch service runs them: statuses, what they print, the jobs of a build."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""A build that makes canonical rows while it opens the tokenizer: the same output, and no process that stays.
-
-What belongs here: the command. What does not: what is made early (`tests/build/test_early_parts.py`).
-"""
+"""A build that makes canonical rows while it opens the tokenizer: the same output, and no process that stays."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""`rowmill ui` before Dagster takes over: what a project needs, which definitions are loaded, what is missing.
-
-What belongs here: the command that would be run, seen by replacing the process's last step. What does not: Dagster's
-server (`tests/end_to_end/test_browser.py`).
-"""
+"""`rowmill ui` before Dagster takes over: what a project needs, which definitions are loaded, what is missing."""
 
 import importlib.util
 import os

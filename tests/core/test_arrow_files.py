@@ -1,8 +1,4 @@
-"""Tables as Arrow files: they come back as they were, and equal tables have equal bytes.
-
-What belongs here: bytes of tables that differ only in what lies under nulls and behind ends. What does not: storage
-(`test_storage.py`).
-"""
+"""Tables as Arrow files: they come back as they were, and equal tables have equal bytes."""
 
 from typing import Any
 

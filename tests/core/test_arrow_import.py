@@ -1,7 +1,4 @@
-"""pandas is kept out of our processes, and let in before a user's code runs.
-
-What belongs here: what pyarrow takes for a pandas object, each in a process of its own. What does not: builds.
-"""
+"""pandas is kept out of our processes, and let in before a user's code runs."""
 
 import subprocess
 import sys

@@ -1,8 +1,4 @@
-"""Pointers on S3 that two processes move: what the second one is told, and answers that are lost on the way.
-
-What belongs here: single writes against a server of this machine. What does not: builds
-(`end_to_end/test_object_store.py`).
-"""
+"""Pointers on S3 that two processes move: what the second one is told, and answers that are lost on the way."""
 
 from collections.abc import Iterator
 

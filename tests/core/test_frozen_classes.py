@@ -1,7 +1,4 @@
-"""Frozen dataclasses whose methods are compiled late behave like those of `dataclasses`.
-
-What belongs here: the decorator. What does not: any class of the engine.
-"""
+"""Frozen dataclasses whose methods are compiled late behave like those of `dataclasses`."""
 
 import copy
 import dataclasses

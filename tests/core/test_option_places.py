@@ -1,8 +1,4 @@
-"""Every option, written one level too high or too low, is told where it belongs.
-
-What belongs here: the places of unknown keys, tried on the options of a recipe. What does not: mistyped names and wrong
-values (`tests/recipe/`).
-"""
+"""Every option, written one level too high or too low, is told where it belongs."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,8 +1,4 @@
-"""Failing storage: a store and sources on local servers that stall, refuse, truncate and answer with errors.
-
-What belongs here: each failure ends soon in one error that names the address, and is never taken for missing data;
-transient failures stop nothing. What does not: what sources may hold (`test_sources.py`).
-"""
+"""Failing storage: a store and sources on local servers that stall, refuse, truncate and answer with errors."""
 
 import random
 import socket

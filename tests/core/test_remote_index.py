@@ -1,7 +1,4 @@
-"""What a build knows of a remote storage from listings: what it wrote, what workers wrote, and what it keeps.
-
-What belongs here: the index alone. What does not: requests of whole builds (`end_to_end/test_object_store.py`).
-"""
+"""What a build knows of a remote storage from listings: what it wrote, what workers wrote, and what it keeps."""
 
 from pathlib import PurePosixPath
 

@@ -1,7 +1,4 @@
-"""A sealed object is read as it was written, in either form, and no changed or cut one is.
-
-What belongs here: the two forms. What does not: files that hold them (`test_storage.py`, `reader/test_reader.py`).
-"""
+"""A sealed object is read as it was written, in either form, and no changed or cut one is."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Projects that were materialized before a test begins.
 
-What belongs here: runs that several tests begin with. Each takes seconds, so one is made per process, and every test
-gets a copy of its own. What does not: runs that a test looks at.
+Each takes seconds, so one is made per process, and every test gets a copy of its own.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""A recipe as a component of a Dagster project: its attributes, its errors, and the tools that find it.
-
-What belongs here: projects with `defs.yaml`. What does not: the definitions of a recipe (`test_definitions.py`).
-"""
+"""A recipe as a component of a Dagster project: its attributes, its errors, and the tools that find it."""
 
 import importlib.util
 import os

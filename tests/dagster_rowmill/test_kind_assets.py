@@ -1,8 +1,4 @@
-"""Kinds beside chats, pairs and tables in Dagster: every asset with its checks, gates and pages.
-
-What belongs here: a small recipe of each kind, materialized in this process. What does not: what the stages make of
-their rows (`tests/stages/`).
-"""
+"""Kinds beside chats, pairs and tables in Dagster: every asset with its checks, gates and pages."""
 
 from collections.abc import Iterator
 from pathlib import Path

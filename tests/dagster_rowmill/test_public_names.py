@@ -1,7 +1,4 @@
-"""The public names of the Dagster layer: which there are, that a page explains each, and that its example loads.
-
-What belongs here: laws over `dagster_rowmill.__all__`. What does not: what a name does.
-"""
+"""The public names of the Dagster layer: which there are, that a page explains each, and that its example loads."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The files of the deploy page fit each other, the programs that they start, and the project's own settings.
-
-What belongs here: files under `docs/deploy`. What does not: the behaviour of the servers (`tests/end_to_end`).
-"""
+"""The files of the deploy page fit each other, the programs that they start, and the project's own settings."""
 
 import configparser
 import re

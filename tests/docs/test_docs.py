@@ -1,7 +1,4 @@
-"""The documentation is correct: generated pages are current, links resolve, snippets work.
-
-What belongs here: checks over all pages. What does not: wording.
-"""
+"""The documentation is correct: generated pages are current, links resolve, snippets work."""
 
 import json
 import re

@@ -1,8 +1,4 @@
-"""The page on adding to the engine is carried out: every block is applied to a copy, and its recipe is built.
-
-What belongs here: that page. What does not: other pages (`test_docs.py`), and what is true of every kind, format,
-export, check and stage (their own tests).
-"""
+"""The page on adding to the engine is carried out: every block is applied to a copy, and its recipe is built."""
 
 import json
 import re

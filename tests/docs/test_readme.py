@@ -1,9 +1,4 @@
-"""What the README claims on its first screen is what the programs print.
-
-What belongs here: our side of the comparisons, TRL's where it is one call of transformers, and what `rowmill plan` says
-of too short a context. What does not: links, commands and generated tables, which are checked on every page
-(`test_docs.py`).
-"""
+"""What the README claims on its first screen is what the programs print."""
 
 import importlib.util
 import json

@@ -1,8 +1,4 @@
-"""The reference is divided into pages without losing a line, and its index finds every option.
-
-What belongs here: pages and index of a small reference, and of the real one. What does not: the sections' text, and
-whether links lead somewhere (`test_docs.py`).
-"""
+"""The reference is divided into pages without losing a line, and its index finds every option."""
 
 import re
 

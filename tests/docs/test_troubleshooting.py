@@ -1,8 +1,4 @@
-"""Every message that the troubleshooting page explains is one that the programs print.
-
-What belongs here: comparing the page's messages with the texts in the code. What does not: when a message is printed,
-which the tests of its module show.
-"""
+"""Every message that the troubleshooting page explains is one that the programs print."""
 
 import ast
 import re

@@ -1,8 +1,5 @@
 """The tutorial's commands, run in order in an empty folder, print what the page shows.
 
-What belongs here: pages with a transcript, run once, and comparing outputs. What does not: what the commands do, which
-their own tests show.
-
 The hub is a cache in a temporary folder with the tokenizer of Qwen3 and, where torch is installed, a tiny model of its
 architecture; the page's names stay as they are.
 """

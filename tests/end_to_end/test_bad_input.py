@@ -1,8 +1,4 @@
-"""Bad rows and bad files through whole builds: a bad row is one reject, its neighbours train, the ledger adds up.
-
-What belongs here: how a build handles damage. What does not: single modules (`test_sources_bad_input.py`,
-`test_canonicalization.py`), disks and kills (`test_robustness.py`).
-"""
+"""Bad rows and bad files through whole builds: a bad row is one reject, its neighbours train, the ledger adds up."""
 
 import gzip
 import io

@@ -1,8 +1,4 @@
-"""Damage to the store: a flipped bit, a cut or an empty file, an edited number.
-
-What belongs here: that each is noticed where it is read, made again, and leaves what a clean build leaves. What does
-not: damage to sources (`test_sources_bad_input.py`), killed builds (`test_robustness.py`).
-"""
+"""Damage to the store: a flipped bit, a cut or an empty file, an edited number."""
 
 import re
 import shutil

@@ -1,7 +1,4 @@
-"""The recipes in `configs/examples` are what the how-tos say: each loads, builds and gives what its page promises.
-
-What belongs here: one build per recipe, on data of the repository. What does not: tests of single modules.
-"""
+"""The recipes in `configs/examples` are what the how-tos say: each loads, builds and gives what its page promises."""
 
 import json
 from collections import Counter

@@ -1,9 +1,5 @@
 """Many random faults in a row, counted: flipped bits in every file of a store, and kills at every kind of rename.
 
-What belongs here: trials chosen by a seed over all files and all moments, and their figures. What does not: one fault
-that is looked at closely (`test_damage.py`, `test_robustness.py`), outages of object stores (`test_remote.py`),
-attempts on gates (`test_gate_attempts.py`).
-
 CI runs a part of the trials; `make campaign` runs all of them and prints what each came to. Seeds are fixed, so a trial
 that fails fails again.
 """

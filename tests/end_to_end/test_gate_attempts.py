@@ -1,11 +1,8 @@
 """Attempts to get refused rows to a trainer with the command line, the recipe and an editor on the store.
 
-What belongs here: each attempt, on one project whose rows fail today, and that trainers keep yesterday's ranks. What
-does not: attempts through Dagster (`test_gates.py`), what one edited file does (`test_damage.py`).
-
-    lenient    a fifth of the rows have an unknown role, which the recipe allowed then     published, replaced since
-    good       clean rows, default bounds                                                  what trainers have
-    today      a fifth of the rows have an unknown role                                    refused
+lenient    a fifth of the rows have an unknown role, which the recipe allowed then     published, replaced since
+good       clean rows, default bounds                                                  what trainers have
+today      a fifth of the rows have an unknown role                                    refused
 """
 
 import json

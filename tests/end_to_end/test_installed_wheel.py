@@ -1,7 +1,5 @@
 """An installed wheel in a folder that has its own `pipelines`: init, every command, the reader, Dagster's definitions.
 
-What belongs here: programs that see the wheel and no checkout. What does not: what a command prints.
-
 The wheel is built without a network, unpacked, and put before everything else on the path, which is what installing it
 does; its dependencies are those of the environment that runs the tests.
 """

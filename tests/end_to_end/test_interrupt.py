@@ -1,8 +1,4 @@
-"""Ctrl-C during a build: one line, status 130, no worker left, and the next build goes on.
-
-What belongs here: the signal that a terminal sends to the command and its workers alike. What does not: processes that
-are killed (`test_robustness.py`).
-"""
+"""Ctrl-C during a build: one line, status 130, no worker left, and the next build goes on."""
 
 import contextlib
 import os

@@ -1,9 +1,4 @@
-"""What a night may meet, through Dagster: a bad file, a full disk, a kill; yesterday's ranks stay readable in each.
-
-What belongs here: runs over a project that was built the day before. What does not: the same for the engine
-alone (`test_robustness.py`), what starts a run (`test_automation.py`), a real server
-(`test_dagster_server.py`).
-"""
+"""What a night may meet, through Dagster: a bad file, a full disk, a kill; yesterday's ranks stay readable in each."""
 
 import gzip
 import json

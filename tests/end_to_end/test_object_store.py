@@ -1,8 +1,4 @@
-"""Builds on an object store: how many requests they take, how they end where it fails, and two of them at once.
-
-What belongs here: whole builds on a server of this machine. What does not: single requests that fail
-(`core/test_remote.py`, `core/test_conditional_put.py`).
-"""
+"""Builds on an object store: how many requests they take, how they end where it fails, and two of them at once."""
 
 import random
 import shutil

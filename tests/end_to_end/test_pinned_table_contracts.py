@@ -1,8 +1,4 @@
-"""Pinned table contracts: `rowmill advise` writes them, the recipe reads them, and builds follow them.
-
-What belongs here: the file beside the recipe, contracts in the recipe, what pinned columns do. What does not: contracts
-that nobody pinned (`test_table_drift.py`).
-"""
+"""Pinned table contracts: `rowmill advise` writes them, the recipe reads them, and builds follow them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""Every real chat, instruction, tool, reasoning and preference file through one recipe: nothing is lost uncounted.
-
-What belongs here: sources compared with tokens, leaf by leaf, without our own reading of messages. What does not:
-templates, masks and ids (`test_real_builds.py`, `test_real_templates.py`).
-"""
+"""Every real chat, instruction, tool, reasoning and preference file through one recipe: nothing is lost uncounted."""
 
 import json
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Records of real tables with real tokenizers: every unmasked token reads back as the row it came from.
-
-What belongs here: files of `../shared/data/tabular` in each mode, the special tokens and counts of the pinned
-tokenizers. What does not: small tables made for one rule (`test_table_builds.py`).
-"""
+"""Records of real tables with real tokenizers: every unmasked token reads back as the row it came from."""
 
 import csv
 import shutil

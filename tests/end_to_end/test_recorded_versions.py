@@ -1,7 +1,4 @@
-"""Our own recipes, and a mixture of real data, give the versions that are on record.
-
-What belongs here: the comparison. What does not: the recipes and how to record them anew (`recorded.py`).
-"""
+"""Our own recipes, and a mixture of real data, give the versions that are on record."""
 
 import json
 from pathlib import Path

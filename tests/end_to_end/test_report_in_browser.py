@@ -1,8 +1,5 @@
 """The report of the demo in a real browser, opened as a file: three widths, light and dark, search, and tokens.
 
-What belongs here: what only a browser can tell of the report. What does not: its content (`tests/reports/`), the
-report as Dagster's pages link to it (`test_browser.py`).
-
 Needs what `test_browser.py` needs. With ROWMILL_SCREENSHOTS set to a folder, pictures of the report are kept there:
 
     make screenshots

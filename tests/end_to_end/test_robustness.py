@@ -1,8 +1,5 @@
 """Full disks, kills, broken workers and concurrent builds: the next build always gives the same bytes.
 
-What belongs here: what the world does to a build. What does not: bad data (`test_bad_input.py`), changed recipes
-(`test_runner.py`).
-
 Builds that are to die run in processes of their own. Where one dies is said by the file that it is about to
 rename into place, through Python's audit events: exact, with no hook in the engine and no timing.
 """

@@ -1,8 +1,4 @@
-"""Hazards that other projects reported, as rows in whole builds: one test each.
-
-What belongs here: rows, calls, reasoning, tools, lengths. What does not: hazards of templates and masks
-(`test_template_hazards.py`).
-"""
+"""Hazards that other projects reported, as rows in whole builds: one test each."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 r"""Golden rows, lengths and pairs in whole builds, with a template and a tokenizer that can be checked by eye.
 
-What belongs here: golden rows, one token per character. What does not: masks of real templates.
-
-    T1   <u>U1<e>\n<a>⟦A1<e>⟧\n …         seven characters and the content, for each message
+T1   <u>U1<e>\n<a>⟦A1<e>⟧\n …         seven characters and the content, for each message
 """
 
 import json

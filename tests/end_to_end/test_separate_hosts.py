@@ -1,8 +1,6 @@
 """Hosts that share nothing but the store: processes in mount namespaces of their own, with a temporary folder each.
 
-What belongs here: two builders, and a cluster, over an object store. What does not: tasks that ask for another host's
-files in one process (`tests/support/hosts_apart.py`), faults of clusters (`executors/test_ray_faults.py`). Skipped
-where the kernel refuses such namespaces.
+Skipped where the kernel refuses such namespaces.
 """
 
 import os

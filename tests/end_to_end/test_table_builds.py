@@ -1,8 +1,4 @@
-"""Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables.
-
-What belongs here: builds of tables made here. What does not: plans from lengths (`test_assembly.py`), real files
-(`test_real_tables.py`).
-"""
+"""Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables."""
 
 import json
 from collections import Counter

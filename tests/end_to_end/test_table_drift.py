@@ -1,8 +1,4 @@
-"""Tables over several builds: a change is shown by its cell and stops the build, and no group moves.
-
-What belongs here: builds of CSV, JSON and Parquet tables, once and again with a change. What does not: types of single
-columns (`test_table_contract.py`).
-"""
+"""Tables over several builds: a change is shown by its cell and stops the build, and no group moves."""
 
 import io
 import json

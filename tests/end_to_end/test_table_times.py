@@ -1,8 +1,4 @@
-"""Ambiguous times of tables: each problem is named with its cell and line, warns, and blocks from one in a hundred.
-
-What belongs here: builds of CSV and JSON tables with an order column. What does not: which rows are found
-(`test_ambiguous_times.py`), real tables (`test_real_tables.py`).
-"""
+"""Ambiguous times of tables: each problem is named with its cell and line, warns, and blocks from one in a hundred."""
 
 from pathlib import Path
 from typing import Any

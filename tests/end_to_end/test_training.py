@@ -1,8 +1,4 @@
-"""A model trained on real chats: it learns, segments do not see each other, and a run goes on where it stopped.
-
-What belongs here: torch and transformers over our reader, by the script that users are shown. What does not: TRL
-(`test_training_trl.py`), or the reader's own checks.
-"""
+"""A model trained on real chats: it learns, segments do not see each other, and a run goes on where it stopped."""
 
 import importlib.util
 import itertools

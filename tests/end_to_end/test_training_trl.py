@@ -1,8 +1,5 @@
 """TRL trains from our shards with the configuration that the documentation gives, word for word, on our batches.
 
-What belongs here: TRL's own collator and trainer over native exports and rank shards. What does not: our reader's
-checks (`test_reader.py`), training without TRL (`test_training.py`).
-
 There is no FlashAttention on a CPU, so the model's attention is SDPA, which is all that differs from the pages.
 """
 

@@ -1,8 +1,4 @@
-"""A helper: it works beside the calling process, stops when asked, and is gone when that process is.
-
-What belongs here: the fork, the question and the answer. What does not: what a build has a helper do
-(`tests/build/test_early_parts.py`), workers (`test_forked_workers.py`).
-"""
+"""A helper: it works beside the calling process, stops when asked, and is gone when that process is."""
 
 import os
 import subprocess

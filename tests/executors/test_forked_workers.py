@@ -1,8 +1,4 @@
-"""Workers forked from the calling process: only where that has no threads, with what it opened, gone when it is.
-
-What belongs here: the fork of a process without threads, in processes of their own. What does not: the fork server
-(`test_worker_processes.py`), tasks (`test_local.py`), Ctrl-C during a build (`end_to_end/test_interrupt.py`).
-"""
+"""Workers forked from the calling process: only where that has no threads, with what it opened, gone when it is."""
 
 import os
 import signal

@@ -1,8 +1,4 @@
-"""A pool of processes: ordered results, shared values, and a dead worker is an error.
-
-What belongs here: the pool alone, with functions of this module as tasks. What does not: where its processes come from
-(`test_worker_processes.py`), builds over workers (`end_to_end/test_robustness.py`, `end_to_end/test_interrupt.py`).
-"""
+"""A pool of processes: ordered results, shared values, and a dead worker is an error."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """Tasks on a Ray cluster of two nodes on this machine: order, shared values, retries, dead nodes, and refusals.
 
-What belongs here: the executor, and builds on it. What does not: other executors. Skipped where Ray is absent.
+Skipped where Ray is absent.
 """
 
 import errno

@@ -1,8 +1,4 @@
-"""The Ray executor where no cluster runs: addresses that nobody answers, and errors that are tried again.
-
-What belongs here: what needs no cluster. What does not: tasks on a cluster, whose module stays connected to it
-(`test_ray_cluster.py`).
-"""
+"""The Ray executor where no cluster runs: addresses that nobody answers, and errors that are tried again."""
 
 import errno
 import socket

@@ -1,7 +1,6 @@
 """Faults of Ray clusters during builds: nodes that die in any stage, a cluster that stops, a driver that is killed.
 
-What belongs here: whole builds that go on, or end in one sentence and are finished later, with the same bytes. What
-does not: the executor by itself (`test_ray_cluster.py`). Skipped where Ray is absent.
+Skipped where Ray is absent.
 
 All of it belongs to `make campaign`, which prints what it came to; in CI one node dies (`test_ray_cluster.py`).
 """

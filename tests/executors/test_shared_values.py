@@ -1,7 +1,4 @@
-"""A shared value comes out of its folder as it went in, with arrays that are mapped and cannot be written to.
-
-What belongs here: the files of a shared value. What does not: who reads them (`test_local.py`).
-"""
+"""A shared value comes out of its folder as it went in, with arrays that are mapped and cannot be written to."""
 
 import os
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,4 @@
-"""Workers find what the fork server opened, and no worker outlives the process that started it.
-
-What belongs here: where processes come from, and what they have at once. What does not: tasks (`test_local.py`),
-Ctrl-C during a build (`end_to_end/test_interrupt.py`).
-"""
+"""Workers find what the fork server opened, and no worker outlives the process that started it."""
 
 import os
 import signal

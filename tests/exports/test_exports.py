@@ -1,8 +1,4 @@
-"""Exports of a build: they read back as the build's examples, with the same bytes for any workers, or do not exist.
-
-What belongs here: invariants of every kind, in builds. What does not: single bytes of a format
-(`test_export_vector.py`), recipes that are refused (`test_export_options.py`).
-"""
+"""Exports of a build: they read back as the build's examples, with the same bytes for any workers, or do not exist."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""The export for LLaMA-Factory: packed rows to the number, and preferences read back with `datasets`.
-
-What belongs here: what only this kind has. What does not: invariants of every kind (`test_exports.py`).
-"""
+"""The export for LLaMA-Factory: packed rows to the number, and preferences read back with `datasets`."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""The export for Megatron-LM: both pairs to the byte, and what it refuses to train.
-
-What belongs here: what only this kind has. What does not: invariants of every kind (`test_exports.py`).
-"""
+"""The export for Megatron-LM: both pairs to the byte, and what it refuses to train."""
 
 from pathlib import Path
 from typing import Any

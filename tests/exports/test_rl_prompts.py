@@ -1,8 +1,4 @@
-"""The export of prompts: each layout gives the prompt and its ground truth back, or says which prompts it cannot hold.
-
-What belongs here: builds of prompts, read back with `datasets`. What does not: reading records
-(`tests/formats/test_prompts.py`), kinds of other objectives.
-"""
+"""The export of prompts: each layout gives the prompt and its ground truth back, or says which it cannot hold."""
 
 import json
 from pathlib import Path

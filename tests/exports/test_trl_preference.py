@@ -1,8 +1,4 @@
-"""The export for TRL's preference trainers: its columns are the sides of the examples, and refuse what TRL would train.
-
-What belongs here: builds of preferences, read back with `datasets`. What does not: kinds of other objectives
-(`test_exports.py`).
-"""
+"""The export for TRL's preference trainers: its columns are the sides of examples, and it refuses what TRL trains."""
 
 import ast
 from collections import Counter

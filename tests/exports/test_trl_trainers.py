@@ -1,8 +1,4 @@
-"""TRL's own trainers on the export `trl_preference`: the code that it prints trains one step.
-
-What belongs here: steps of training, where torch and TRL are installed. What does not: the rows themselves
-(`test_trl_preference.py`).
-"""
+"""TRL's own trainers on the export `trl_preference`: the code that it prints trains one step."""
 
 import ast
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""The class that verl loads: rows of an export as verl's collator takes them, or an error before training.
-
-What belongs here: opening and reading rows, with torch where it is installed. What does not: the files
-(`test_exports.py`).
-"""
+"""The class that verl loads: rows of an export as verl's collator takes them, or an error before training."""
 
 import shutil
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Canonical rows: no JSON value raises, Arrow's nulls are removed, group and order keys, real data.
-
-What belongs here: invariants from record to row. What does not: single steps; see the tests of formats, reasoning and
-tools.
-"""
+"""Canonical rows: no JSON value raises, Arrow's nulls are removed, group and order keys, real data."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Custom formats: what a class may return, how it is found, how its failures are handled, its identity.
-
-What belongs here: `kind: python` and registered names through whole builds. What does not: built-in formats.
-"""
+"""Custom formats: what a class may return, how it is found, how its failures are handled, its identity."""
 
 import sys
 import textwrap

@@ -1,8 +1,4 @@
-"""Formats: the union of kinds, aliases, detection of shapes, and reading of messages.
-
-What belongs here: names of columns, roles, parts and flags. What does not: reasoning, tools and calls, which have their
-own tests.
-"""
+"""Formats: the union of kinds, aliases, detection of shapes, and reading of messages."""
 
 import pkgutil
 from typing import Any, get_args

@@ -1,8 +1,4 @@
-"""A kind is its module and its line in the union: a new one is checked at load, built and shown like the others.
-
-What belongs here: kinds added in one file, and what is true of every kind. What does not: what a kind reads
-(`test_formats.py`, `test_records.py`, `test_custom.py`).
-"""
+"""A kind is its module and its line in the union: a new one is checked at load, built and shown like the others."""
 
 import ast
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Every option of every kind, set: it changes what is built, or it is an error; none is accepted and ignored.
 
-What belongs here: rows in which each option has something to do. What does not: what an option does, which its own
-tests hold, and whether a stage's version names it (`stages/test_stage_identity.py`).
-
 The options are found by walking the models, so that one which is added to a group is tried with every kind that does
 not refuse it.
 """

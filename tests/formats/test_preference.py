@@ -1,7 +1,4 @@
-"""Preferences: the shapes of pairs and of marked answers, what their prompt is, and one reason for each bad record.
-
-What belongs here: one record to one row. What does not: tokens (`tests/stages/test_preference_examples.py`).
-"""
+"""Preferences: the shapes of pairs and of marked answers, what their prompt is, and one reason for each bad record."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Prompts: where prompt, ground truth and data source are found, what is rejected, and what counts as equal.
-
-What belongs here: one record to one row. What does not: tokens (`tests/stages/test_prompt_examples.py`).
-"""
+"""Prompts: where prompt, ground truth and data source are found, what is rejected, and what counts as equal."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Fields of token rows: which tokens a list of numbers is of, and one reason for each bad value.
-
-What belongs here: one record to one row. What does not: the fields' way to a trainer
-(`tests/end_to_end/test_rollout_fields.py`).
-"""
+"""Fields of token rows: which tokens a list of numbers is of, and one reason for each bad value."""
 
 from dataclasses import replace
 from pathlib import Path

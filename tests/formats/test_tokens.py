@@ -1,7 +1,4 @@
-"""Rows that are token ids already: the shapes, the vectors of the specification, and one reason for each bad record.
-
-What belongs here: one record to one row. What does not: packing them (`tests/stages/test_token_examples.py`).
-"""
+"""Rows that are token ids already: the shapes, the vectors of the specification, and one reason for each bad record."""
 
 from pathlib import Path
 from typing import Any

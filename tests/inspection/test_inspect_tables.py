@@ -1,7 +1,4 @@
-"""Records as `rowmill inspect` shows them: in the examples that a build makes, built or not.
-
-What belongs here: datasets whose examples hold several records. What does not: other kinds (`test_inspect.py`).
-"""
+"""Records as `rowmill inspect` shows them: in the examples that a build makes, built or not."""
 
 from collections.abc import Mapping
 from pathlib import Path

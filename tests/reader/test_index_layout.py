@@ -1,7 +1,4 @@
-"""Ranks as indexes give the batches that copied ranks give, byte for byte, wherever a run begins, and fail as clearly.
-
-What belongs here: both layouts side by side. What does not: what each stage writes (`tests/stages/`).
-"""
+"""Ranks as indexes give the batches that copied ranks give, byte for byte, wherever a run begins."""
 
 import json
 import shutil

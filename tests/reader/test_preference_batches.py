@@ -1,8 +1,4 @@
-"""Batches of pairs: chosen sides, then rejected ones, with the ids and targets of the examples.
-
-What belongs here: what a reader makes of a build of preferences. What does not: how pairs become tokens
-(`tests/stages/test_preference_examples.py`).
-"""
+"""Batches of pairs: chosen sides, then rejected ones, with the ids and targets of the examples."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""The reader: one order for every world size, exact resumes, two layouts, and refusal of what is not the build.
-
-What belongs here: laws over small builds made through the whole mini. What does not: reading shards with
-other libraries (`test_reader_hf.py`).
-"""
+"""The reader: one order for every world size, exact resumes, two layouts, and refusal of what is not the build."""
 
 import asyncio
 import json

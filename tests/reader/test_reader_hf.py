@@ -1,8 +1,4 @@
-"""Rank shards in other people's hands: Hugging Face `datasets` reads them with no glue.
-
-What belongs here: that the columns and their order are what `load_dataset("parquet", …)` gives. What does not: our
-own reader (`test_reader.py`).
-"""
+"""Rank shards in other people's hands: Hugging Face `datasets` reads them with no glue."""
 
 import json
 import os

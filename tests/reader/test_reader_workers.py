@@ -1,8 +1,4 @@
-"""The reader inside `DataLoader` workers: every batch once, in the order of one process, resumable or refused.
-
-What belongs here: laws of shares, with a stand-in for torch's workers everywhere and with torch's and torchdata's own
-where they are installed. What does not: batches and resuming in one process (`test_reader.py`).
-"""
+"""The reader inside `DataLoader` workers: every batch once, in the order of one process, resumable or refused."""
 
 import json
 import multiprocessing

@@ -1,8 +1,4 @@
-"""Beginning a project: the recipe that is written loads and reads the data it was made from; no file is overwritten.
-
-What belongs here: folders before and after. What does not: what is proposed (`test_recognition.py`), building what
-was written (`tests/end_to_end/test_installed_wheel.py`).
-"""
+"""Beginning a project: the recipe that is written loads and reads the data it was made from; no file is overwritten."""
 
 import gzip
 import json

@@ -1,7 +1,4 @@
-"""The table of a dataset's options, one line each: its group, its default, and a value that it refuses.
-
-What belongs here: one line per option. What does not: the effect of options, which the tests of their modules cover.
-"""
+"""The table of a dataset's options, one line each: its group, its default, and a value that it refuses."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""One built recipe whose report the tests of this package read, with rows that try to be markup.
-
-What belongs here: the build and its page. What does not: builds that are closed by a gate, or changed by a test.
-"""
+"""One built recipe whose report the tests of this package read, with rows that try to be markup."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""The base install, `pip install rowmill`: it reads partitions, and says which extra brings what it lacks.
-
-What belongs here: programs that see the packages of the base install alone. What does not: what a reader yields.
-"""
+"""The base install, `pip install rowmill`: it reads partitions, and says which extra brings what it lacks."""
 
 import re
 import tomllib

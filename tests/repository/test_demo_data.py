@@ -1,8 +1,4 @@
-"""The demo's data are what its script says, right in what they claim, and broken in every way that they should be.
-
-What belongs here: checks of the files under configs/demo, and that a build meets every flaw in them. What does not: the
-build itself.
-"""
+"""The demo's data are what its script says, right in what they claim, and broken in every way that they should be."""
 
 import csv
 import io

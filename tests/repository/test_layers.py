@@ -1,8 +1,4 @@
-"""The layers of the architecture hold, and the engine does not import Dagster.
-
-What belongs here: that the contracts in pyproject.toml hold, and that they detect violations. What does not: the
-contracts.
-"""
+"""The layers of the architecture hold, and the engine does not import Dagster."""
 
 import ast
 import os

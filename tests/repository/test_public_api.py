@@ -1,7 +1,4 @@
-"""The public names of rowmill: which there are, what loading them costs, and that the documentation uses no others.
-
-What belongs here: laws over `rowmill.__all__` and over what users read. What does not: what a name does.
-"""
+"""The public names of rowmill: which there are, what loading them costs, and that the documentation uses no others."""
 
 import ast
 import json

@@ -1,8 +1,4 @@
-"""The closed list of reasons: each is reached by a row that somebody could have, and no other is used anywhere.
-
-What belongs here: one row per reason, through whole builds, and the words for each. What does not: all the ways
-in which a row can have a flaw (`test_bad_input.py`), and reasons of records, which have tests of their own.
-"""
+"""The closed list of reasons: each is reached by a row that somebody could have, and no other is used anywhere."""
 
 import ast
 import json

@@ -1,7 +1,4 @@
-"""Files that tasks make once per host: made where they lack, once, whole, and gone afterwards.
-
-What belongs here: the folder alone. What does not: builds over several hosts (`build/test_hosts.py`).
-"""
+"""Files that tasks make once per host: made where they lack, once, whole, and gone afterwards."""
 
 import os
 import tempfile

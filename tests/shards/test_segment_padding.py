@@ -1,8 +1,4 @@
-"""Padding after segments: where the tokens are, and the shard without it.
-
-What belongs here: the layout on hand-made segments. What does not: builds of recipes that pad
-(`tests/stages/test_padded_segments.py`).
-"""
+"""Padding after segments: where the tokens are, and the shard without it."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,7 +1,4 @@
-"""CSV dialects: detected and configured delimiters and quotes, and line numbers of records.
-
-What belongs here: dialects, lines that are no rows, and their numbers. What does not: cells (`test_sources.py`).
-"""
+"""CSV dialects: detected and configured delimiters and quotes, and line numbers of records."""
 
 import csv
 import gzip

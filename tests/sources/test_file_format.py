@@ -1,8 +1,4 @@
-"""A source file format is its module and its line in the list: a new one is read and built like the others.
-
-What belongs here: a format added in one file, and invariants of every format. What does not: single readers
-(`test_sources.py`, `test_csv_dialects.py`).
-"""
+"""A source file format is its module and its line in the list: a new one is read and built like the others."""
 
 import gzip
 from pathlib import Path

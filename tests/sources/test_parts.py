@@ -1,7 +1,4 @@
-"""How large the parts of a file are, and what an append makes again.
-
-What belongs here: sizes in use. What does not: that parts are the file, with smaller sizes (`test_sources.py`).
-"""
+"""How large the parts of a file are, and what an append makes again."""
 
 import io
 

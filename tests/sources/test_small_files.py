@@ -1,8 +1,4 @@
-"""Small files share parts: fewer parts, the same rows, the same lineage, and changes stay local.
-
-What belongs here: groups of source parts, and builds over many small files. What does not: cutting one file
-(`test_sources.py`).
-"""
+"""Small files share parts: fewer parts, the same rows, the same lineage, and changes stay local."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""Access to sources: names that are not regular files, failing servers, and that no secret is recorded.
-
-What belongs here: reaching files. What does not: what is in them (`test_sources.py`, `test_sources_bad_input.py`).
-"""
+"""Access to sources: names that are not regular files, failing servers, and that no secret is recorded."""
 
 import hashlib
 import os

@@ -1,7 +1,4 @@
-"""Limits of sources: a record that is too long is one reject, never held in memory; other excess is one error.
-
-What belongs here: limits, their options and their memory. What does not: contents of records.
-"""
+"""Limits of sources: a record that is too long is one reject, never held in memory; other excess is one error."""
 
 import gzip
 import io

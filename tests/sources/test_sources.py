@@ -1,7 +1,4 @@
-"""Files and datasets to parts to raw records: invariants of parts, every kind of file, every codec.
-
-What belongs here: valid input. What does not: broken input (`test_sources_bad_input.py`).
-"""
+"""Files and datasets to parts to raw records: invariants of parts, every kind of file, every codec."""
 
 import bz2
 import csv

@@ -1,8 +1,4 @@
-"""Broken input on purpose: a bad row is one reject, a broken file is one clear error, nothing is guessed.
-
-What belongs here: damage to rows, files and staged copies. What does not: wrong recipes and whole files
-(`test_sources.py`).
-"""
+"""Broken input on purpose: a bad row is one reject, a broken file is one clear error, nothing is guessed."""
 
 import bz2
 import gzip

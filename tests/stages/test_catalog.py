@@ -1,8 +1,4 @@
-"""A stage is its module and its line in the catalog: a new one is planned, built, shown and counted like the others.
-
-What belongs here: checks of all declarations, and a stage added in one file. What does not: what a stage does, and its
-identity (`test_stage_identity.py`).
-"""
+"""A stage is its module and its line in the catalog: a new one is planned, built, shown and counted like the others."""
 
 import ast
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Facts of stages are typed: checks read declared facts, and an output has exactly those.
-
-What belongs here: declared facts compared with checks and with stored outputs. What does not: what each fact counts.
-"""
+"""Facts of stages are typed: checks read declared facts, and an output has exactly those."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields

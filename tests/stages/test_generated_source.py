@@ -1,8 +1,4 @@
-"""Generated records as the source of a dataset: from a model's texts through a whole build.
-
-What belongs here: `source: {generated: …}` in recipes and builds. What does not: how texts are parsed
-(`test_parsing.py`), how generated tables are compared (`test_table_comparison.py`).
-"""
+"""Generated records as the source of a dataset: from a model's texts through a whole build."""
 
 import json
 from pathlib import Path

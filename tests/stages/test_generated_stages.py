@@ -1,8 +1,4 @@
-"""After training, on a real build: generated texts parsed, series generated, as stages, commands and assets.
-
-What belongs here: `parsed_records` and `generated_series` from recipe to page. What does not: validating objects
-(`test_parsing.py`), how series end (`test_generation.py`), HTTP (`test_backends.py`).
-"""
+"""After training, on a real build: generated texts parsed, series generated, as stages, commands and assets."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""Lists of finished parts on an object store: what a function made in any of its maps is found by one request.
-
-What belongs here: the lists. What does not: how many requests a whole build takes (`end_to_end/test_object_store.py`).
-"""
+"""Lists of finished parts on an object store: what a function made in any of its maps is found by one request."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,4 @@
-"""Conservation of tokens in built rows: original tokens are the final ones plus those that each stage removed.
-
-What belongs here: sums over whole builds. What does not: which messages are removed (`test_truncation.py`).
-"""
+"""Conservation of tokens in built rows: original tokens are the final ones plus those that each stage removed."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Lengths measured part by part are those of all examples together.
-
-What belongs here: sums over files. What does not: what is computed from lengths (`tests/stats`).
-"""
+"""Lengths measured part by part are those of all examples together."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""An example that is longer than the context stops the build where the recipe says so, and every suggestion helps.
-
-What belongs here: the error of each kind of rows, from tokenization and from packing. What does not: how rows are cut
-(`tests/conversation/test_truncation.py`), tables (`tests/end_to_end/test_table_builds.py`).
-"""
+"""An example that is longer than the context stops the build where the recipe says so, and every suggestion helps."""
 
 import itertools
 import re

@@ -1,7 +1,4 @@
-"""`packing.segment_multiple_of` in a build: what is padded, what does not see it, and what is counted.
-
-What belongs here: whole builds. What does not: the columns of one shard (`tests/shards/test_segment_padding.py`).
-"""
+"""`packing.segment_multiple_of` in a build: what is padded, what does not see it, and what is counted."""
 
 from pathlib import Path
 from typing import Any

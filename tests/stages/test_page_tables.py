@@ -1,8 +1,4 @@
-"""Tables of each stage's page: files and new data, reject reasons with samples, domains, packing, shares, ranks.
-
-What belongs here: the tables and numbers of a build's pages. What does not: how they are drawn (`test_metadata.py`,
-`test_report_page.py`).
-"""
+"""Tables of each stage's page: files and new data, reject reasons with samples, domains, packing, shares, ranks."""
 
 import html
 import json

@@ -1,8 +1,4 @@
-"""Plain chats of a part, whose columns are made together: the same files and facts as from one record at a time.
-
-What belongs here: a stage with and without plain chats. What does not: which record is plain; see
-`tests/formats/test_canonicalization.py`.
-"""
+"""Plain chats of a part, whose columns are made together: the same files and facts as from one record at a time."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Preferences through the stages: both sides have the prompt's ids, fit the limit together, and are never divided.
-
-What belongs here: tokens of both sides, their limit, and packing them. What does not: reading a record
-(`tests/formats/test_preference.py`).
-"""
+"""Preferences through the stages: both sides have the prompt's ids, fit the limit together, and are never divided."""
 
 import json
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Prompts through the stages: ids with the generation prompt, none of them trained, and the ground truth beside them.
-
-What belongs here: tokens of prompts, and checks that do not apply to them. What does not: reading a record
-(`tests/formats/test_prompts.py`).
-"""
+"""Prompts through the stages: ids with the generation prompt, none trained, and the ground truth beside them."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Preferences of plain text: ids are those of prompt, answer and EOS, without a template.
-
-What belongs here: `format.text: raw`. What does not: sides of messages (`test_preference_examples.py`).
-"""
+"""Preferences of plain text: ids are those of prompt, answer and EOS, without a template."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Causes of a failed check: the reasons with counts, an offending value, a file and a line.
-
-What belongs here: the sentences, from a real build to every place that shows them. What does not: whether a check fails
-(`checks/`), counting rejects (`schema/test_reject_reasons.py`).
-"""
+"""Causes of a failed check: the reasons with counts, an offending value, a file and a line."""
 
 import re
 from collections.abc import Iterable, Mapping

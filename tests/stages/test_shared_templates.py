@@ -1,8 +1,4 @@
-"""How often a build opens a chat template, and what workers find open when they are forked.
-
-What belongs here: openings by one process. What does not: the tokenizer's (`test_tokenizer_files.py`), forks
-(`executors/test_forked_workers.py`), renders and masks (`conversation/`).
-"""
+"""How often a build opens a chat template, and what workers find open when they are forked."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Code versions and fingerprints of stages are computed from the same list of options, for every option.
 
-What belongs here: checks over all options of a recipe and all stages. What does not: that one option has its effect.
-
 The options are found by walking the models of a recipe that has every kind of dataset, so a new one is in these tests
 as soon as it exists.
 """

@@ -1,7 +1,4 @@
-"""Near duplicates of held-out records in train: equal in all columns but one, not only by keys, prompt or chance.
-
-What belongs here: what counts as a near duplicate of a table. What does not: n-grams of other data (`test_leakage.py`).
-"""
+"""Near duplicates of held-out records in train: equal in all columns but one, not only by keys, prompt or chance."""
 
 import random
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Lengths of tables' examples: other maximum lengths, overflow, advice.
-
-What belongs here: facts, tables and remedies that differ between tables and other data. What does not: which checks are
-not applicable (`test_not_applicable.py`), plans themselves (`test_assembly.py`), leaks (`test_table_leakage.py`).
-"""
+"""Lengths of tables' examples: other maximum lengths, overflow, advice."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Examples of text files: the lengths of documents under each `source.sample_by`.
-
-What belongs here: builds of text files. What does not: splitting into documents (`test_sources.py`).
-"""
+"""Examples of text files: the lengths of documents under each `source.sample_by`."""
 
 from pathlib import Path
 from typing import Any

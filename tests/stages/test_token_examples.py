@@ -1,8 +1,4 @@
-"""Token rows through the stages: ids and masks are those of the records, packed like other examples.
-
-What belongs here: limits, the vocabulary, and the way of an example out and in again. What does not: reading a record
-(`tests/formats/test_tokens.py`).
-"""
+"""Token rows through the stages: ids and masks are those of the records, packed like other examples."""
 
 from pathlib import Path
 from typing import Any

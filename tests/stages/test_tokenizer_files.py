@@ -1,8 +1,4 @@
-"""How often a build opens its tokenizer.
-
-What belongs here: openings by one process. What does not: what workers share (`executors/test_local.py`), ids
-(`tokenization/`).
-"""
+"""How often a build opens its tokenizer."""
 
 from collections import Counter
 from collections.abc import Callable

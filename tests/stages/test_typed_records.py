@@ -1,9 +1,4 @@
-"""Rows of records: the column path equals the reference path, and the fast reading of lines is exact.
-
-What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, columns of cells against the functions of one cell,
-contents, and the exact reading of lines. What does not: types of columns (`test_table_contract.py`), whole builds
-(`test_table_builds.py`).
-"""
+"""Rows of records: the column path equals the reference path, and the fast reading of lines is exact."""
 
 import json
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Rows from validation sources: every kind of data is split by the same rule.
-
-What belongs here: which rows are held out if a source sets the split. What does not: shares by hash (`test_splits.py`),
-leaks (`test_leakage.py`).
-"""
+"""Rows from validation sources: every kind of data is split by the same rule."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Rows and parts of an output: the view `builds`, the page and the terminal show the numbers of the files.
-
-What belongs here: the one count of each stage, on a mini of every kind of row. What does not: what the views hold
-besides (`test_views.py`).
-"""
+"""Rows and parts of an output: the view `builds`, the page and the terminal show the numbers of the files."""
 
 import json
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Exports of a build, opened with all checks and read with `datasets`.
-
-What belongs here: finding and loading them. What does not: writing them without a build (`export_cases.py`), readers of
-single formats (`export_readers.py`).
-"""
+"""Exports of a build, opened with all checks and read with `datasets`."""
 
 from typing import Any
 

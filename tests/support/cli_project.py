@@ -1,7 +1,5 @@
 """A small project for tests of the command line: what is where, so that each count can be checked by eye.
 
-What belongs here: its files and recipe, and calling `rowmill` in it. What does not: expectations.
-
 `data/chats.jsonl` begins so, which makes line numbers and record numbers differ:
 
     line 1   chat 0

@@ -1,7 +1,4 @@
-"""A real HTTP server on this machine that speaks `/v1/completions` with a scripted model.
-
-What belongs here: the server, and the scripts that models follow. What does not: what is asked of it.
-"""
+"""A real HTTP server on this machine that speaks `/v1/completions` with a scripted model."""
 
 import json
 import socket

@@ -1,7 +1,4 @@
-"""A real `rowmill ui` over a project, and requests to it like those of its pages; for end-to-end tests.
-
-What belongs here: starting and ending the server, GraphQL, waiting. What does not: assertions, browsers.
-"""
+"""A real `rowmill ui` over a project, and requests to it like those of its pages; for end-to-end tests."""
 
 import json
 import os

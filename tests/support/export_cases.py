@@ -1,8 +1,4 @@
-"""Sequences without a build, and writing them with one export; for tests of single formats.
-
-What belongs here: the specification's vector, sequences at will, writing into a folder. What does not: reading back
-(`export_readers.py`), builds (`recipes.py`).
-"""
+"""Sequences without a build, and writing them with one export; for tests of single formats."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Readers of every export's files that share no code with the writers: from the formats' descriptions, or libraries.
 
-What belongs here: files of a `data` folder → segments as (ids, mask of targets), or the stream where no borders
-are stored. What does not: assertions, or anything of `pipelines`.
-
 Parquet is read with Polars, which has a Parquet reader of its own; the writers use Arrow's.
 """
 

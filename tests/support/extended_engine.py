@@ -1,7 +1,4 @@
-"""A copy of the engine to which a test adds a module or a line, and a build with that copy in its own process.
-
-What belongs here: copying, editing and running the copy. What does not: what is added, and what is expected of it.
-"""
+"""A copy of the engine to which a test adds a module or a line, and a build with that copy in its own process."""
 
 import json
 import os

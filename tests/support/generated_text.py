@@ -1,7 +1,6 @@
 """A seeded imitation of generated text, in which the class of every character is known.
 
-What belongs here: the making. What does not: parsing it. Nothing here analyses a finished text: each piece is written
-together with its class.
+Nothing here analyses a finished text: each piece is written together with its class.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""An executor that stands for many hosts: what one task, or the calling process, leaves on its machine no other sees.
-
-What belongs here: hiding the temporary folders of others while a task runs. What does not: real hosts
-(`executors/test_ray_cluster.py`).
-"""
+"""An executor that stands for many hosts: what one task leaves on its machine no other sees."""
 
 import os
 import pickle

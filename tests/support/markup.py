@@ -1,7 +1,4 @@
-"""What a browser would make of a page, without a browser.
-
-What belongs here: reading markup. What does not: pages that run scripts (`end_to_end/test_report_in_browser.py`).
-"""
+"""What a browser would make of a page, without a browser."""
 
 from html.parser import HTMLParser
 

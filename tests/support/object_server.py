@@ -1,8 +1,4 @@
-"""A local S3-like object store with failures on demand.
-
-What belongs here: the requests that s3fs makes for whole objects, and the ways in which a server fails. What does not:
-signatures, large uploads in parts, versions.
-"""
+"""A local S3-like object store with failures on demand."""
 
 import hashlib
 import socket

@@ -1,9 +1,4 @@
-"""Every option of a recipe, set to another valid value, and which of them a run reads.
-
-What belongs here: walking a recipe's models, so that a new option is in the tests as soon as it exists, and values that
-no type tells. What does not: what must follow from a change (`stages/test_stage_identity.py`,
-`formats/test_options_of_kinds.py`).
-"""
+"""Every option of a recipe, set to another valid value, and which of them a run reads."""
 
 import contextlib
 import copy

@@ -1,7 +1,4 @@
-"""Ray clusters on this machine, and a project to build on them.
-
-What belongs here: starting clusters and nodes, a recipe whose stages all have tasks. What does not: assertions.
-"""
+"""Ray clusters on this machine, and a project to build on them."""
 
 import os
 from collections.abc import Generator

@@ -1,7 +1,4 @@
-"""Recipes over real dialogues, for tests that need many rows.
-
-What belongs here: the files, and a recipe that reads them unchanged. What does not: assertions.
-"""
+"""Recipes over real dialogues, for tests that need many rows."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""A recipe builder for tests that need a real build without Dagster: data, a tiny tokenizer, a project, its results.
-
-What belongs here: writing projects, running builds, reading back what they wrote. What does not: assertions,
-Dagster (`tiny_project.py`).
-"""
+"""A recipe builder for tests that need a real build without Dagster: data, a tiny tokenizer, a project, its results."""
 
 import functools
 import json

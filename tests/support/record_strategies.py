@@ -1,7 +1,4 @@
-"""Hypothesis strategies: schemas, and records of a schema.
-
-What belongs here: strategies that several tests share. What does not: the checks.
-"""
+"""Hypothesis strategies: schemas, and records of a schema."""
 
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal

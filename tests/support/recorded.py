@@ -1,7 +1,5 @@
 """Recorded versions of our recipes' outputs: a code change that changes one of them changes users' data.
 
-What belongs here: the recipes, and recording their versions. What does not: comparing (`test_recorded_versions.py`).
-
     python -m tests.support.recorded        writes tests/support/recorded_versions.json again
 
 A version is a digest of what a stage wrote: bytes of files, facts, ledger. Whoever changes one on purpose says so under

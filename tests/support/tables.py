@@ -1,7 +1,4 @@
-"""Projects of records for tests: CSV files, their rows as written, and the records decoded from a build's tokens.
-
-What belongs here: writing tables and reading examples back through the parser. What does not: assertions.
-"""
+"""Projects of records for tests: CSV files, their rows as written, and the records decoded from a build's tokens."""
 
 import csv
 import io

@@ -1,8 +1,4 @@
-"""A recipe small enough to build in a second, with its own files; for tests that need a whole build.
-
-What belongs here: writing the project, and running parts of its graph in this process. What does not:
-assertions.
-"""
+"""A recipe small enough to build in a second, with its own files; for tests that need a whole build."""
 
 import json
 import shutil

@@ -1,7 +1,4 @@
-"""Ambiguous times in columns: which rows are found, and which orders are left alone.
-
-What belongs here: indexes, texts and numbers made for one rule. What does not: builds (`test_table_times.py`).
-"""
+"""Ambiguous times in columns: which rows are found, and which orders are left alone."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

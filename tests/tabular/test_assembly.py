@@ -1,8 +1,4 @@
-"""Assembly: the specification's vectors, and invariants of every plan.
-
-What belongs here: lengths in, examples out, for the three modes and for passes. What does not: tokens and rows
-(`test_table_builds.py`).
-"""
+"""Assembly: the specification's vectors, and invariants of every plan."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,4 @@
-"""Backends: a function, and a completions server over real HTTP, with and without failures.
-
-What belongs here: requests, answers, retries, errors, the key. What does not: generation (`test_generation.py`).
-"""
+"""Backends: a function, and a completions server over real HTTP, with and without failures."""
 
 import json
 import threading

@@ -1,8 +1,4 @@
-"""Generation of series and records with scripted models: what is accepted, what is rejected, and that it always ends.
-
-What belongs here: `generation/` against functions, and once against a real server. What does not: HTTP itself
-(`test_backends.py`), stages and commands.
-"""
+"""Generation of series and records with scripted models: what is accepted and rejected, and that it ends."""
 
 import json
 import re

@@ -1,8 +1,4 @@
-"""Parsing generated text: the specification's vectors, and invariants over any string.
-
-What belongs here: what `parsing/` accepts and why it rejects. What does not: single values (`test_serialization.py`), a
-long text with the class of every character (`test_parsing_corpus.py`).
-"""
+"""Parsing generated text: the specification's vectors, and invariants over any string."""
 
 import json
 from decimal import Decimal

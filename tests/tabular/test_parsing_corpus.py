@@ -1,7 +1,4 @@
-"""A long synthetic text whose characters have known classes.
-
-What belongs here: the accounting over whole texts. What does not: single vectors (`test_parsing.py`).
-"""
+"""A long synthetic text whose characters have known classes."""
 
 from collections import Counter
 from itertools import groupby, pairwise

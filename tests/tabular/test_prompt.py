@@ -1,8 +1,4 @@
-"""Prompts of the model families of Safe Synthesizer: text and delimiters of each.
-
-What belongs here: vectors of prompts against small vocabularies. What does not: pinned tokenizers
-(`test_real_tables.py`), records behind a prompt (`test_table_builds.py`).
-"""
+"""Prompts of the model families of Safe Synthesizer: text and delimiters of each."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""A record's text: exact, one line, without delimiters, and decoded to an equal record.
-
-What belongs here: invariants and golden lines of `serialization/`. What does not: finding records in text.
-"""
+"""A record's text: exact, one line, without delimiters, and decoded to an equal record."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Comparison of two tables: distances are 0 for equal tables, 1 for disjoint ones, and grow with the difference.
-
-What belongs here: the measures, on small frames. What does not: reading the tables (`test_generated_stages.py`).
-"""
+"""Comparison of two tables: distances are 0 for equal tables, 1 for disjoint ones, and grow with the difference."""
 
 import random
 from typing import Any

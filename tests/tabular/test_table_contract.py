@@ -1,7 +1,4 @@
-"""The table contract: evidence of columns, inferred types, reading of cells, and changes.
-
-What belongs here: columns of a few values and their contracts. What does not: builds (`test_table_drift.py`).
-"""
+"""The table contract: evidence of columns, inferred types, reading of cells, and changes."""
 
 from decimal import Decimal
 from json import dumps, loads

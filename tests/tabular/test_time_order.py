@@ -1,7 +1,4 @@
-"""Positions from order columns: exact steps, days that roll over.
-
-What belongs here: invariants and golden values of `time_order.py` and `iso8601.py`. What does not: sorting records.
-"""
+"""Positions from order columns: exact steps, days that roll over."""
 
 import pickle
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,4 @@
-"""Ids that give back other text than they were made of.
-
-What belongs here: `RoundTripDecoder`. What does not: encoding (`test_tokenizer.py`).
-"""
+"""Ids that give back other text than they were made of."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,4 @@
-"""Identity of a recipe's tokenizer: its content and never its path; on the hub, the commit of a revision.
-
-What belongs here: a real build against folders and against a hub on this machine. What does not: what a tokenizer
-does with text (`test_tokenizer.py`).
-"""
+"""Identity of a recipe's tokenizer: its content and never its path; on the hub, the commit of a revision."""
 
 import hashlib
 import json

@@ -1,8 +1,5 @@
 """Statistics of finished steps, written by a thread while the next steps run (decision 38).
 
-What belongs here: one thread, its errors, steps whose files it found damaged. What does not: what is written
-(`rowmill.stats`), running a step again (`runner.py`).
-
 Statistics are copies of columns of an output for SQL queries. No step reads them, and a build with workers waits for
 them with all workers idle otherwise.
 """

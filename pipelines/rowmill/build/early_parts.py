@@ -1,9 +1,5 @@
 """Canonical rows that a process of its own makes while the command opens its tokenizer and tries the first records.
 
-What belongs here: what is made early, and when it is worth it. What does not: the process
-(`executors/forked_helper.py`), making parts (`stages/`), or using them: a finished part is not made again
-(`stages/base.py`).
-
     command  opens the tokenizer, compiles the template, tries the first records ──► stages; workers
     helper   scans the sources, makes parts of canonical rows ──────────────────┘
 

@@ -1,8 +1,4 @@
-"""The gate before a step: returns the current manifests of its inputs if every blocking check passed.
-
-What belongs here: refusing closed inputs, and inputs of different histories. What does not: checks (`checks/`), running
-the step (`runner.py`).
-"""
+"""The gate before a step: returns the current manifests of its inputs if every blocking check passed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final

@@ -1,8 +1,5 @@
 """Decides which versions are kept, and removes the others.
 
-What belongs here: finding everything that no kept version needs, and removing it. What does not: making or naming
-versions (`manifest.py`).
-
 Kept per stage: the newest versions, the current one, and every version that a kept version of a later stage was built
 from; shards without their examples could not be traced. The statistics of such examples are kept as well: the gate
 needs them when the shards are used again. The version of the ranks in `current.json` is kept too, since trainers read

@@ -1,8 +1,5 @@
 """Versions that a person chose with `rowmill use`: builds keep them until they are released.
 
-What belongs here: recording the choice, and making the inputs of a later step agree with it. What does not: making a
-version current (`runner.py`), what people are told of it (`reports/`).
-
     training_splits ──► gpu_partitions        a build: both go forward
     training_splits ──► gpu_partitions @ 4f2a held: the order goes forward, the ranks stay as they were published
 

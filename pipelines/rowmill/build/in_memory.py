@@ -1,7 +1,6 @@
 """Tokenizes rows in memory, in the user's own program: the same ids and masks as in a build.
 
-What belongs here: the calls that need no recipe file and write nothing. What does not: any stage's work; rows pass
-through the same functions as in a build. Files of Datums from a build are an export (`exports/tinker.py`).
+Files of Datums from a build are an export (`exports/tinker.py`).
 
     row ──canonicalisation──► ──rendering, mask, truncation──► Tokens ──shift──► Datum
 

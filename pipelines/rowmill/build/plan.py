@@ -1,8 +1,4 @@
-"""Forecasts what a build would do with each step, and why, for `rowmill plan`.
-
-What belongs here: forecasting without making anything. What does not: fingerprints (`prepare.py`), building
-(`runner.py`).
-"""
+"""Forecasts what a build would do with each step, and why, for `rowmill plan`."""
 
 from collections.abc import Mapping
 

@@ -1,9 +1,5 @@
 """Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
 
-What belongs here: trying the first records, and deciding which findings stop a build. What does not: a stage's work,
-which the stages themselves do, in a store in memory; checks (`checks/`); what the recipe alone shows, which is refused
-when it is loaded (`recipe/`).
-
     tokenizer, template ─────────────────────────────────────► mistakes
     first records ─ raw_dataset ─ … ─ packed_shards ─ checks ─► mistakes, remarks
                          └─ columns that no option reads ─────► remarks

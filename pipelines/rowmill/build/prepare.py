@@ -1,8 +1,5 @@
 """Prepares a step: its context, its fingerprint, and requirements outside the storage root.
 
-What belongs here: identifying an output before it is made, finding an existing one, the worker pools that stages share.
-What does not: making an output (`runner.py`), forecasting a build (`plan.py`).
-
 A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under;
 Dagster compares code versions. Its fingerprint is a digest of the code version, its inputs' versions (content, not
 time), tokenizer files and template text. If a manifest with that fingerprint is kept, the step is done without reading

@@ -1,8 +1,5 @@
 """Waivers of one run: failures that a person accepts where the run is started, in addition to the recipe's waivers.
 
-What belongs here: adding them to a project for one run, and proposing one for a failed check. What does not: what a
-waiver is (`rowmill.checks.gates`), the form in which a person writes it (Dagster's launchpad).
-
 The next run has only the recipe's waivers again: what this run published stays published, and the check is red again.
 """
 

@@ -1,8 +1,6 @@
 """Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publish it.
 
-What belongs here: one run of a step, repairs of damaged files, and a whole build. What does not: the graph
-(`steps.py`), refusing inputs (`gate.py`), fingerprints (`prepare.py`), a stage's work (`stages/`). No stage imports
-another; the runner passes each stage its inputs.
+No stage imports another; the runner passes each stage its inputs.
 
     plan_steps ─► open_inputs (the gate) ─► run_step ─► manifest ─► run_checks ─► next step
 """

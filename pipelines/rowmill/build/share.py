@@ -1,8 +1,5 @@
 """Make one share of the parts of stages, without their outputs, and list the jobs of a build in shares.
 
-What belongs here: which stages a share can work on now, and the order of jobs. What does not: which parts a share has
-(`executors/array.py`), outputs, which a build makes of the finished parts (`runner.py`).
-
     build raw_dataset ─► shares of canonical_rows ─► build it ─► shares of tokenized_examples ─► build it ─► …
 
 A share writes parts, and nothing that names them: no manifest, no pointer, no statistics. So any number of shares may

@@ -1,8 +1,5 @@
 """Records which versions the shares of a stage ran with, so that parts of different versions are never mixed unnoticed.
 
-What belongs here: writing, comparing and removing those records. What does not: which versions count
-(`executors/versions.py`), making a share (`share.py`).
-
     <stage>/share_versions/<digest of the versions>-<share>.json
 
 A share writes its record before it makes a part, and then reads those of the others: of two that start at once with

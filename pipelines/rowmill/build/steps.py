@@ -1,8 +1,4 @@
-"""The graph of a recipe: its steps in order, what each reads, and whose checks it waits for.
-
-What belongs here: the project (a recipe and its storage) and the steps that follow from the recipe and the
-catalog of stages. What does not: running steps (`runner.py`), reading what they made (`gate.py`).
-"""
+"""The graph of a recipe: its steps in order, what each reads, and whose checks it waits for."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

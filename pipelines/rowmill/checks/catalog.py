@@ -1,8 +1,5 @@
 """The catalog of checks: the fact that each one tests, its stages, its bound, and the remedy for a failure.
 
-What belongs here: one declaration per check. What does not: the options of a recipe (`gates.py`), checking an output
-(`judge.py`), computing the numbers (`stages/`), and numbers that compare several outputs (`cross_stage.py`).
-
 This module is below recipes and stages in the layers: a recipe has an option for every check.
 """
 

@@ -1,8 +1,5 @@
 """Facts that no single stage can count: losses over all stages, and decreases since the published build.
 
-What belongs here: measuring them from existing manifests. What does not: bounds (`catalog.py`), results
-(`judge.py`), counting rows and tokens (the stages).
-
     raw_dataset ─► canonical_rows ─► tokenized_examples ─► packed_shards     end_to_end_loss: multiplied over the stages
         │               │                                       │
     published.json: counts of the published build's stages                  shrunk: each compared with it

@@ -1,8 +1,5 @@
 """A stage's thresholds as a Great Expectations suite over its facts, run in addition to our comparison.
 
-What belongs here: everything that imports Great Expectations. What does not: closing gates (`judge.py`), which compares
-numbers itself: importing the library takes four seconds of processor time, longer than a small build.
-
 `rowmill verify` runs the suites of all stages and reports each check on which the library and the saved result differ.
 Two traps of the library are avoided: its range expectations pass on null, NaN and empty columns, so only finite facts
 are tested; and an expectation that raised is reported as unsuccessful without a value, so it counts as a separate kind

@@ -1,8 +1,5 @@
 """Renders a page per stage with the expectations on its facts and their results.
 
-What belongs here: rendering expectations and results. What does not: judging (`judge.py`), the report of a
-whole recipe (`report_page.py`).
-
 The library's own pages were tried: each loads fourteen external resources for style and scripts, and omits the observed
 value if it is a NumPy number. These pages hold the same content (expectation, arguments, observed value, success) and
 are self-contained.

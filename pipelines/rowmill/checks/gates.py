@@ -1,8 +1,4 @@
-"""The option group `gates` of a recipe: bounds, severities, waivers, custom expectations, and the resulting thresholds.
-
-What belongs here: the option groups, their validation, and composing a check with a recipe's options into a
-`Threshold`. What does not: the checks and their defaults (`catalog.py`), comparing values (`judge.py`).
-"""
+"""The option group `gates` of a recipe: bounds, severities, waivers, custom expectations, and the thresholds."""
 
 import math
 from collections import Counter

@@ -1,9 +1,5 @@
 """Runs checks on a stage's output, stores their results, and refuses outputs with a failed blocking check.
 
-What belongs here: comparing a manifest's facts with thresholds, and saved results. What does not: the checks
-(`catalog.py`), a recipe's bounds (`gates.py`), and computing facts: a stage counts them into `Manifest.facts` while it
-writes, and a check never reads the data again (`rowmill verify --deep` does, on purpose).
-
 Each threshold is one number between bounds, and is compared here. `rowmill verify` also runs the same thresholds as a
 Great Expectations suite (`expectation_suite.py`); a recipe's own expectations are judged in the same way. A missing or
 non-finite fact fails as `not_measured`. Results are saved per (content version, threshold) and never judged twice.

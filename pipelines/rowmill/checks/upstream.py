@@ -1,8 +1,5 @@
 """Checks all ancestors of an output under the current thresholds.
 
-What belongs here: walking from manifests to their inputs, and judging each. What does not: the current versions and
-their gates (`build/gate.py`), judging (`judge.py`).
-
     packed_shards ──► tokenized_examples v1 ──► canonical_rows v1 ──► raw_dataset v1
           └╌╌╌╌╌╌╌╌╌► truncation_stats of v1
                                           canonical_rows v2 is current and passed, which does not cover v1

@@ -1,7 +1,4 @@
-"""Arguments that several commands share: the recipe, the storage root, positive numbers.
-
-What belongs here: `argparse` declarations that more than one command uses. What does not: commands.
-"""
+"""Arguments that several commands share: the recipe, the storage root, positive numbers."""
 
 import argparse
 from collections.abc import Callable

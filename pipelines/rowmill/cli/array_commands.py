@@ -1,7 +1,4 @@
-"""`rowmill work`, and `plan --stages`: a build whose parts are made by an array of jobs.
-
-What belongs here: their options and what they print. What does not: making a share (`build/share.py`).
-"""
+"""`rowmill work`, and `plan --stages`: a build whose parts are made by an array of jobs."""
 
 import argparse
 import json

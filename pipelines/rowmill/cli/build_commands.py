@@ -1,7 +1,4 @@
-"""`rowmill plan`, `build`, `advise`, `export`, `stats`: commands that build, and commands that forecast a build.
-
-What belongs here: their options, one call of the engine each, printing its report. What does not: any stage's work.
-"""
+"""`rowmill plan`, `build`, `advise`, `export`, `stats`: commands that build, and commands that forecast a build."""
 
 import argparse
 import os

@@ -1,8 +1,4 @@
-"""Reports a build of the command line to the project's Dagster instance, if there is one.
-
-What belongs here: finding the instance. What does not: the events; the Dagster layer makes them, and is found by name
-and never imported as a dependency.
-"""
+"""Reports a build of the command line to the project's Dagster instance, if there is one."""
 
 import importlib
 import importlib.util

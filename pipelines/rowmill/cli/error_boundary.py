@@ -1,8 +1,5 @@
 """Maps an exception that ends a command to an exit status, a message, and a file for the traceback.
 
-What belongs here: one answer for every exception. What does not: commands (`*_commands.py`), our own error classes
-(`core/errors.py`).
-
     0     done
     1     a closed gate: a blocking check failed
     2     invalid recipe, command or source: the message says what to do

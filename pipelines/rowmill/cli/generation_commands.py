@@ -1,7 +1,4 @@
-"""`rowmill parse` and `generate`: the commands that follow training.
-
-What belongs here: their options, one call of the engine each, printing its report. What does not: parsing, generating.
-"""
+"""`rowmill parse` and `generate`: the commands that follow training."""
 
 import argparse
 import sys

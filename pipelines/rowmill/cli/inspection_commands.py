@@ -1,7 +1,4 @@
-"""`rowmill inspect`, `verify`, `sql`, `trace`, `template-report`, `report`: questions about rows, recipes and builds.
-
-What belongs here: their options, one call of the engine each, printing its answer. What does not: answering.
-"""
+"""`rowmill inspect`, `verify`, `sql`, `trace`, `template-report`, `report`: questions about builds."""
 
 import argparse
 import sys

@@ -1,8 +1,5 @@
 """Entry point of `rowmill`: parse the command line, run the command, turn an exception into a status and a message.
 
-What belongs here: the top-level parser and the error boundary. What does not: commands (`*_commands.py`, one module
-per group), what an exception means (`error_boundary.py`), tables and sentences (`reports/`).
-
 Heavy imports wait until a command needs them, so that `rowmill --help` is fast.
 """
 

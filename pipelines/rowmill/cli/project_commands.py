@@ -1,8 +1,4 @@
-"""`rowmill init` and `ui`: start a project from data files, and open it in Dagster.
-
-What belongs here: their options, one call each, printing what was written. What does not: guessing a recipe
-(`recipe/new_project.py`), Dagster's environment (`ui.py`).
-"""
+"""`rowmill init` and `ui`: start a project from data files, and open it in Dagster."""
 
 import argparse
 from pathlib import Path

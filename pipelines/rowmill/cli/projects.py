@@ -1,7 +1,4 @@
-"""Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environment variable.
-
-What belongs here: finding them and opening the project. What does not: what a command does with the project.
-"""
+"""Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environment variable."""
 
 import argparse
 import os

@@ -1,8 +1,4 @@
-"""`rowmill ui`: prepares DAGSTER_HOME, then replaces this process with Dagster's development server.
-
-What belongs here: environment variables and the command line of Dagster, and starting the server of reports next to
-it. What does not: Dagster itself; here it is another program, started by name and never imported.
-"""
+"""`rowmill ui`: prepares DAGSTER_HOME, then replaces this process with Dagster's development server."""
 
 import errno
 import importlib.util

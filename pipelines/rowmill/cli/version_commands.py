@@ -1,7 +1,4 @@
-"""`rowmill versions`, `diff`, `use`, `gc`: commands on the kept versions of a stage.
-
-What belongs here: their options, one call of the engine each, printing its report. What does not: keeping versions.
-"""
+"""`rowmill versions`, `diff`, `use`, `gc`: commands on the kept versions of a stage."""
 
 import argparse
 import sys

@@ -1,8 +1,5 @@
 r"""Render strings that record every operation on them: proof that a template prints contents without reading them.
 
-What belongs here: the recording strings, the check for which templates their record is complete, and one render. What
-does not: the masks that follow from the proof (`turn_layouts.py`).
-
     operation   '</think>' in content        content.strip('\n')        content | tojson
     recorded    literal '</think>'           edge '\n'                  no proof: rows are rendered one by one
     invariant   a content without these literals and edges is printed by the same steps, at the same position

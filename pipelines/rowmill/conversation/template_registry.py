@@ -1,8 +1,4 @@
-"""Chat templates by name: the bundled ones, and those that a program registers.
-
-What belongs here: finding a template's text by its name, and setting it on a tokenizer. What does not: the other ways
-to choose a template (`resolve_template`), or rendering with it.
-"""
+"""Chat templates by name: the bundled ones, and those that a program registers."""
 
 import copy
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Truncate a conversation that exceeds the context: remove exchanges and tool rounds first, then reasoning.
 
-What belongs here: which messages are removed, and in which order. What does not: cutting tokens, rendering, counting.
-The last two are passed in as `measure`, because only a real render shows how many tokens fewer messages have.
+How many tokens fewer messages have is passed in as `measure`, because only a real render shows it.
 
     exchanges   S │ U1 A1 │ U2 A2 call result call result A3 │ U4        limit ↓
                 S │         U2 A2 call result call result A3             after the last supervised

@@ -1,9 +1,5 @@
 r"""Masks of plain chats, a batch at a time: the template text around contents, learned once per sequence of roles.
 
-What belongs here: learning a layout from one verified mask, and the positions of contents in rows of that layout. What
-does not: the proof that the template only prints contents (`Renderer.render_placeholders`), tokens
-(`tokenization/`).
-
     roles     user, assistant                     one layout
     text      <|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n%s<|im_end|>\n
     place      0: 17 bytes before, context           1: 33 bytes before, trains itself and 10 bytes after

@@ -1,8 +1,4 @@
-"""NumPy array types that the engine passes around, offsets, and index ranges.
-
-What belongs here: aliases of array types, and functions on index arrays that several packages need. What does not:
-schemas of files (`rowmill.schema`).
-"""
+"""NumPy array types that the engine passes around, offsets, and index ranges."""
 
 from typing import Any, TypeAlias, TypeVar
 

@@ -1,8 +1,5 @@
 """Tables as Arrow files: equal tables have equal bytes, because files are named by digests of their content.
 
-What belongs here: a table to bytes and back. What does not: where files are stored (`storage.py`), and the files that
-other programs read, which are Parquet (`shards/native.py`, `stats/tables.py`).
-
 Arrow leaves the values of null slots, and what lies behind the last value, as they happened to be in memory, and its
 writer takes some of it along. `encode_table` writes zeros there, or nothing.
 

@@ -1,7 +1,5 @@
 """Keep pyarrow from importing pandas until something needs it: a user's code, or times with nanoseconds.
 
-What belongs here: that one shortcut and its way back. What does not: anything about tables.
-
 pyarrow imports pandas the first time that a Python list becomes an array, to see whether the list is a pandas object:
 0.4 s of processor time in every process. Where it finds none it goes on without, and tries again only when something
 asks for pandas by name, such as `Table.to_pandas()`, which therefore works as ever.

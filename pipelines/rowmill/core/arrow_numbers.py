@@ -1,8 +1,5 @@
 """Numbers of Arrow arrays as NumPy arrays, without pandas.
 
-What belongs here: reading arrays. What does not: making them (`list_columns.py`), keeping pandas out of a process
-(`arrow_import.py`).
-
 `to_numpy` of an Arrow array imports pandas, where it is installed, when a process first calls it: 0.3 s of processor
 time. These functions do not, so a training process that reads batches, in which nothing may be kept out, does without.
 """

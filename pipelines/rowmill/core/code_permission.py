@@ -1,8 +1,5 @@
 """Decides whether a recipe may run user code: a format class, or the function of a generation backend.
 
-What belongs here: the switch, and the refusal. What does not: importing code (`custom.py`, `callable.py`); importers
-call this module first.
-
 With the switch on, an untrusted recipe is only data: templates run in a sandbox, and dataset scripts never run.
 """
 

@@ -1,8 +1,4 @@
-"""Many files of a store at once, where each of them is a request.
-
-What belongs here: reading several small files in the calling process or in one task. What does not: one file
-(`storage.py`), files that are known from a listing (`remote_index.py`), tasks (`executors/`).
-"""
+"""Many files of a store at once, where each of them is a request."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

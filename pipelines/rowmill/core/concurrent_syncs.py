@@ -1,8 +1,5 @@
 """Waiting until many files are on the disk.
 
-What belongs here: several at once. What does not: one after another (`Store.sync`), when a stage waits for its files
-(`schema/manifest.py`).
-
 A file system commits what several threads wait for at once together: 700 new files took 1.7 to 2.7 s one after
 another, and 0.12 to 0.2 s by eight or sixteen threads.
 """

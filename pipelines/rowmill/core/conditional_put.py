@@ -1,8 +1,5 @@
 """Replaces a file on S3 only if it is still the one that this process saw, by conditional put.
 
-What belongs here: the request with a condition, and each way in which it can end. What does not: other requests
-(`remote.py`), which files need it (`storage.py`).
-
     put, If-Match: the tag seen, or If-None-Match: * where there was no file
       ├► 200                                  written
       ├► 412, or 404 where a file was seen    read it: this process's own content if an earlier answer was lost,

@@ -1,8 +1,5 @@
 """The base of every configuration model, and the validation of a YAML mapping against it.
 
-What belongs here: `Config`, reading a YAML file, turning pydantic's errors into four-part `ConfigError`s. What does
-not: which YAML is accepted (`yaml_text.py`); any option, which is declared in the package that reads it.
-
 Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
 mistyped key that is silently ignored has ruined more training runs than any bug.
 """

@@ -1,8 +1,5 @@
 """Print to a terminal: a console, formatted values, columns, and escaped data.
 
-What belongs here: layout that does not depend on what is shown. What does not: numbers (`number_text.py`), the content
-(`reports/console.py`, `row_view.py`).
-
 Each colour has one meaning: green is good, yellow asks for a look, red blocks, dim is context. A mark (✓ ! ✗) has the
 same meaning where there is no colour.
 """

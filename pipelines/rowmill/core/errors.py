@@ -1,8 +1,7 @@
 """All exceptions that the engine raises for its callers.
 
-What belongs here: exception classes and helpers for their messages. What does not: rejects. A bad
-*row* never raises: it becomes a `Rejected`, which is counted and kept. Exceptions are for
-configuration, for the outside world (files, disks) and for our own bugs.
+A bad *row* never raises: it becomes a `Rejected`, which is counted and kept. Exceptions are for configuration, for the
+outside world (files, disks) and for our own bugs.
 
     PipelineError
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read

@@ -1,8 +1,4 @@
-"""Finds the extra of rowmill that brings a missing package, and words the error.
-
-What belongs here: explaining a failed import. What does not: the lists of packages, which come from `pyproject.toml`
-through the metadata of the installed distribution.
-"""
+"""Finds the extra of rowmill that brings a missing package, and words the error."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires

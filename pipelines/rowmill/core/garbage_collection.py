@@ -1,8 +1,4 @@
-"""How often Python looks for garbage in reference cycles.
-
-What belongs here: the one setting for commands and workers, a pause for processes that are not ours. What does not:
-freezing what workers share (`executors/worker_setup.py`).
-"""
+"""How often Python looks for garbage in reference cycles."""
 
 import gc
 from collections.abc import Generator

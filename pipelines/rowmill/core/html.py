@@ -1,8 +1,5 @@
 """Render self-contained HTML pages: one file with its style inside, readable offline, in dark mode and on paper.
 
-What belongs here: the page around its content, and escaping. What does not: the content
-(`report_page.py`, `expectations_page.py`), pictures (`plots.py`).
-
 A page's content security policy forbids all requests, and text from data is never markup: it only enters a page
 through `escape`.
 """

@@ -1,7 +1,4 @@
-"""Read and write JSON: exact integers, errors for repeated keys and lone surrogates, one canonical form.
-
-What belongs here: reading and writing JSON. What does not: what a value means.
-"""
+"""Read and write JSON: exact integers, errors for repeated keys and lone surrogates, one canonical form."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""Arrow list columns from offsets and flat values, as every stage stores tokens.
-
-What belongs here: making such columns. What does not: schemas of files (`rowmill.schema`), offsets (`arrays.py`).
-"""
+"""Arrow list columns from offsets and flat values, as every stage stores tokens."""
 
 from typing import Any
 

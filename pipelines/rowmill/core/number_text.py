@@ -1,7 +1,4 @@
-"""Format counts, shares, durations and sizes for people, in a terminal, on a page and in a log.
-
-What belongs here: text of numbers, without layout or colour. What does not: a terminal (`core/console.py`).
-"""
+"""Format counts, shares, durations and sizes for people, in a terminal, on a page and in a log."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,5 @@
 """What the options of a model mean: the docstring under each field, read when a page or a JSON Schema is written.
 
-What belongs here: finding these texts, and a JSON Schema that holds them. What does not: pages
-(`docs/generate/reference.py`).
-
 pydantic would read them itself (`use_attribute_docstrings`), but in every process that imports a model: 0.2 s of each
 command and each worker.
 """

@@ -1,10 +1,7 @@
 """Finds where an option belongs that a recipe writes one level too high, too low, or under another kind.
 
-What belongs here: walking the option classes, and choosing the place nearest to where a key was written. What does not:
-the options, which are declared in their classes and nowhere else, and the other parts of an error (`config.py`).
-
-    datasets.chats.format.group_training_examples_by        written here: an unknown key
-    datasets.*.format.data.group_training_examples_by       declared here, of kind records
+datasets.chats.format.group_training_examples_by        written here: an unknown key
+datasets.*.format.data.group_training_examples_by       declared here, of kind records
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Keyed permutations, the source of all randomness in a build.
 
-What belongs here: the hash that turns labels into a key, and bijections of [0, n) under a key. What does not: the
-meaning of labels; the code that shuffles, mixes or splits chooses its own. No library's random generator decides a
-byte, because none promises the same numbers in its next release.
+No library's random generator decides a byte, because none promises the same numbers in its next release.
 
     key(0, "shuffle", "a", 0) ──► 6917724958345623493 ──► feistel(10, k): 0 1 2 3 … ──► 8 1 9 5 …
 

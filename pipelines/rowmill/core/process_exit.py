@@ -1,8 +1,4 @@
-"""How a process of ours ends: after its exit functions, without taking its objects apart.
-
-What belongs here: the end of a command and of the fork server. What does not: exit statuses (`cli/error_boundary.py`),
-workers, which `multiprocessing` ends in the same way.
-"""
+"""How a process of ours ends: after its exit functions, without taking its objects apart."""
 
 import atexit
 import os

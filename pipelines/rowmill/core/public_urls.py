@@ -1,8 +1,5 @@
 """Remove user names, passwords, signatures and tokens from URLs before they are recorded.
 
-What belongs here: the form of a URL in manifests, statistics, reports, errors and identities. What does not: opening a
-URL (`urls.py`), which uses it as the recipe has it.
-
     https://bob:secret@host/a.jsonl?X-Amz-Signature=…      https://host/a.jsonl
     https://host/a.jsonl?version=3&sig=…                   https://host/a.jsonl?query=5e2f0c1b9a7d
     abfs://container@account.dfs.core.windows.net/a.jsonl  unchanged: the container is not a login

@@ -1,8 +1,5 @@
 """Access to remote storage: every request has a time limit, a few retries, and one error at the end.
 
-What belongs here: opening a file system of fsspec, and the only functions that send requests to it. What does not:
-stored content (`storage.py`), which files a source has (`urls.py`).
-
     retry_request(fs, address, "read", function, …)
       attempt ─► answer                                        returned
               ├► missing (404, FileNotFoundError)              FileNotFoundError: the caller decides what it means

@@ -1,8 +1,5 @@
 """What some folders of a remote storage root hold, from one listing each, for the length of a build.
 
-What belongs here: answering from listings and from what this process wrote and read. What does not: sending requests
-(`remote.py`), what files mean (`storage.py`).
-
 A build asks some thousand times whether small files exist and what they say. Each question as a request would cost 20
 to 50 ms. Here a folder is listed once, with all that is below it; what this process writes or removes is noted, and
 records are read once. What other processes write meanwhile is not seen: workers of this build write files that

@@ -1,7 +1,5 @@
 """Runs of flat arrays, such as the tokens of examples, joined in any order.
 
-What belongs here: copying runs of values. What does not: index arrays (`arrays.py`), list columns (`list_columns.py`).
-
     values a b c d e f     starts 4 0, lengths 2 3 ─► e f a b c
 
 NumPy copies value by value, along an index of eight bytes for each. Arrow copies whole runs where they are texts, and

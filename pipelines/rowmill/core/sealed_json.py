@@ -1,8 +1,5 @@
 """JSON objects with a digest of themselves, their seal, by which a change is detected.
 
-What belongs here: the two forms of a sealed object. What does not: where objects are stored (`storage.py`), what they
-mean (`schema/manifest.py`).
-
     for people    {"version": "…", …, "seal": "…"}            indented
     compressed    zstd of {"parts":{…},…,"seal":"…"}          lists of parts from 1 MiB on
 

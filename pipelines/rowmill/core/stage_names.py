@@ -1,9 +1,5 @@
 """The names of the stages: the last word of an output's key, and a folder below the storage root.
 
-What belongs here: one constant per stage of this engine, for whoever reads a stage's output without being that stage,
-so that a misspelt name fails at import. What does not: what a stage is (each declares itself in its own module), and
-their order (`stages/catalog.py`).
-
 A stage that nothing else reads needs no line here.
 """
 

@@ -1,8 +1,5 @@
 """Store build outputs under one root (a folder or any fsspec URL), with atomic writes.
 
-What belongs here: paths under the root, atomic writes, digests of files, one builder at a time. What
-does not: what the files mean (`manifest.py`, `shards/`).
-
     <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
     <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
     <root>/<recipe>/<dataset>/<stage>/versions/<version>.json

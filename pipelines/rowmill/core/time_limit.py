@@ -1,7 +1,4 @@
-"""Calls of libraries that may never return.
-
-What belongs here: giving such a call up. What does not: trying it again (`remote.py`).
-"""
+"""Calls of libraries that may never return."""
 
 import threading
 from collections.abc import Callable

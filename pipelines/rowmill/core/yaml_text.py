@@ -1,7 +1,5 @@
 """Parse YAML text into plain values: PyYAML's safe loader within bounds; every error names its line.
 
-What belongs here: the part of YAML that a recipe may use. What does not: files, and what the values mean (`config.py`).
-
     a key twice in a mapping      refused: PyYAML silently keeps the last one
     `<<: *name`                   merged, as YAML 1.1 describes; a mapping's own keys win
     aliases                       copied out, up to `SIZE_LIMIT`; one inside its own anchor is refused

@@ -1,8 +1,5 @@
 """Shares of the parts, for jobs that a batch service starts as an array.
 
-What belongs here: which parts a share makes. What does not: making them (`stages/base.py`), the command that makes a
-share (`build/share.py`).
-
     --share 1/3   parts whose fingerprint modulo 3 is 0
     --share 2/3   parts whose fingerprint modulo 3 is 1
     --share 3/3   parts whose fingerprint modulo 3 is 2

@@ -1,7 +1,4 @@
-"""The interface of executors.
-
-What belongs here: what a stage may ask of an executor. What does not: how any of them runs tasks (one module per kind).
-"""
+"""The interface of executors."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future

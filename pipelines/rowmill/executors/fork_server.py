@@ -1,7 +1,7 @@
 """Imported by the fork server alone, which runs no other code of ours: sets up what its workers share.
 
-What belongs here: the one call at import. What does not: what it does (`worker_setup.py`). Nothing else may import
-this module, the package's `__init__` least of all: the engine that it imports would be imported from its middle.
+Nothing else may import this module, the package's `__init__` least of all: the engine that it imports would be imported
+from its middle.
 """
 
 import json

@@ -1,10 +1,7 @@
 """One process forked from the calling one, that works beside it until it is asked to stop.
 
-What belongs here: the fork, the question whether to stop, the answer. What does not: what the process does
-(`build/early_parts.py`); workers, which take tasks one after another (`forked_workers.py`).
-
-    calling process ── stop? ──► helper
-                    ◄─ answer ──
+calling process ── stop? ──► helper
+◄─ answer ──
 """
 
 import multiprocessing

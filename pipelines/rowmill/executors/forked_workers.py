@@ -1,8 +1,5 @@
 """Forks workers from the calling process, as long as that has no threads.
 
-What belongs here: when such a fork is safe, and the fork. What does not: the fork server that is used elsewhere, and
-what a worker does first (`worker_processes.py`).
-
 A worker has at once what the calling process has imported and opened; a fork server imports the engine and opens the
 tokenizer again, for 2.5 s of processor time. Threads are what makes a fork unsafe: it copies their locks, but not them.
 """

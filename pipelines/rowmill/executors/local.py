@@ -1,8 +1,6 @@
 """A pool of processes on this machine.
 
-What belongs here: feeding processes with a bounded number of tasks, ordered results, a worker that died. What does
-not: what a task does; the processes (`worker_pool.py`); values that tasks share
-(`shared_values.py`). A task is one part and one set of files, so results do not depend on how many workers there are.
+A task is one part and one set of files, so results do not depend on how many workers there are.
 
 Where workers come from the fork server, the calling process works through the first tasks itself until that is ready,
 so that nobody waits for it.

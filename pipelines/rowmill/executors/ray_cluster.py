@@ -1,8 +1,5 @@
 """Tasks on the nodes of a Ray cluster that the user runs.
 
-What belongs here: submitting, retrying, results in task order. What does not: the connection (`ray_connection.py`),
-nodes (`ray_nodes.py`), running a task (`ray_worker.py`), what a result is (`ray_results.py`).
-
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
          └───────────────── small results ─────────────────┘

@@ -1,8 +1,4 @@
-"""The connection to a Ray cluster; the only module that imports Ray.
-
-What belongs here: joining a cluster that the user runs, leaving it, listing its nodes. What does not: starting
-clusters, tasks (`ray_cluster.py`).
-"""
+"""The connection to a Ray cluster; the only module that imports Ray."""
 
 import atexit
 import socket

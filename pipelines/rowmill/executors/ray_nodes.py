@@ -1,8 +1,4 @@
-"""The nodes of a Ray cluster: how many tasks they run, whether one is large enough, and a call on each of them.
-
-What belongs here: questions about nodes. What does not: tasks that any node may run (`ray_cluster.py`), comparing what
-nodes answer (`build/hosts.py`), the connection (`ray_connection.py`).
-"""
+"""The nodes of a Ray cluster: how many tasks they run, whether one is large enough, and a call on each of them."""
 
 import os
 import time

@@ -1,8 +1,4 @@
-"""What becomes of a task's result: the value, the original error, or what to do about a lost task.
-
-What belongs here: taking results from Ray. What does not: which tasks run (`ray_cluster.py`), how a task reports its
-errors (`ray_worker.py`).
-"""
+"""What becomes of a task's result: the value, the original error, or what to do about a lost task."""
 
 from typing import Any
 

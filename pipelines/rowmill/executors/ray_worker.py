@@ -1,8 +1,4 @@
-"""What runs in a task on another host: one call, and what becomes of its errors.
-
-What belongs here: setting a worker up, running one task, telling errors that may pass from others. What does not:
-submitting tasks (`ray_cluster.py`).
-"""
+"""What runs in a task on another host: one call, and what becomes of its errors."""
 
 import errno
 import os

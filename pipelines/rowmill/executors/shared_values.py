@@ -1,9 +1,6 @@
 """Values that all tasks of a map need: written once, mapped into the memory of every worker.
 
-What belongs here: how a shared value reaches tasks on this machine. What does not: the tasks (`local.py`), shared
-values on a cluster, which Ray carries (`ray_cluster.py`).
-
-    calling process ── pickle without arrays, a file for each array ──► folder ◄── map ── worker 1, worker 2 …
+calling process ── pickle without arrays, a file for each array ──► folder ◄── map ── worker 1, worker 2 …
 """
 
 import mmap

@@ -1,7 +1,4 @@
-"""The versions that decide the bytes of an output, which all hosts of a build must have alike.
-
-What belongs here: naming and comparing them. What does not: asking hosts (`build/hosts.py`, `ray_worker.py`).
-"""
+"""The versions that decide the bytes of an output, which all hosts of a build must have alike."""
 
 import hashlib
 from collections.abc import Mapping

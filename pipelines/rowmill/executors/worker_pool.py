@@ -1,8 +1,4 @@
-"""The processes of one pool from their start to their end.
-
-What belongs here: starting them once, by a fork or in the background, ending them. What does not: feeding them with
-tasks (`local.py`), how a process starts (`forked_workers.py`, `worker_processes.py`).
-"""
+"""The processes of one pool from their start to their end."""
 
 import atexit
 import threading

@@ -1,9 +1,5 @@
 """Processes of this machine that run tasks: where they come from, and how they end.
 
-What belongs here: the fork server, what is opened before a fork, interrupts, dying together. What does not: forking
-the calling process (`forked_workers.py`), feeding processes with tasks (`local.py`), what is set up inside of them
-(`worker_setup.py`).
-
     calling process ──starts──► fork server: imports the engine, opens what `open_in_workers` named
          │                           │ forks
          │ tasks, results            ├──► worker 1

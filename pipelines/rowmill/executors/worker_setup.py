@@ -1,8 +1,6 @@
 """What is set up once for all workers: one thread per library, the engine imported, tokenizers opened.
 
-What belongs here: work that every worker would otherwise repeat. What does not: choosing what is opened
-(`worker_processes.open_in_workers`), running it in the fork server (`fork_server.py`). Nothing here may start a thread
-that workers need: a fork does not copy threads.
+Nothing here may start a thread that workers need: a fork does not copy threads.
 """
 
 import contextlib

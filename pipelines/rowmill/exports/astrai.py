@@ -1,8 +1,5 @@
 """The base of both AstrAI formats: one folder per domain, each with a stream of tokens and its arrays.
 
-What belongs here: names of folders that stay inside `data/` for any domain, which segments go into
-which shard, which arrays a shard has. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
-
     data/__default__/…      rows without a domain
     data/wiki/…             one folder per value of a dataset's format.domain_key
     data/%2E.%2Fx/…         the value ../x

@@ -1,7 +1,5 @@
 """AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader needs.
 
-What belongs here: `meta.json` and a `.bin` per array. What does not: which segments, which arrays (`astrai.py`).
-
     data/wiki/meta.json           {"loss_mask": {"dtype": "int64", "shape": [N]}, "position_ids": {…}, "sequence": {…}}
     data/wiki/sequence.bin        N × int64, little-endian
     data/wiki/loss_mask.bin       N × int64, 0 or 1

@@ -1,7 +1,5 @@
 """AstrAI, HDF5: one file per shard with a group per array.
 
-What belongs here: `data_0000.h5` and its content. What does not: which segments (`astrai.py`).
-
     data/wiki/data_0000.h5     sequence/data_0       1-D int64
                                loss_mask/data_0      1-D int64, 0 or 1
                                position_ids/data_0   1-D int64

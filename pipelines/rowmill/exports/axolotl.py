@@ -1,8 +1,4 @@
-"""axolotl: pre-tokenized rows with exactly the three columns that it takes unchanged.
-
-What belongs here: Parquet or JSON Lines, and the block of its configuration. What does not: packing, which
-axolotl does by itself with `sample_packing`.
-"""
+"""axolotl: pre-tokenized rows with exactly the three columns that it takes unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,5 @@
 """The base of every export: its options, its inputs, and how it cuts the order into files.
 
-What belongs here: the base classes of the kinds, the boundaries of files, which recipes an export supports.
-What does not: one format's files (one module per format), the identity card (`export_manifest.py`), moving tokens
-(`stages/exports/`).
-
     RecipeSummary  the recipe alone                  ─► refuse    when the recipe is loaded
     ExportIndex    lengths and names, no token       ─► lay_out   which segments go into which files
     SequenceBatch  tokens, one chunk after another   ─► write     files below one local folder

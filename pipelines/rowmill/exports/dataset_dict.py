@@ -1,8 +1,4 @@
-"""A `DatasetDict` on disk, as `save_to_disk` of `datasets` writes it: the same bytes for the same tables.
-
-What belongs here: one job that makes the whole folder, and writing it. What does not: the columns (`hf.py`,
-`llama_factory.py`).
-"""
+"""A `DatasetDict` on disk, as `save_to_disk` of `datasets` writes it: the same bytes for the same tables."""
 
 from collections.abc import Iterator
 from itertools import chain

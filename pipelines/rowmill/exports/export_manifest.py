@@ -1,12 +1,9 @@
 """Write the identity card and the manifest of an export, and open an export with its checks.
 
-What belongs here: `card.json`, `manifest.json`, and refusing an export that is incomplete or was made with another
-tokenizer. What does not: a format's own files.
-
-    <export>/
-    ├── data/            the folder that a trainer reads; it holds only the format's files
-    ├── card.json        which recipe, tokenizer and template made the tokens
-    └── manifest.json    written last: if it exists, every file it names is complete
+<export>/
+├── data/            the folder that a trainer reads; it holds only the format's files
+├── card.json        which recipe, tokenizer and template made the tokens
+└── manifest.json    written last: if it exists, every file it names is complete
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,5 @@
 """Hugging Face rows: packed like the native shards, or single segments, as Parquet or a saved `DatasetDict`.
 
-What belongs here: the columns that `datasets`, TRL and `Trainer` read without a custom collator. What does not:
-packed columns (`native.py`).
-
     input_ids       10   11 2        a row is a segment; the trainer packs or pads
     attention_mask   1    1 1
     labels        -100   11 2

@@ -1,8 +1,5 @@
 """LLaMA-Factory: a `DatasetDict` for its option `tokenized_path`, with the columns that its collators read.
 
-What belongs here: the columns of each objective. What does not: writing the folder (`dataset_dict.py`), which rows
-exchange their answers (`preference_blocks.py`).
-
     next_token   input_ids, attention_mask, labels
       packed     position_ids and packing_params too; padded to seq_len + 1, attention_mask 1 1 1 2 2 0
     paired       the three as chosen_… and rejected_…

@@ -1,8 +1,5 @@
 """LLM Foundry: MDS shards of turns, as its finetuning loader reads them; mosaicml-streaming writes them.
 
-What belongs here: a segment as turns, and which segments that loader cannot hold. What does not: the bytes of a
-shard, which are the library's; samples of packed sequences (`mds.py`), which that loader misreads.
-
     segment    ids 10 11 12 13 14 2    targets 12 and 14 2
     sample     {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]}
 

@@ -1,10 +1,7 @@
 """The base of the kinds for SkyRL and verl: segments as rows of ids and a mask, which is not shifted.
 
-What belongs here: the two columns and writing them. What does not: how a trainer opens the files (`skyrl.py`,
-`verl.py`), rows with labels (`hf.py`).
-
-    input_ids   10 11 2       a row is a segment; the trainer packs
-    loss_mask    0  1 1       the token is itself a target; never the first
+input_ids   10 11 2       a row is a segment; the trainer packs
+loss_mask    0  1 1       the token is itself a target; never the first
 """
 
 from collections.abc import Iterator

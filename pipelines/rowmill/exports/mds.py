@@ -1,8 +1,5 @@
 """MDS: packed sequences in the shards of mosaicml-streaming, written by its writer.
 
-What belongs here: the columns of a sample, per profile, and the writer's options. What does not: the bytes of a shard,
-which the library decides.
-
     profile finetune    input_ids, labels, position_ids, seq_lengths   ndarray:int32      sequence_id   int
     profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
 

@@ -1,8 +1,5 @@
 """Megatron-LM: a `.bin` and `.idx` pair of documents, and a pair of masks for FlagScale.
 
-What belongs here: the bytes of both pairs, and which builds the format can hold. What does not: packed Parquet for
-Megatron-Bridge (`megatron_bridge.py`).
-
     documents 10 11 2 │ 20 2; EOD 2; uint16
 
     name_text_document.bin        0a00 0b00 0200 1400 0200

@@ -1,8 +1,5 @@
 """Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset needs.
 
-What belongs here: `*.idx.parquet`, `{pack_size}_metadata.jsonl`, padding for context parallelism. What does not:
-planning sequences again when segments grow (passed in as `ExportIndex.best_fit`).
-
     segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
                                 seq_start_id   0      3
                                 loss_mask      1  1 0  1 0      convention C: the reader shifts each segment

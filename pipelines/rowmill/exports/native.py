@@ -1,8 +1,4 @@
-"""The export `native`: packed sequences in the columns of the native shards, which TRL and HF `datasets` read.
-
-What belongs here: writing sequences in training order, and the pointer for TRL. What does not: the columns
-(`shards/native.py`).
-"""
+"""The export `native`: packed sequences in the columns of the native shards, which TRL and HF `datasets` read."""
 
 from collections.abc import Iterator
 from itertools import chain

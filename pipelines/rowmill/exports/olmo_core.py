@@ -1,8 +1,5 @@
 """OLMo-core: raw arrays without a header, and the check of where its reader cuts them.
 
-What belongs here: ids, mask and boundaries of each part, and the reader's rule applied to the output. What does not:
-packing, which `NumpyPackedFSLDataset` does.
-
     segments 10 11 2 | 20 2     token_ids_part_00000.npy     0a 0b 02 14 02     the smallest unsigned integer
                                 labels_mask_part_00000.npy   00 01 01 00 01     one byte each
                                 token_ids_part_00000.csv.gz  0,3  3,5           a line per segment

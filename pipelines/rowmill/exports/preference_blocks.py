@@ -1,10 +1,7 @@
 """Blocks of answers that stay together in an export of preferences: pairs, and rows that exchange their answers.
 
-What belongs here: grouping segments into blocks, and taking parts of them. What does not: a trainer's columns
-(`trl_preference.py`, `llama_factory.py`).
-
-    pairs          chosen 0, rejected 0 │ chosen 1, rejected 1 │ …      blocks of 2 segments
-    KL of KTO      row 0, row 1, row 2 │ row 3, row 4, row 5 │ …        0 gets the answer of 2, and 1 that of 0
+pairs          chosen 0, rejected 0 │ chosen 1, rejected 1 │ …      blocks of 2 segments
+KL of KTO      row 0, row 1, row 2 │ row 3, row 4, row 5 │ …        0 gets the answer of 2, and 1 that of 0
 """
 
 import numpy as np

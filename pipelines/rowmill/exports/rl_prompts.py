@@ -1,8 +1,5 @@
 """Prompts for reinforcement learning: messages and ground truths, in the columns of several trainers.
 
-What belongs here: the columns of each layout, and which prompts a layout cannot hold. What does not: reading a record
-as a prompt (`formats/prompts.py`), the prompt's ids, which the trainer makes again with its chat template.
-
     messages [user "48 + 24?"]   ground_truth "72"   data_source gsm8k
 
     verl            prompt [{role, content}]   reward_model {rule, 72}   data_source gsm8k   ability   extra_info

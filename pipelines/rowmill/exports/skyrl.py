@@ -1,8 +1,4 @@
-"""SkyRL: pre-tokenized rows for its trainer of supervised fine-tuning.
-
-What belongs here: the options with which SkyRL opens the rows. What does not: the rows (`masked_rows.py`), prompts for
-its reinforcement learning (`rl_prompts.py`).
-"""
+"""SkyRL: pre-tokenized rows for its trainer of supervised fine-tuning."""
 
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """tinker: one Datum per segment, as a line of JSON in the client's wire format, and reading the lines as objects.
 
-What belongs here: the lines, their example ids, `read_datums`. What does not: shifting (`label_conventions.py`).
-
     segment 10 11 2, loss on 11 and 2
 
     {"loss_fn_inputs": {"target_tokens": {"data": [11, 2], "dtype": "int64", "shape": [2]},

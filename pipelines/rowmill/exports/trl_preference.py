@@ -1,8 +1,5 @@
 """TRL's preference trainers: token ids of prompts and answers, in the columns that their collators read.
 
-What belongs here: the columns of each trainer, and the code that opens them. What does not: making batches of pairs
-without TRL (`reader/preference_batches.py`).
-
     P = 5 6, chosen 7 8 9, rejected 7 4, margin 0.5; 9 is not a target
 
     reward   chosen_ids 5 6 7 8    rejected_ids 5 6 7 4    margin 0.5

@@ -1,8 +1,4 @@
-"""verl: tokenized rows for its supervised fine-tuning, read by a class of ours.
-
-What belongs here: the options with which verl opens the rows. What does not: the rows (`masked_rows.py`), the class
-that verl loads (`verl_dataset.py`), prompts for its reinforcement learning (`rl_prompts.py`).
-"""
+"""verl: tokenized rows for its supervised fine-tuning, read by a class of ours."""
 
 from typing import Literal
 

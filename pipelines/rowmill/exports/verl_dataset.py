@@ -1,8 +1,5 @@
 """The class with which verl's trainer of supervised fine-tuning reads the export `verl`.
 
-What belongs here: opening the files, and one row as tensors. What does not: writing them (`masked_rows.py`), batches,
-which verl makes.
-
     data.custom_cls.path=pkg://rowmill.exports.verl_dataset   data.custom_cls.name=TokenizedDataset
 
 verl's own class renders and encodes each message alone, and fails where that differs from the whole conversation. Here

@@ -1,7 +1,6 @@
 """The kinds of datasets, one line per kind; a kind decides which columns become which canonical rows.
 
-What belongs here: the union. A kind's fields, declarations and hooks are in its own file. What does not: processing a
-message (`reasoning.py`, `tool_calls.py`); `canonicalization.py` composes these steps.
+A kind's fields, declarations and hooks are in its own file.
 """
 
 from typing import Annotated, TypeAlias, get_args

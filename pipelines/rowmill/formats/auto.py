@@ -1,7 +1,4 @@
-"""The kind `auto`: each record is a conversation if it has the shape of one, else a document.
-
-What belongs here: the kind's configuration. What does not: the order in which shapes are tried (`detection.py`).
-"""
+"""The kind `auto`: each record is a conversation if it has the shape of one, else a document."""
 
 from collections.abc import Mapping
 from dataclasses import replace

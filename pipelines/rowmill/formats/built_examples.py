@@ -1,8 +1,4 @@
-"""Validates examples whose tokens a kind builds itself.
-
-What belongs here: the requirements of such an example, and its reject reasons. What does not: building it
-(`open_example_builder` of a kind), lengths (`tokenized_examples/`).
-"""
+"""Validates examples whose tokens a kind builds itself."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,4 @@
-"""One record to one canonical row: the steps that all kinds share, around the kind's record reader.
-
-What belongs here: rejecting what is not a record, placeholders of media, and the row's group, order and domain. What
-does not: reading a kind's columns (`conversation_rows.py`, `supervised.py`, `text.py`).
-"""
+"""One record to one canonical row: the steps that all kinds share, around the kind's record reader."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace

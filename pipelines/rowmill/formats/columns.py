@@ -1,8 +1,4 @@
-"""Columns of conversations: the option fields that the kinds with messages share, with their aliases.
-
-What belongs here: the base class of those kinds, and the one of `chat` and `auto`. What does not: detecting a record's
-shape (`detection.py`), looking up a value in a record (`record_values.py`).
-"""
+"""Columns of conversations: the option fields that the kinds with messages share, with their aliases."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal

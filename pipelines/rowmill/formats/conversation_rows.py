@@ -1,9 +1,5 @@
 """Reads conversations: detects a record's shape, then reads each message into its canonical form.
 
-What belongs here: the order of the steps for one conversation, and its report. What does not: any of the steps
-(`detection.py`, `messages.py`, `reasoning.py`, `tool_calls.py`), and the steps that all kinds share
-(`canonicalization.py`).
-
     record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
            └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
 

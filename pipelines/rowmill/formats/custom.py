@@ -1,8 +1,5 @@
 """Custom formats: a user's class that turns a record into rows, or directly into tokens.
 
-What belongs here: the base class, the registry of names, finding a class and its source file. What does not: options
-(`python.py`), running a class on records (`custom_rows.py`).
-
     @register_format("tickets")
     class Tickets(RowFormat):
         def rows(self, record): ...           a Row, several, or None to skip the record

@@ -1,10 +1,7 @@
 """Runs a user's format class: its records become canonical rows, or tokens that are validated.
 
-What belongs here: calling the class, validating its return value, one reject for every way in which it fails. What does
-not: finding it (`custom.py`), validating what it built (`built_examples.py`), lengths (`custom_examples.py`).
-
-    record ──rows──► Row(s) ──canonicalisation──► canonical rows
-           └─build─► ids, loss_mask, domain ──checked──► BuiltExample
+record ──rows──► Row(s) ──canonicalisation──► canonical rows
+└─build─► ids, loss_mask, domain ──checked──► BuiltExample
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,7 @@
 """Filters before tokenization: documents that are too short or too long, and duplicate rows.
 
-What belongs here: the limits, the hashes that define equal rows, which of equal rows is kept. What does not: rows that
-resemble others or benchmarks (`removal_filters.py`), and near duplicates across splits, which need tokens and are
-counted by a check.
-
-    content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
-    prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
+content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
+prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
 """
 
 import hashlib

@@ -1,8 +1,5 @@
 """The base class of dataset kinds: one class with a kind's fields, declarations and hooks.
 
-What belongs here: the base class, and the option groups that a dataset may have. What does not: any one kind; each has
-its own module, listed in `formats/__init__.py`.
-
 To add a kind, write one module and one line of that list. It declares its row kind, the option groups that it reads and
 the options in them that it does not read. It has two hooks: one reads a record into a row, the other builds examples
 from rows, for kinds that build their tokens themselves.

@@ -1,7 +1,5 @@
 r"""Placeholders: text such as `<image>` that refers to media in a separate column of the record.
 
-What belongs here: which column belongs to which placeholder. What does not: typed media parts (`messages.py`).
-
     {"messages": [{"role": "user", "content": "<image>\nWhat is it?"}, …], "images": ["cat.jpg"]}   →   rejected
 
 Without such a column, the placeholder is ordinary text and is kept.

@@ -1,8 +1,4 @@
-"""Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs.
-
-What belongs here: a message's content and its training flags. What does not: calls (`tool_calls.py`) and reasoning
-(`reasoning.py`); parts of those kinds are only sorted here.
-"""
+"""Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

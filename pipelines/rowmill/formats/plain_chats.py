@@ -1,12 +1,9 @@
 """Recognizes plain messages and plain chats: known roles and text, with nothing to read, move or reject.
 
-What belongs here: when a message is plain. What does not: reading the others (`conversation_rows.py`), and what is made
-of plain chats, a part at a time (`canonical_rows/row_columns.py`).
-
-    {"role": "user", "content": "Hi"}                   plain
-    {"from": "human", "value": "Hi"}                    plain under another name
-    {"role": "assistant", "content": "<think>…"}        not plain: its reasoning must be found
-    {"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
+{"role": "user", "content": "Hi"}                   plain
+{"from": "human", "value": "Hi"}                    plain under another name
+{"role": "assistant", "content": "<think>…"}        not plain: its reasoning must be found
+{"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,8 @@
 """The kind `preference`: a prompt with a better and a worse answer, or with one answer that is marked as good or bad.
 
-What belongs here: the kind's fields, and a row of a record's sides. What does not: finding the sides
-(`preference_shapes.py`), their tokens (`stages/tokenized_examples/preference_examples.py`).
-
-    messages   S U1 A1 U2      the prompt, which both sides share
-    chosen     A2
-    rejected   B2 call result B3
+messages   S U1 A1 U2      the prompt, which both sides share
+chosen     A2
+rejected   B2 call result B3
 """
 
 import hashlib

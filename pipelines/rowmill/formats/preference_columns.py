@@ -1,8 +1,5 @@
 """Detects preference data by its columns: its answers must not be trained without selection.
 
-What belongs here: the closed list of columns, and which of them a recipe does not read. What does not: handling such
-rows; none are dropped, a check asks the user (`checks/catalog.py`, `preference_data`).
-
     {"messages": […], "label": false}             a bad answer, marked as such
     {"messages": […], "rejected_response": "…"}   an answer with a worse one
 

@@ -1,8 +1,5 @@
 r"""Finds the prompt and the sides of a preference record, in any known shape.
 
-What belongs here: the order in which shapes are tried, and each shape's columns. What does not: reading messages
-(`conversation_rows.py`), parting the prompt from sides that repeat it (`preference.py`).
-
     ranked           {"prompt": …, "completions": [{"completion": …, "score": 3}, …]}: the best against the worst
     hh_text          {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "\n\nHuman: …"}
     compared         {"prompt": …, "response_0": …, "response_1": …, "better_response_id": 1}

@@ -1,9 +1,6 @@
 """The kind `prompts`: prompts for reinforcement learning, with the ground truth that an answer is held to.
 
-What belongs here: the kind's fields, and reading prompt, ground truth and data source. What does not: reading a message
-(`messages.py`), the prompt's tokens (`stages/tokenized_examples/prompt_examples.py`).
-
-    {"question": "48 + 24?", "answer": "… #### 72"}   ─►   messages [user]   ground_truth "72"   data_source gsm8k
+{"question": "48 + 24?", "answer": "… #### 72"}   ─►   messages [user]   ground_truth "72"   data_source gsm8k
 """
 
 import re

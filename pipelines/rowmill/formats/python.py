@@ -1,7 +1,4 @@
-"""The kind `python`: rows or tokens made by a user's class.
-
-What belongs here: the kind's configuration. What does not: finding and loading the class (`custom.py`).
-"""
+"""The kind `python`: rows or tokens made by a user's class."""
 
 from collections.abc import Mapping
 from pathlib import Path

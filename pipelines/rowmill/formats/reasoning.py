@@ -1,8 +1,5 @@
 r"""Moves reasoning to `reasoning_content`, from other keys, tags, typed parts or separate messages.
 
-What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does not: whether
-it is trained (`conversation/loss_mask.py`), or which of it a template prints.
-
     "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
 
 `think_mode: inline` keeps reasoning separate in the row, so that truncation can still shorten it.

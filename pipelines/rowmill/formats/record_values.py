@@ -1,7 +1,4 @@
-"""Helpers for one value of a decoded record or of options: types, paths, aliases of keys.
-
-What belongs here: functions of one value. What does not: which columns a kind reads (`columns.py`).
-"""
+"""Helpers for one value of a decoded record or of options: types, paths, aliases of keys."""
 
 from collections.abc import Mapping
 from typing import Any, TypeGuard

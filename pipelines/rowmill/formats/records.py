@@ -1,8 +1,4 @@
-"""Records: rows of a table, each one JSON object; alone, in groups, or in series.
-
-What belongs here: the kind's configuration, and its mode. What does not: the text of a record (`serialization/`), how
-columns get their types (`inference.py`), how examples are assembled (`assembly/`).
-"""
+"""Records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,8 +1,4 @@
-"""Filters that compare rows with other texts: their options.
-
-What belongs here: the options of `filters.decontaminate` and `filters.near_duplicates`. What does not: comparing texts
-(`similarity/`), and removing rows (`stages/canonical_rows/`).
-"""
+"""Filters that compare rows with other texts: their options."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,8 +1,5 @@
 """Decides the split of a row from its group, its content or its time, and nothing else.
 
-What belongs here: the options of splitting, and the decision for one row. What does not: reading a row's group or time
-from its columns (`formats/`), or detecting leaks (`leakage.py`).
-
     u = key(seed, "split", group)      0 ── validation ──┬────── train ──────┬── test ── 2^64
                                                      v · 2^64           (1 - t) · 2^64
 

@@ -1,8 +1,4 @@
-"""The kind `supervised`: a prompt and a trained response, joined without a chat template.
-
-What belongs here: the kind's configuration and reading its two columns, Alpaca's `instruction` and `input` as one
-prompt. What does not: separators and special tokens, which are ids (`tokenizer.py`).
-"""
+"""The kind `supervised`: a prompt and a trained response, joined without a chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

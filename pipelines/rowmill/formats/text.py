@@ -1,8 +1,4 @@
-"""The kind `text`: documents, one column of text, all of which is trained.
-
-What belongs here: the kind's configuration and reading its column. What does not: limits on a document's length
-(`filters.py`).
-"""
+"""The kind `text`: documents, one column of text, all of which is trained."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal

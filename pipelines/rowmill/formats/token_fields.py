@@ -1,8 +1,5 @@
 """Reading the fields that rows of token ids carry: numbers placed at their tokens, and values of the row.
 
-What belongs here: the values of a record's `token_fields` and `row_fields`, and which tokens they are of. What does
-not: ids and masks (`tokens.py`), the fields' columns (`schema/rollout_fields.py`).
-
     ids        5 6 7 8 9      of which the response is 7 8 9, and 7 and 9 are trained
 
     5 values   all tokens     a b c d e

@@ -1,9 +1,5 @@
 """The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
 
-What belongs here: the kind's fields, and reading ids and mask in each known shape. What does not: numbers that tokens
-carry (`token_fields.py`), limits of length, and the vocabulary, which only the tokenizer knows
-(`stages/tokenized_examples/token_examples.py`).
-
     prompt_response   {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
     masked            {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 1, 0, 1]}
     labelled          {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, 7, -100, 9]}

@@ -1,8 +1,5 @@
 """Reads tools and calls into one shape, whatever library wrote them.
 
-What belongs here: a row's list of tools, the calls of a message, their ids and the ids of their results. What does not:
-the form that a template needs (`conversation/adaptation.py`: strings, nine-character ids, null or []).
-
     tools    [{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}]
     calls    [{"id": "call_0", "type": "function", "function": {"name": …, "arguments": {…}}}]
 

@@ -1,8 +1,5 @@
 """Finds columns of some records that no option of their dataset reads.
 
-What belongs here: comparing the rows of records with and without a column. What does not: preference data, which is
-detected by names in every record (`preference_columns.py`).
-
 A column is unread if every record without it gives the same row. So no list of columns has to be kept for each kind,
 and a column that only sometimes matters counts as read as soon as one of the records shows that. Rejected records show
 nothing: what rejects them may hide that an option reads a column.

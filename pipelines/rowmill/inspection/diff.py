@@ -1,8 +1,5 @@
 """Compares two kept versions of a stage: rows added and removed, lengths, fill, shares of datasets.
 
-What belongs here: finding the inputs of each version, and comparing the two. What does not: showing the comparison
-(`reports/console.py`), choosing which version is current (`runner.py`).
-
 A comparison covers every upstream stage as well: two versions of the order compare every dataset, two versions of one
 dataset's shards compare that dataset only.
 """

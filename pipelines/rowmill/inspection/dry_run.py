@@ -1,10 +1,7 @@
 """Plans and column advice for records datasets before a build; nothing is kept.
 
-What belongs here: finding the rows of an earlier build, or building them in a temporary folder, and asking the stage
-for its plan. What does not: the plan (`table_plan.py`), its text (`table_plans.py`).
-
-    rows of an earlier build, if the recipe would still make them       ─┐
-    else sources ─► rows in a temporary folder                         ─┴─► lengths ─► plan, advice
+rows of an earlier build, if the recipe would still make them       ─┐
+else sources ─► rows in a temporary folder                         ─┴─► lengths ─► plan, advice
 """
 
 import tempfile

@@ -1,8 +1,4 @@
-"""Results of generated text: files parsed without storing anything, and accepted records as JSON Lines.
-
-What belongs here: parsing given files without storing anything, reading accepted records back. What does not: the
-stages (`parsed_records.py`, `generated_series.py`), showing results (`reports/console.py`).
-"""
+"""Results of generated text: files parsed without storing anything, and accepted records as JSON Lines."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

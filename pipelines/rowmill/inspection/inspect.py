@@ -1,8 +1,5 @@
 """Runs a few rows through all stages in memory: raw record, canonical row, examples, trained tokens.
 
-What belongs here: choosing rows, running the stages' part functions on them, splitting an example into stretches of
-one class. What does not: any stage's work; the same functions as in a build do it, over a temporary store in memory.
-
     source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
 
 Copies of earlier rows are shown like the others: duplicates are known only after all rows are made. Examples of

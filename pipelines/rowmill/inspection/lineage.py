@@ -1,8 +1,4 @@
-"""The current outputs of a dataset, and a row's location in them: source, shards, places in the order.
-
-What belongs here: the manifests that a trace reads, and finding rows, segments and ranks in them. What does not:
-following a row (`trace.py`) or a sequence (`sequence_trace.py`), showing either (`reports/row_view.py`).
-"""
+"""The current outputs of a dataset, and a row's location in them: source, shards, places in the order."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

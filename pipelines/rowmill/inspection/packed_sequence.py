@@ -1,11 +1,8 @@
 """One packed sequence with everything that training reads of it, token by token.
 
-What belongs here: choosing a sequence that shows something, joining its columns with the spans of its examples. What
-does not: tracing a sequence to its sources (`sequence_trace.py`), showing it (`reports/sequence_view.py`).
-
-    ids        9707  11 151645 198 │ 151644 872 …      a segment per example
-    labels     9707  11 151645 −100 │ −100 −100 …      unshifted, −100 where no loss is taken
-    positions     0   1      2   3 │      0   1 …      begin anew in each segment
+ids        9707  11 151645 198 │ 151644 872 …      a segment per example
+labels     9707  11 151645 −100 │ −100 −100 …      unshifted, −100 where no loss is taken
+positions     0   1      2   3 │      0   1 …      begin anew in each segment
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Traces a sequence, or one of its tokens, from the shards back to the rows and sources.
-
-What belongs here: parsing a place, reading its sequence, finding the rows and the message of a token. What does not:
-tracing a row to the shards (`trace.py`), showing a trace (`reports/row_view.py`).
-"""
+"""Traces a sequence, or one of its tokens, from the shards back to the rows and sources."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

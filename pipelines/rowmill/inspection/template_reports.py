@@ -1,8 +1,4 @@
-"""What a recipe's chat templates do, and whether their masks hold: the report and the proof of each dataset.
-
-What belongs here: opening the templates of a recipe. What does not: probing one (`conversation/`), showing it
-(`reports/`), rows of data (`inspect.py`).
-"""
+"""What a recipe's chat templates do, and whether their masks hold: the report and the proof of each dataset."""
 
 from collections.abc import Iterator
 

@@ -1,9 +1,5 @@
 """Traces a row from its source line through every stage to its places in shards, order and ranks.
 
-What belongs here: following a row or a source line. What does not: tracing a place in the shards back
-(`sequence_trace.py`), the manifests and locations that both read (`lineage.py`), recording lineage, which the stages do
-(`segments` next to each shard, the order).
-
     shard ─ sequence ─ segment ─► example ─► row `<part>:<number>` ─► part of a file ─► line
     row ─► its outcome at each stage ─► examples ─► segments ─► places in the order ─► rank, step, file
 

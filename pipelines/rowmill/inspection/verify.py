@@ -1,8 +1,5 @@
 """Runs every check on the current outputs, and on request reads every byte of them again.
 
-What belongs here: iterating over a recipe's stages, and comparing files with their manifests. What does not: the
-checks (`catalog.py`), showing results (`reports/console.py`).
-
 A build compares the digest of what it reads, and reads only what it needs; a deep verification reads everything. Damage
 is collected, not raised, so that one run reports all of it. `discard_damage` removes damaged files and all that was
 built from them.

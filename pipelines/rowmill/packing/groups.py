@@ -1,8 +1,5 @@
 """Cut the parts of a dataset into pack groups, which are planned and written independently.
 
-What belongs here: where groups begin and end, and which tokens of a stream each group's sequences hold. What does not:
-planning the sequences of a group (`plan.py`), reading or writing one (`stages/packed_shards/`).
-
     parts      p0 p1 p2 │ p3 p4 p5 p6 │ p7 p8      a group is a run of whole parts, for all splits
                      └ its digest ends a group
 

@@ -1,10 +1,7 @@
 """Lay out planned sequences: segments, attention spans, positions, labels.
 
-What belongs here: the plan as data, and the arrays derived from it. What does not: making the plan (`plan.py`), moving
-tokens (`shards/`).
-
-    plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
-    position_ids  0 1 2 0 1 │ 0 1 2 3
+plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
+position_ids  0 1 2 0 1 │ 0 1 2 3
 """
 
 import numpy as np

@@ -1,9 +1,5 @@
 """Order the sequences of several datasets for training, by weights, block by block.
 
-What belongs here: how many sequences of each dataset a block has, and any stretch of the order. What does not: the
-options (`mixture_options.py`), the order of one dataset (`sample_streams.py`), assigning the order to ranks
-(`rank_assignment.py`).
-
     weights a .5  b .3  c .2, blocks of 10     a b a a b a c c a b │ b a a c b a a b a c │ …
                                                                    └ after each block every dataset is less
                                                                      than one sequence from its share

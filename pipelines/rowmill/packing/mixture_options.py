@@ -1,8 +1,4 @@
-"""The option group `mixture`: weights, shuffling, batch sizes, and where the order ends.
-
-What belongs here: the options, and the checks that need no data. What does not: the order that follows from them
-(`mixture.py`).
-"""
+"""The option group `mixture`: weights, shuffling, batch sizes, and where the order ends."""
 
 from fractions import Fraction
 from itertools import pairwise

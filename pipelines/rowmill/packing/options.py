@@ -1,8 +1,4 @@
-"""The option group `packing`.
-
-What belongs here: the options, and their defaults by kind of row. What does not: applying them (`slicing.py`,
-`plan.py`, `layout.py`).
-"""
+"""The option group `packing`."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,9 +1,5 @@
 """Plan which examples share a sequence, from their lengths.
 
-What belongs here: making the plan. What does not: options (`options.py`), examples longer than a sequence
-(`slicing.py`), positions, labels and spans of a plan (`layout.py`), moving tokens or writing files (`shards/`), the
-order of sequences in training (`mixture.py`).
-
     lengths 4 8 1 4 2 1, limit 10 ─ best fit ─► sequence_offsets 0      4   6
                                                 examples         0 2 3 5 1 4       4+1+4+1, 8+2
 

@@ -1,8 +1,5 @@
 """Assign the order to ranks: whole steps with balanced loads, of which rank r takes every W-th position.
 
-What belongs here: the options of `partitions`, the remainder of a step, the position of each sequence in its step, and
-the totals of a rank in each step. What does not: which sequences the order has (`mixture.py`), or files (`shards/`).
-
     trained tokens of a step   9 1 5 7 3 8 2 6
     balanced                   9 8 6 7 1 2 5 3     2 ranks: 21 and 20; 4 ranks: 10, 10, 11, 10
     as step 1, rotated right   3 9 8 6 7 1 2 5     so that no rank always gets the largest

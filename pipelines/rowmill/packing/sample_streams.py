@@ -1,8 +1,5 @@
 """The endless stream of one dataset's sequences, any stretch of which is computed alone.
 
-What belongs here: which sequence is where in the passes of a dataset. What does not: which dataset is where in
-the order (`mixture.py`), permutations (`core/permutation.py`).
-
     pass    0                 1                 2
             3 0 4 1 2         1 4 2 0 3         2 …            take(3, 7) ─► 1 2 1 4
 

@@ -1,8 +1,4 @@
-"""Cut, split or drop the examples that are longer than a sequence, from their lengths.
-
-What belongs here: pieces of examples, and the number of their targets. What does not: truncating rows
-(`conversation/truncation.py`), planning sequences (`plan.py`).
-"""
+"""Cut, split or drop the examples that are longer than a sequence, from their lengths."""
 
 from collections.abc import Callable
 

@@ -20,8 +20,8 @@
 | `views` | slices, shuffles and functions, for looking and evaluation |
 | `workers` | which batches a `DataLoader` worker delivers |
 
-What belongs here: which sequences a rank delivers next, and the state of a run. What does not: the order itself. It is
-built, holds all epochs and does not depend on the world size: rank r of W takes the places p with p mod W = r.
+The order is built, holds all epochs and does not depend on the world size: rank r of W takes the places p with
+p mod W = r.
 
 The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on, so it
 has no worker processes and needs no `DataLoader` around it. A thread reads the next batches meanwhile. Inside a

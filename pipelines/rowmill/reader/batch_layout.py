@@ -1,7 +1,4 @@
-"""The layout of a reader's batches: its name and its options, NumPy or torch.
-
-What belongs here: choosing a layout. What does not: the arrays of one (`layouts.py`, `preference_batches.py`).
-"""
+"""The layout of a reader's batches: its name and its options, NumPy or torch."""
 
 from collections.abc import Sequence
 from importlib import import_module

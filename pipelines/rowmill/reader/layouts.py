@@ -1,8 +1,5 @@
 """Lay sequences out as one batch, flat or padded.
 
-What belongs here: padding, joining, the dtypes that models expect. What does not: which sequences a batch has, pairs
-(`preference_batches.py`), which layout a reader has (`batch_layout.py`).
-
     sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
 
     flat               input_ids      [[a b c d e]]           one row, no padding

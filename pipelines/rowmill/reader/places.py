@@ -1,13 +1,10 @@
 """Places of the order → rows of shards, for both layouts of ranks.
 
-What belongs here: which row of which file a place is. What does not: reading it (`stored_rows.py`), which places a rank
-takes (`__init__.py`).
+place    0 1 2 3 4 5 6 7 …      stored for 4 ranks: place p is row p // 4 of stored rank p mod 4
+2 ranks  0 1 0 1 0 1 0 1        rank 1 reads places 1, 3, 5, 7: stored ranks 1 and 3, each in its own order
 
-    place    0 1 2 3 4 5 6 7 …      stored for 4 ranks: place p is row p // 4 of stored rank p mod 4
-    2 ranks  0 1 0 1 0 1 0 1        rank 1 reads places 1, 3, 5, 7: stored ranks 1 and 3, each in its own order
-
-    copied   that row of the shards of the stored rank
-    index    that line of the index of the stored rank names a shard and a row in it; −1 is the shard of a filler
+copied   that row of the shards of the stored rank
+index    that line of the index of the stored rank names a shard and a row in it; −1 is the shard of a filler
 """
 
 from collections import OrderedDict

@@ -1,8 +1,5 @@
 """Lay the pairs of sequences out as one batch: all chosen sides, then all rejected ones.
 
-What belongs here: parting sequences into the sides of their pairs, and the batch that preference trainers take. What
-does not: the other layouts (`layouts.py`), exports for trainers that make their batches themselves.
-
     sequences        chosen a b c · rejected a b d e        another pair: chosen f g · rejected f h
 
     input_ids        [[a b c P] [f g P P] [a b d e] [f h P P]]      2n rows: pair i is rows i and n + i

@@ -1,12 +1,8 @@
 """Open `current.json`, which names everything that a trainer reads.
 
-What belongs here: opening a published build, its steps, and refusing one that is incomplete, contradicts itself, or was
-made with another tokenizer. What does not: the files that it names (`shard_checks.py`), the order of delivery
-(`__init__.py`).
-
-    <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is complete
-      ranks ─► layout copied: the shards of each rank        layout index: the index of each rank, and a filler
-      sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
+<root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is complete
+ranks ─► layout copied: the shards of each rank        layout index: the index of each rank, and a filler
+sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,5 @@
 """Read the next batches on a thread while a trainer works on one.
 
-What belongs here: how far ahead is read, and the thread. What does not: which batches come next (`schedule.py`), how
-one is read (`stored_rows.py`).
-
     blocks     0 | 1 2 | 3 4 5 6 | …        the first batch is read alone, so that it comes soon; later blocks are
     waiting        └── at most DEPTH ──┘      larger: sequences in the same row group are then decoded once
 

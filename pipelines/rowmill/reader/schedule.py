@@ -1,11 +1,8 @@
 """Which sequences make a batch of a rank, one batch after the other: integers, without a file.
 
-What belongs here: steps, batches and their borders, steps that a user skips. What does not: the position of a run
-(`__init__.py`), tokens.
-
-    place     0 1 2 3 | 4 5 6 7      steps of 4 places
-    rank 1    · 1 · 3 | · 5 · 7      this rank's sequence n is at place rank + n · world_size
-    number      0   1     2   3
+place     0 1 2 3 | 4 5 6 7      steps of 4 places
+rank 1    · 1 · 3 | · 5 · 7      this rank's sequence n is at place rank + n · world_size
+number      0   1     2   3
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,5 @@
 """Sequences as a reader hands them out, and the decoded row groups that they are views of.
 
-What belongs here: one sequence's arrays, decoding a row group. What does not: which row group a sequence is in
-(`stored_rows.py`), the shape of a batch (`layouts.py`).
-
 Position ids are computed from span lengths, which is faster than decoding the column that holds the same numbers.
 """
 

@@ -1,8 +1,5 @@
 """Check the files that a published build names, before a token of them reaches a trainer.
 
-What belongs here: refusing files that are missing, changed, or made for another order or tokenizer. What does not:
-which files there are (`published.py`), their rows (`stored_rows.py`).
-
     file ─► footer: rows, size, identity card                 verify: the digest of every byte as well
 
 The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that

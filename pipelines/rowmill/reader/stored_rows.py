@@ -1,8 +1,5 @@
 """Rows of shards by shard and row: opening files, decoding row groups, keeping some of them.
 
-What belongs here: which row group a row is in, when a shard is checked, what stays in memory. What does not: which rows
-a place of the order is (`places.py`), the check of a file (`shard_checks.py`).
-
     shards  7 7 3        one task per shard: footer ─► row groups ─► rows
     rows    5 900 12     on remote storage several at once, since each waits for its requests
 

@@ -1,8 +1,5 @@
 """Views of a rank's sequences: a slice, another order, or mapped; for inspection and evaluation.
 
-What belongs here: slices, shuffles and functions over sequences or batches, all lazy. What does not: the position of a
-run; a view keeps no state and starts from its first sequence whenever it is iterated.
-
 Shuffling here is for inspection. The training order was shuffled when it was built, with balanced steps.
 """
 

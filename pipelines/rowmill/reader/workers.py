@@ -1,7 +1,5 @@
 """Find the share of the batches that a `DataLoader` worker process delivers.
 
-What belongs here: whether this process is such a worker, and of how many. What does not: batches.
-
 Every worker has a copy of the reader, and each copy would deliver every batch. So worker w of n delivers batches w,
 w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes from its workers in turn: with
 `batch_size=None` its batches come in the order of one process.

@@ -1,8 +1,4 @@
-"""One dataset of a recipe: its source, its kind and its option groups, checked together.
-
-What belongs here: composing the groups. What does not: an option or a check of one kind (`formats/`), the defaults that
-a recipe's mapping fills in (`defaults.py`).
-"""
+"""One dataset of a recipe: its source, its kind and its option groups, checked together."""
 
 from pydantic import model_validator
 

@@ -1,8 +1,4 @@
-"""Completes a recipe's mapping: defaults, aliases, options of groups that are written under `format`.
-
-What belongs here: completing a dataset's mapping before it is validated. What does not: the options' own defaults,
-which are in their classes.
-"""
+"""Completes a recipe's mapping: defaults, aliases, options of groups that are written under `format`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""How a recipe is run: the options that do not affect the output.
-
-What belongs here: options that never enter a fingerprint. What does not: all other options (`recipe.py`).
-"""
+"""How a recipe is run: the options that do not affect the output."""
 
 from typing import Literal
 

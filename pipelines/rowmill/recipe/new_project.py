@@ -1,7 +1,6 @@
 """Creates a project in a folder: a recipe for the user's data, workspace.yaml, .gitignore.
 
-What belongs here: finding the datasets among the given files, and the text of the written files. What does not:
-recognizing a format (`recognition.py`), and printing (`cli/`). An existing file is never overwritten.
+An existing file is never overwritten.
 
     configs/<name>.yaml     the recipe
     workspace.yaml          what `rowmill ui` and `dagster dev` load

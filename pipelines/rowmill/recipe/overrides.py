@@ -1,7 +1,4 @@
-"""Replaces options of records datasets with values from the command line.
-
-What belongs here: changing a recipe's mapping before it is validated. What does not: validating it (`recipe.py`).
-"""
+"""Replaces options of records datasets with values from the command line."""
 
 import copy
 from collections.abc import Mapping

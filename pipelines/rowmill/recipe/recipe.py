@@ -1,8 +1,5 @@
 """The recipe: all options that affect the output, read and validated once, and `execution`, which does not affect it.
 
-What belongs here: composing the packages' option groups, defaults, aliases, reading a recipe file. What does not: an
-option itself; its class is in the module whose behaviour it sets.
-
 A dataset's options are in groups. Two conveniences are applied before validation: `defaults` fills in what a dataset
 omits (only in groups that its kind reads), and an option of a group that is written directly under `format`, as in
 other tools, is moved to its group.

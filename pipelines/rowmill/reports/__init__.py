@@ -1,4 +1,1 @@
-"""What people look at: console tables, progress, the HTML report, plots.
-
-What belongs here: the wording and layout of what the engine returns. What does not: computing any of it.
-"""
+"""What people look at: console tables, progress, the HTML report, plots."""

@@ -1,9 +1,4 @@
-"""Reports and manifests as text for a terminal: aligned, and coloured where the terminal has colours.
-
-What belongs here: wording what the engine returns. What does not: computing a number that a report does not hold yet,
-layout (`core/console.py`), the live progress line (`progress.py`), single rows (`row_view.py`), a dataset's
-statistics (`statistics.py`), the answer to a query (`query_rows.py`), the summary of a build (`summary.py`).
-"""
+"""Reports and manifests as text for a terminal: aligned, and coloured where the terminal has colours."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,4 @@
-"""The current build as the report shows it: manifests, check results and flows, each loaded once.
-
-What belongs here: what several parts of the page need, and the verdict. What does not: markup (`report_page.py` and
-the modules of its sections).
-"""
+"""The current build as the report shows it: manifests, check results and flows, each loaded once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

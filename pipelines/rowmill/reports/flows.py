@@ -1,8 +1,5 @@
 """Flows of rows and tokens through the stages, from read records to the sequences of the order.
 
-What belongs here: joining the ledgers of consecutive stages into levels and branches that add up. What does not:
-counting (the stages), drawing (`sankey.py`).
-
     1,343 records read
       - 10 duplicate, - 5 bad_messages …      branches: the ledger of the stage
     1,304 rows                                the next level: what the stage counted by itself

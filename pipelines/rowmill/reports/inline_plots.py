@@ -1,8 +1,5 @@
 """Plots of a few hundred characters, for pages that show short Markdown only: one outline, or a handful of bars.
 
-What belongs here: these plots, and their shortest data URI. What does not: plots with room for every number
-(`plots.py`).
-
 They are as wide as Dagster shows of a value beside the longest key in a window of 1440 pixels: 784 for its table, less
 260 for the keys, 150 for the times and 24 for the edges. A wider picture is cut at its right; a narrower window still
 shows names and numbers, which are at the left.

@@ -1,8 +1,5 @@
 """What commands print with `--json`: one object per command, for programs.
 
-What belongs here: which fields of the engine's answers are printed, under stable names. What does not: text for people
-(`console.py`, `statistics.py`), computing an answer.
-
 Every object has `recipe` and `store`. Shares are numbers from 0 to 1. Fields may be added; a field that is there keeps
 its name and meaning.
 """

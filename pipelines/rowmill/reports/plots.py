@@ -1,7 +1,7 @@
 """Plots of counts: SVG for pages, block characters for terminals.
 
-What belongs here: pure functions from counts to text. What does not: counting, and where a plot is shown. There is no
-plotting library: a histogram is forty rectangles, and importing a library takes longer than the stage that it draws.
+There is no plotting library: a histogram is forty rectangles, and importing a library takes longer than the stage that
+it draws.
 
 Every plot is self-contained (no script, style sheet or external address). Its colours are a page's own variables where
 a page has them, and else those of a light background, which is readable on dark pages as well. Text from data is

@@ -1,8 +1,4 @@
-"""Progress of a running build: live lines on a terminal, a plain line every few seconds elsewhere.
-
-What belongs here: receiving progress and finished steps, rates and remaining time, and showing them. What does not: the
-text of a finished step (`reports/console.py`).
-"""
+"""Progress of a running build: live lines on a terminal, a plain line every few seconds elsewhere."""
 
 from collections.abc import Sequence
 from itertools import islice

@@ -1,8 +1,4 @@
-"""The answer to a query as a table for a terminal.
-
-What belongs here: showing columns and rows of any query. What does not: importing the engine, which a query does not
-need and which takes longer than it; asking the query (`stats/views.py`).
-"""
+"""The answer to a query as a table for a terminal."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,4 @@
-"""The first screens of the report: verdict, what was built, a card per dataset, findings, and the flow.
-
-What belongs here: what a reader sees before choosing a section. What does not: a stage's details
-(`report_stages.py`), rows (`report_rows.py`), counting (`flows.py`, manifests).
-"""
+"""The first screens of the report: verdict, what was built, a card per dataset, findings, and the flow."""
 
 from collections.abc import Iterable, Iterator
 

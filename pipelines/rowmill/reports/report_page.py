@@ -1,9 +1,5 @@
 """The report of a recipe: one self-contained HTML file that shows the current build.
 
-What belongs here: the page as a whole, its contents and its size, and when it is written again. What does not: the
-sections (`report_overview.py`, `report_stages.py`, `sequence_view.py`, `report_rows.py`), the page's frame
-(`core/html.py`), plots, counting; a number that is missing here is missing in a manifest.
-
     reports/<recipe>/report.html               `#<dataset>/<stage>` links to a stage
     reports/<recipe>/expectations/….html       the expectations on each stage's facts (`expectations_page.py`)
 

@@ -1,7 +1,4 @@
-"""The rows of the report that can be searched: sampled examples and rejects, each folded behind one line.
-
-What belongs here: choosing rows within a budget, their markup. What does not: the search itself (`report.js`).
-"""
+"""The rows of the report that can be searched: sampled examples and rejects, each folded behind one line."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

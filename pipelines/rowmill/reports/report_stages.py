@@ -1,8 +1,4 @@
-"""A dataset's and a stage's section of the report: folded details with plots, tables and check results.
-
-What belongs here: choosing what the page shows of each stage. What does not: the first screens
-(`report_overview.py`), tokens (`sequence_view.py`), rows (`report_rows.py`).
-"""
+"""A dataset's and a stage's section of the report: folded details with plots, tables and check results."""
 
 from collections.abc import Iterator, Sequence
 

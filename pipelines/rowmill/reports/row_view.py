@@ -1,8 +1,5 @@
 """Single rows, sequences and templates as text for a terminal, showing every token's class.
 
-What belongs here: wording what `inspect.py` and `trace.py` found. What does not: finding it, and reports on whole
-builds (`reports/console.py`).
-
 Trained text is green, context plain, the template's text grey. Without colours, trained text is in ⟦brackets⟧.
 """
 

@@ -1,7 +1,5 @@
 """Draw a flow as a Sankey diagram: a stream from top to bottom whose branches leave to the right, each with its count.
 
-What belongs here: geometry and SVG. What does not: the counts (`flows.py`).
-
     ▇▇▇▇▇▇▇▇▇▇  1,343 records read
     ██████████
     ████████╰─▬ − 39 rejected · 2.9 %

@@ -1,8 +1,5 @@
 """A packed sequence in the report: every token with its id, label, position and segment.
 
-What belongs here: markup of tokens. What does not: reading the sequence (`inspection/packed_sequence.py`), showing a
-token's facts when it is pointed at (`report.js`).
-
 Tokens are coloured by class and underlined where the loss is taken, so the page says the most important without a
 script. Numbers are in attributes of the sequence, one list each, since an attribute per token would be ten times as
 large.

@@ -1,10 +1,6 @@
 """Serves reports over HTTP on this machine: Dagster's pages can link to HTTP, but not to files.
 
-What belongs here: serving the folder of reports, read only, until the process that started this one ends. What does
-not: writing reports (`report_page.py`), serving them to other machines; if you serve them behind a proxy, set
-`execution.reports_url`.
-
-    python -m rowmill.reports.server FOLDER HOST PORT      with the reading end of a pipe as standard input
+python -m rowmill.reports.server FOLDER HOST PORT      with the reading end of a pipe as standard input
 """
 
 import sys

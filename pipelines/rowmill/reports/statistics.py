@@ -1,8 +1,4 @@
-"""`rowmill stats` for a terminal: a recipe's datasets with their rejects, lengths, truncation and what-if table.
-
-What belongs here: wording and aligning the stages' counts. What does not: counting them (`stages/`), the
-tables behind SQL (`stats/`), the short table of a recipe (`summary.py`).
-"""
+"""`rowmill stats` for a terminal: a recipe's datasets with their rejects, lengths, truncation and what-if table."""
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding

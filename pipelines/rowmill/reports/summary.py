@@ -1,8 +1,4 @@
-"""A recipe's current build on one screen: a line per dataset, rejects, failed checks, next commands.
-
-What belongs here: the summary after `rowmill build` and in the report, where exports are, the commands to run next.
-What does not: the statistics of one dataset (`statistics.py`), one step or one check (`console.py`).
-"""
+"""A recipe's current build on one screen: a line per dataset, rejects, failed checks, next commands."""
 
 from collections.abc import Collection, Sequence
 

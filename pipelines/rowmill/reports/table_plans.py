@@ -1,7 +1,4 @@
-"""Plans and advice for records datasets as text for a terminal.
-
-What belongs here: wording them. What does not: computing their numbers (`dry_run.py`).
-"""
+"""Plans and advice for records datasets as text for a terminal."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,4 @@
-"""A template's proof as text for a terminal: wrong masks first, then facts, refusals, and a sample of each shape.
-
-What belongs here: the wording of what `template_proof.py` found. What does not: finding it, and other reports
-(`row_view.py`, `reports/console.py`).
-"""
+"""A template's proof as text for a terminal: wrong masks first, then facts, refusals, and a sample of each shape."""
 
 from collections.abc import Iterator, Mapping
 

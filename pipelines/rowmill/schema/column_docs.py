@@ -1,9 +1,4 @@
-"""One sentence for each column of the stages' files, for pages that show a schema.
-
-What belongs here: the sentences, by column name, since a name means one thing in all stages. What does not: the schemas
-(`rows.py`, `examples.py`, `shards/native.py`), columns of the users' own data, columns of the statistics
-(`stats/column_docs.py`).
-"""
+"""One sentence for each column of the stages' files, for pages that show a schema."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,4 @@
-"""The input of rendering: messages, tools, and further arguments of the template.
-
-What belongs here: the data type. What does not: rendering and masking (`conversation/`).
-"""
+"""The input of rendering: messages, tools, and further arguments of the template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field

@@ -1,8 +1,5 @@
 """The tokenized example: ids, loss mask, span kinds, and source rows.
 
-What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What does not:
-encoding text (`tokenizer.py`) and deciding which characters are trained (`conversation/loss_mask.py`).
-
     input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
     spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘

@@ -1,9 +1,5 @@
 """What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
 
-What belongs here: the facts of stages that are an input of other stages, and the way of facts into a manifest and out
-of it. What does not: counting them (`stages/`), the checks (`checks/catalog.py`), and the facts of stages that no
-stage reads: those are declared in the stage's own module.
-
     CanonicalRowsFacts(kept=98, rejected=2, …) ─name_facts─► Manifest.facts {"kept": 98, …} ─read_facts─► the same
 
 A fact is a number that is compared, or a few more that people are shown. `manifest.NOT_APPLICABLE` in one says that

@@ -1,10 +1,7 @@
 """The ledger: every source record and every token ends in exactly one named state.
 
-What belongs here: the states, the closed list of reasons, summing and checking counts. What does not: deciding a row's
-state; each step does that and gives its reason.
-
-    records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
-    tokens    trained | context | template | truncated | dropped | padding
+records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
+tokens    trained | context | template | truncated | dropped | padding
 """
 
 from collections import Counter

@@ -1,8 +1,5 @@
 """The manifest of a stage's output, through which every other stage reads it.
 
-What belongs here: the manifest's fields, storing and loading it, the pointer to the current one. What does not:
-computing fingerprints (`build/prepare.py`), the meaning of facts (`catalog.py`).
-
 The manifest is written last, by one atomic rename: if it exists, every file it names is complete. It is found by
 *fingerprint* (of the inputs: memoization) and by *version* (of the output: Dagster's data version). Two fingerprints
 may lead to one version; that is how an upstream rebuild that changed nothing stops there.

@@ -1,8 +1,4 @@
-"""Describes every reject reason: its meaning and its remedy.
-
-What belongs here: texts for users. What does not: the closed list itself (`ledger.py`) and the code that rejects; each
-step's detail names the column, message or value.
-"""
+"""Describes every reject reason: its meaning and its remedy."""
 
 from typing import Literal, NamedTuple
 

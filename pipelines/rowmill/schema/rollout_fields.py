@@ -1,8 +1,5 @@
 """Fields that rows of token ids carry to a trainer beside their ids: numbers per token, and values per row.
 
-What belongs here: which fields a dataset declares, their columns in the files of all stages, and the names that are
-taken. What does not: reading them from a record (`formats/token_fields.py`), moving them (each stage, as it moves ids).
-
     input_ids    5    6     7     8     9
     loss_mask    0    0     1     0     1
     logprobs     0    0  -0.5     0  -1.5      the field of the token at the same place: nothing is shifted

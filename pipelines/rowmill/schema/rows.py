@@ -1,8 +1,5 @@
 """The canonical row: one conversation, pair, text or record, in one shape for all sources.
 
-What belongs here: the dataclasses that packages exchange before tokenization, and the Arrow schema in which they are
-stored. What does not: turning a source's columns into a row (`formats/`), or processing a row afterwards.
-
     raw record ──formats──► Row | Rejected ──rendering──► Rendered ──tokenization──► Example
 
 `messages`, `tools` and `template_kwargs` are stored as JSON *text*: Arrow would give every message the union of all

@@ -1,8 +1,7 @@
 """Take rows of many Parquet files in a planned order, in constant memory.
 
-What belongs here: writing parts once as memory-mapped scratch files, then taking rows by number. What does not: the
-plan. Parquet cannot read single rows, so each part is written once as an uncompressed Arrow file, whose pages the
-operating system caches and drops; a worker then holds only one output shard in memory.
+Parquet cannot read single rows, so each part is written once as an uncompressed Arrow file, whose pages the operating
+system caches and drops; a worker then holds only one output shard in memory.
 
 Rejected: `pyarrow.dataset.take`, which decodes every file again for each output shard.
 """

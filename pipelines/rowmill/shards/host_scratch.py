@@ -1,8 +1,7 @@
 """Files that the tasks of one stage make once per host, such as shards in a form of which rows can be taken.
 
-What belongs here: where such files are, and making each of them once. What does not: their content (`gather.py`,
-`native.py`). A task must not depend on a file that another task made: that task may have run on another host. It asks
-for the file, and the first task on a host that asks for one makes it from what the store has.
+A task must not depend on a file that another task made: that task may have run on another host. It asks for the file,
+and the first task on a host that asks for one makes it from what the store has.
 
     host A   task 1 asks for a, b ─► makes a, b        host B   task 3 asks for b, c ─► makes b, c
              task 2 asks for b, c ─► makes c

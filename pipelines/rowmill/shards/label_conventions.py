@@ -1,8 +1,5 @@
 """Convert targets to the four conventions in which trainers store them, one function each.
 
-What belongs here: ids and a mask of trained tokens → the arrays that a format stores. What does not: which tokens train
-(`conversation/loss_mask.py`, `packing/layout.py`), or files.
-
     tokens t0 t1 t2 t3, loss on t2 and t3
 
     unshifted        ids t0 t1 t2 t3     labels -100 -100 t2 t3             the model shifts

@@ -1,8 +1,5 @@
 """Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
 
-What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading it, and the
-content hash that proves that no token was lost or copied. What does not: the plan (`packing/plan.py`).
-
     input_ids      10   11  2 | 20    2
     labels       -100   11  2 | -100  2       the first token of an attention span is never a target
     position_ids    0    1  2 |  0    1

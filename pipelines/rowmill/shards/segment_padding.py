@@ -1,8 +1,5 @@
 """Pad tokens after the segments of native shards, for recipes with `packing.segment_multiple_of`.
 
-What belongs here: putting padding between segments, and taking it out again. What does not: how much padding there is
-(`packing/layout.py`), the padding of batches (`reader/layouts.py`).
-
     multiple of 4     segments  a b c │ d e f g h          segment_lengths   3 5
                       stored    a b c P d e f g h P P P    segment_padding   1 3     seq_lengths   4 8
 

@@ -1,7 +1,5 @@
 """The content hash and the size of every sequence of a shard, so that what holds sequences by number can prove it.
 
-What belongs here: the file beside each shard, adding hashes up. What does not: the hash of a sequence (`native.py`).
-
     shard row        0        1        2         sequences.arrow: 24 bytes a row, whatever the sequence's length
     content_hash     h0       h1       h2        rows 2 0 0 have the content h2 + 2 h0 modulo 2^128
 

@@ -1,13 +1,10 @@
 """Packed sequences as flat arrays, which every exporter receives, and their validation.
 
-What belongs here: taking segments from rows of native shards, in any grouping; the checks before an export is written.
-What does not: how a format stores them (one file per format), or which segments a file gets (`exports/base.py`).
-
-    ids               10 11 2 20 2 | 7 7 2
-    trained            0  1 1  0 1 | 0 1 1
-    offsets            0      3    5       8     segments in tokens
-    sequence_offsets   0           2       3     sequences in segments
-    is_open            no            no          open: a sequence is one attention span
+ids               10 11 2 20 2 | 7 7 2
+trained            0  1 1  0 1 | 0 1 1
+offsets            0      3    5       8     segments in tokens
+sequence_offsets   0           2       3     sequences in segments
+is_open            no            no          open: a sequence is one attention span
 """
 
 from collections.abc import Mapping, Sequence

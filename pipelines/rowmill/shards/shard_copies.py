@@ -1,8 +1,4 @@
-"""Shards of the store as scratch files of this host, out of which a task takes rows in any order.
-
-What belongs here: which shards have a copy on this host, and making it from the store. What does not: the copies'
-folder (`host_scratch.py`), taking rows (`gather.py`, `sequences.py`).
-"""
+"""Shards of the store as scratch files of this host, out of which a task takes rows in any order."""
 
 from collections.abc import Iterable
 from functools import partial

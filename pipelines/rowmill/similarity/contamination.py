@@ -1,8 +1,5 @@
 """Finds the benchmark items that a row has, by the share of an item's words inside n-grams that both have.
 
-What belongs here: the index of the items' n-grams, coverage, the best item of a row. What does not: reading benchmark
-files and removing rows (`stages/canonical_rows/contaminated_rows.py`).
-
     n 3, item  a b c d e f                        n-grams in the row    words covered   coverage
     row        x a b c d y                        abc bcd               a b c d         4/6
     row        a b c x d e f                      abc def               a b c d e f     6/6

@@ -1,7 +1,5 @@
 """MinHash signatures of rows, and the bands in which similar rows agree (locality-sensitive hashing).
 
-What belongs here: signatures and band keys. What does not: which of two similar rows goes (`near_duplicates.py`).
-
     shingles of a row ──120 hash functions, the least of each──► m0 m1 m2 m3 m4 m5 │ m6 … m11 │ … │ m114 … m119
                                                                  band 0: one key     band 1    …    band 19
 

@@ -1,8 +1,5 @@
 """Chooses which of similar rows stay, from integers alone.
 
-What belongs here: shingles, the exact Jaccard similarity of pairs, the decision. What does not: signatures
-(`minhash.py`), reading rows and removing them (`stages/canonical_rows/near_duplicate_rows.py`).
-
 Rows are ranked: more characters first, then by content hash. A row goes if an earlier row that *stays* is in one of its
 bands and is at least as similar as the threshold. So the rows that stay do not depend on the order of files, and of a
 chain a ~ b ~ c with a and c unlike, c stays. Rejected: "the first row stays", which depends on file names; connected

@@ -1,7 +1,5 @@
 """Splits texts into words, and hashes words and runs of words without a Python object for any of them.
 
-What belongs here: what a word is, hashes of words and of n-grams. What does not: comparing texts.
-
     "Don't say 東京!"  ─NFKC, casefold─►  "don't say 東京!"  ─►  don t say 東 京  ─►  one 64-bit hash each
     n-grams of 3                                              don t say │ t say 東 │ say 東 京
 

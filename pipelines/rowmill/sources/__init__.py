@@ -1,8 +1,5 @@
 """Where raw records come from: files on any storage, a Hugging Face dataset, or generated records.
 
-What belongs here: the choice of source, and the two phases that a build calls. What does not: what a
-record's columns mean (`formats/`).
-
     scan   every file is read once: parts with digests and counts; unchanged files are not read
     group  small files whose rows are made together (`sharing`)
     read   a part's bytes, verified, as raw records; bad lines as rejects

@@ -1,8 +1,4 @@
-"""Arrow files: one record per row; those that `datasets` writes with `save_to_disk`, and Feather.
-
-What belongs here: streaming a file's rows, whether it is Arrow's stream or its file format. What does not: which files
-of a saved dataset are data (`urls.py`), one value as JSON (`arrow_rows.py`).
-"""
+"""Arrow files: one record per row; those that `datasets` writes with `save_to_disk`, and Feather."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager

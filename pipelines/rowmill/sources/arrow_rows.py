@@ -1,17 +1,14 @@
 """Arrow batches as JSON lines: what Parquet files and Hugging Face datasets have in common.
 
-What belongs here: one text for every Arrow value. What does not: removing the nulls that Arrow inserts for absent keys;
-a part records that it came from Arrow (`SourcePart.arrow`), and the formats remove them.
-
-    string, number, boolean, list, struct   as in JSON, keys in schema order
-    number of 32 or 16 bits                 the shortest text of its width: 0.1, not 0.10000000149011612
-    NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
-    decimal                                 a JSON number with its own digits: 42.50
-    timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
-    duration                                exact seconds: 90, 0.000000001
-    binary                                  base64: "AAE="
-    JSON text (`arrow.json`)                the JSON value itself
-    map                                     a list of [key, value]
+string, number, boolean, list, struct   as in JSON, keys in schema order
+number of 32 or 16 bits                 the shortest text of its width: 0.1, not 0.10000000149011612
+NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
+decimal                                 a JSON number with its own digits: 42.50
+timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
+duration                                exact seconds: 90, 0.000000001
+binary                                  base64: "AAE="
+JSON text (`arrow.json`)                the JSON value itself
+map                                     a list of [key, value]
 """
 
 import base64

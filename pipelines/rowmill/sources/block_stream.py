@@ -1,7 +1,4 @@
-"""Blocks of bytes as a stream, so that a generator can stand where a file is read.
-
-What belongs here: the stream. What does not: what makes the blocks.
-"""
+"""Blocks of bytes as a stream, so that a generator can stand where a file is read."""
 
 import io
 from collections.abc import Callable, Iterator

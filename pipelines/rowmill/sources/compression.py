@@ -1,7 +1,5 @@
 """Decompressed content as a stream, with a clear error if it is truncated.
 
-What belongs here: the codecs by suffix, and `DecompressedStream`, the stream. What does not: the meaning of the bytes.
-
 Memory use is constant: each codec yields blocks. Every failure below the stream (a truncated gzip member, a wrong
 checksum, a disk that stops answering) becomes one `SourceError` with the file and the number of bytes read, because the
 content up to the failure looks complete and must not be used as the file.

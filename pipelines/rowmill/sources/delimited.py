@@ -1,8 +1,5 @@
 """CSV and TSV: the header gives the keys, and every cell stays text as written.
 
-What belongs here: cells to JSON lines. What does not: finding the dialect (`dialect.py`), and types; whether `01234` is
-a number is decided over a whole column by the code that needs numbers (`table_contract/`), never by the reader.
-
 RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser is used, in
 strict mode: Arrow, Polars and DuckDB are faster, but fail the file at a bad row or change the row silently
 (`docs/decisions/0024` has what each does). Here a line that is no row of the table becomes a JSON list, which reading

@@ -1,7 +1,5 @@
 r"""The dialect of a CSV file, found in its first records: delimiter, quotes, escapes, lines before the header.
 
-What belongs here: what a dialect is, and finding it. What does not: reading records in one (`delimited.py`).
-
 Only what is clear is found. Two possible delimiters, or cells in single quotes, are an error that asks; a header that
 looks like the rows below it is noted; everything that differs from RFC 4180 is described to the user.
 

@@ -1,8 +1,4 @@
-"""The encoding of a text file: UTF-8, unless the file's mark or the recipe says otherwise.
-
-What belongs here: finding an encoding, and the content of a file as UTF-8, which is all that the readers know. What
-does not: bytes inside a record that are not UTF-8; reading the part rejects them, one record at a time.
-"""
+"""The encoding of a text file: UTF-8, unless the file's mark or the recipe says otherwise."""
 
 import codecs
 import io

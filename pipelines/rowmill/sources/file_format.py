@@ -1,8 +1,5 @@
 """The base class of source file formats: one object with suffixes, reader and properties.
 
-What belongs here: the base class, and the recipe's options for one file. What does not: any one format; each is
-declared in the module that reads it and listed in `file_formats.py`.
-
 To add a format, write one module and one line of that list: an object with a name, suffixes and `cut_parts`.
 """
 

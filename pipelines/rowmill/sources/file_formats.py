@@ -1,7 +1,4 @@
-"""The formats of source files, one line each, and finding one by a file's name.
-
-What belongs here: the list. What does not: reading; each format is declared in its reader's module.
-"""
+"""The formats of source files, one line each, and finding one by a file's name."""
 
 from rowmill.sources import arrow_files, delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
 from rowmill.sources.compression import CODECS

@@ -1,8 +1,5 @@
 """Raw files as a source: finding them, choosing their formats, and one pass over each.
 
-What belongs here: the options of `kind: files`, and the decision which parts are staged. What does not: the formats
-(`file_formats.py`), expanding URLs (`urls.py`).
-
 A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once as JSON
 lines, one file per part named by its sha256: a compressed file has no byte ranges, a part of a CSV file no header, and
 parsing either a second time would cost more than the disk space.

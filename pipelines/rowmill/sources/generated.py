@@ -1,8 +1,4 @@
-"""Generated records as a source: those that `parsed_records` or `generated_series` accepted.
-
-What belongs here: the options of `kind: generated`, staging the records. What does not: choosing the version of the
-stage that is read (`generated_source.py`), validating a record (`parsing/`).
-"""
+"""Generated records as a source: those that `parsed_records` or `generated_series` accepted."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,8 +1,5 @@
 """A Hugging Face dataset as a source, through the `datasets` library: by name at a commit, or a local folder.
 
-What belongs here: the options of `kind: huggingface`, choosing splits, pinning the revision. What does not:
-converting Arrow values to JSON (`arrow_rows.py`).
-
 No dataset script is ever run: `trust_remote_code` is not offered. Rows are staged as JSON lines from the same batches,
 streamed or not, so `streaming` changes speed and disk use, never a byte.
 """

@@ -1,8 +1,5 @@
 """A `.json` file: a list of records, one value, or JSON Lines under that suffix.
 
-What belongs here: splitting a list's text into its elements, without parsing them. What does not: validating an
-element; it becomes one JSON line and is parsed when its part is read, like any other line.
-
 A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
 commas are followed, block by block in NumPy: about three times as fast as regular expressions.
 

@@ -1,8 +1,7 @@
 r"""JSON Lines: one record per line, and only `\n` ends a line.
 
-What belongs here: cutting such a file into parts. What does not: parsing; a line is parsed once, when its
-part is read. U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why
-nothing here ever calls `splitlines`.
+U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why nothing here ever calls
+`splitlines`.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,11 @@
 """JSON objects one after another, however they are laid out: over several lines, without line ends, with commas.
 
-What belongs here: recognizing such a file under a suffix of JSON Lines, and cutting it into its objects. What does not:
-validating an object; it becomes one JSON line and is parsed when its part is read, like any other line.
-
-    {"a": 1}{"a": 2}        no line end between them
-    {                       written for people
-      "a": 1
-    }
-    {"a": 1},               a list without its brackets
-    {"a": 2},
+{"a": 1}{"a": 2}        no line end between them
+{                       written for people
+"a": 1
+}
+{"a": 1},               a list without its brackets
+{"a": 2},
 """
 
 import json

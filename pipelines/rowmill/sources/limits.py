@@ -1,8 +1,5 @@
 r"""Limits on the size of a source, so that no file exhausts a machine's memory or disk.
 
-What belongs here: the options, the errors that name them, and the placeholder line of a record that is too long. What
-does not: enforcing the limits (`parts.py`, `compression.py`, the readers; of rows, `formats/long_runs.py`).
-
 A record that is too long, or has too long a run, is rejected, and its neighbours are kept; every other excess stops the
 build, because it is a mistake or an attack and would fill a disk before a check could see it. The defaults are far
 above real data.

@@ -1,9 +1,4 @@
-"""Parquet: one record per row, whatever the columns are.
-
-What belongs here: streaming a file's rows, with the columns that its folders name (`lang=en/part-0.parquet`). What does
-not: comparing schemas of sibling files; each row has its own keys, and the dataset's format decides whether they
-suffice.
-"""
+"""Parquet: one record per row, whatever the columns are."""
 
 import re
 from collections import Counter

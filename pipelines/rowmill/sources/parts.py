@@ -1,9 +1,5 @@
 """A raw file as parts whose size grows with the file, and the record of a file's scan.
 
-What belongs here: the types `SourcePart`, `FileScan` and `PartContent`, the two size rules, cutting a stream or a
-sequence of rows by them. What does not: file formats (one module each), locating files (`urls.py`), reading a part's
-records (`reading.py`).
-
     byte     0        512 Ki      1 Mi              25 Mi              800 Mi
     part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
 

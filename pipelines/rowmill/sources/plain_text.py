@@ -1,7 +1,5 @@
 r"""Plain text: each line, paragraph or whole file is a record `{"text": …}`, as `source.sample_by` says.
 
-What belongs here: cutting text files into texts. What does not: processing a text (`text.py`).
-
     sample_by    a text is                                        its parts end
     line         a line, without its line end                     at a line end
     paragraph    the lines up to a blank line, joined by "\n"      after a blank line

@@ -1,7 +1,5 @@
 """Reads a part's raw records: verifies its bytes, parses each line once, rejects bad lines with a reason.
 
-What belongs here: `read_records` and the reasons to reject a line. What does not: columns; a record is any JSON object.
-
 This is the hottest loop of reading: per line one split, one `orjson.loads`, and a count of quotes. Cases that orjson
 handles wrongly are searched for: it silently converts integers beyond 64 bits to floats, so lines with a run of 19
 digits are parsed again, exactly; and of a key that stands twice it takes the last value, so a line with more quotes

@@ -1,8 +1,5 @@
 """Groups small files, so that their rows are made together, and reads a group as one.
 
-What belongs here: cutting a list of parts into groups. What does not: cutting a file (`parts.py`), processing a group
-(`canonical_rows/stage.py`).
-
     files    a.json  b.json  c.json | d.json … | large.jsonl part 0 | large.jsonl part 1 | e.json …
     groups   └───────── 0 ────────┘ └── 1 ───┘ └──────── 2 ───────┘ └──────── 3 ───────┘ └── 4 ──
 

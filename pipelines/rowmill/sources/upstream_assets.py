@@ -1,8 +1,4 @@
-"""The option `source.after`: assets of a Dagster project that write what a source reads.
-
-What belongs here: the option's type. What does not: Dagster, which makes edges and ticks of it
-(`dagster_rowmill.automation`); a build of the command line reads the files that are there.
-"""
+"""The option `source.after`: assets of a Dagster project that write what a source reads."""
 
 from typing import Annotated
 

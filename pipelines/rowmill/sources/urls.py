@@ -1,7 +1,5 @@
 """Locates source files: expands URLs with braces and globs to files, and opens files.
 
-What belongs here: expanding, finding, stamping and opening. What does not: the meaning of a file's suffix (`files.py`).
-
     "data/{a,b}/part-{08..10}.jsonl"   braces first, in the order written
     "data/*.jsonl"                     then globs, by code point; a glob matches files
     "data/chats" or "data/20*/"        a folder means its data files at any depth, also in linked folders

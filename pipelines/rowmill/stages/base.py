@@ -1,9 +1,5 @@
 """The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
-What belongs here: the declaration of a stage, running work over parts, and summing their counts. What does not: the
-list of stages (`catalog.py`), one part's work (`text_rows.py`, `text_parts.py`, …), gates and reuse of whole stages
-(`runner.py`).
-
 | stage | per | reads | writes |
 |---|---|---|---|
 | `raw_dataset` | dataset | source files | scans: parts with digests |

@@ -1,8 +1,4 @@
-"""All stages, in the order in which they can run: the only list, which the rest of the engine and Dagster use.
-
-What belongs here: the list, and lookups in it. What does not: anything about one stage; that is in the stage's
-declaration, in its own module.
-"""
+"""All stages, in the order in which they can run: the only list, which the rest of the engine and Dagster use."""
 
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.manifest import Manifest

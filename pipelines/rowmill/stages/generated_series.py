@@ -1,8 +1,5 @@
 """Generates records with a backend that serves a dataset's model: continued series, or new groups and records.
 
-What belongs here: recovering the model's training setup from manifests, generating, keeping the results. What does not:
-the generation loop (`generation/`), reaching the backend (`backends/`).
-
 Unlike other stages, it is not a function of its inputs: a model's answers vary, and a server may fail. So it runs only
 on request, its output is kept under its fingerprint like any other, and a run in which nothing was generated leaves
 nothing behind.

@@ -1,8 +1,5 @@
 """Finds the generated records that a source reads: the current version of an on-demand stage.
 
-What belongs here: choosing the stage, its records as lines, copying them to a temporary store. What does not: its gate
-(`build/gate.py`), staging them (`sources/generated.py`).
-
 The version is looked up whenever the source is scanned, as for files: it may belong to another recipe. Once found, it
 is an input of `raw_dataset` like any other, so the gate judges it and all its ancestors, and its manifest names it.
 """

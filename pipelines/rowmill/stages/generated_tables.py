@@ -1,8 +1,5 @@
 """Compares generated records with the training table: columns, associations, copies of training rows.
 
-What belongs here: reading both tables, part by part if all rows are needed. What does not: the measures
-(`table_comparison.py`), bounds (`catalog.py`).
-
 Copies are searched among all training rows. Columns are compared on at most `MAX_SAMPLED_ROWS` evenly sampled rows of
 each table, because the measures sort values in memory.
 """

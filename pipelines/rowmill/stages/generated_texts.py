@@ -1,8 +1,5 @@
 """One worker's task for generated texts: read them from files, parse them, write records and rejects.
 
-What belongs here: the file formats of texts, the files of a part. What does not: the parser (`parsing/`), choosing
-files (`parsed_records.py`).
-
 | file | a text is |
 |---|---|
 | `.txt` | the whole file (`sample_by: document`) |

@@ -1,7 +1,4 @@
-"""Values that several stages read from an input's manifest: source parts, packed shards, the order of training.
-
-What belongs here: recovering values from manifests. What does not: values that only one stage reads.
-"""
+"""Values that several stages read from an input's manifest: source parts, packed shards, the order of training."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise

@@ -1,8 +1,5 @@
 """Finished parts of a stage, which later builds find under their fingerprints.
 
-What belongs here: where a part's files are, the record that says it is complete, and lists of such records. What does
-not: making parts (`base.py`).
-
     <stage>/parts/<fingerprint>/part.json    one part is complete; written after its files
     <stage>/kept_parts/<function>.json       the records of all parts that a function made; on object stores alone
 

@@ -1,8 +1,4 @@
-"""The files of a part: tables, the rejects and the ledger next to the rows, one writer for each.
-
-What belongs here: writing the files that every stage writes for a part. What does not: making rows or examples
-(`canonical_rows/`, `tokenized_examples/`), or which parts there are.
-"""
+"""The files of a part: tables, the rejects and the ledger next to the rows, one writer for each."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Source files → parts: every file is read once and cut into parts with digests; columns are not changed.
-
-What belongs here: scanning, and tables about the files. What does not: records.
-"""
+"""Source files → parts: every file is read once and cut into parts with digests; columns are not changed."""
 
 from collections.abc import Sequence
 from typing import Any

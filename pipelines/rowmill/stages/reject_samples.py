@@ -1,8 +1,5 @@
 """Sentences on the rows behind a failed check: how often each reason is, an offending value, and where one record is.
 
-What belongs here: wording counts of rejects, and finding a row's place in its source. What does not: counting rejects
-(`part_files.py`), judging a share (`checks/`).
-
 The sentences become `Manifest.samples`, which are not part of a version: they name paths, on which no output depends.
 Only a few rows are looked up, and the source is read again for one row at most.
 """

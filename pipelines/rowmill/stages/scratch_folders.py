@@ -1,8 +1,4 @@
-"""Folders for files that a stage makes and removes again, on this host or on all hosts of an executor.
-
-What belongs here: lending such folders to a stage, and removing them. What does not: how a host finds and fills its own
-(`shards/host_scratch.py`).
-"""
+"""Folders for files that a stage makes and removes again, on this host or on all hosts of an executor."""
 
 import os
 import tempfile

@@ -1,8 +1,4 @@
-"""What several stages read of a table: its schema and sort key from `canonical_rows`, and its rows as integers.
-
-What belongs here: loading these from manifests and files. What does not: deciding them
-(`canonical_rows/table_schema.py`).
-"""
+"""What several stages read of a table: its schema and sort key from `canonical_rows`, and its rows as integers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field

@@ -1,8 +1,5 @@
 """The rows of a table in partitions, each of which one task plans.
 
-What belongs here: which rows a partition has, reading their keys and lengths. What does not: the partition of a group
-(`tabular/table_partitions.py`), plans (`table_plan.py`).
-
     up to 1 Mi rows       one partition: the calling process plans it, and writes nothing for it
     groups, series        by the hash of their keys: a task per block of parts writes the keys and lengths of its rows
                           in a file per partition, and a partition reads its file of every block

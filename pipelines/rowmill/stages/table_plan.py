@@ -1,9 +1,6 @@
 """The plan of a table's partition: computed from lengths alone, it states exactly what a build makes.
 
-What belongs here: overflow, resampling and assembly of every split, the error that names what does not fit. What does
-not: the assembly modes (`tabular/assembly/`), which rows a partition has (`table_partitions.py`), sums over partitions
-(`table_plan_facts.py`), encoding and files (`table_examples.py`). A build plans all partitions before it writes any
-examples.
+A build plans all partitions before it writes any examples.
 
     lengths, index ─► what fits ─► passes ─► assembled ─► facts
 """

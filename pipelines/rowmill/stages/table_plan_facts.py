@@ -1,8 +1,5 @@
 """Facts of a table's plan, which add up over its partitions.
 
-What belongs here: counts, sizes and overflows of a plan, their sums, their JSON form. What does not: the plan
-(`table_plan.py`), text for people (`reports/table_plans.py`).
-
 Sizes are kept as the number of times that each occurs, of which there are at most as many as an example has tokens. So
 minimum, mean, deviation and histograms of a table are exact, whatever number of partitions they are added up from.
 """

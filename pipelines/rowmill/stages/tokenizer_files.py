@@ -1,8 +1,4 @@
-"""The recipe's tokenizer, opened once per process and stored as data.
-
-What belongs here: which tokenizer a build uses, and its stored form. What does not: opening its files
-(`tokenization/`).
-"""
+"""The recipe's tokenizer, opened once per process and stored as data."""
 
 import logging
 from typing import Any

@@ -1,7 +1,4 @@
-"""Describe every view and column in one line: DuckDB's comments, and the tables of the reference.
-
-What belongs here: descriptions. What does not: names and types (`schemas.py`), how a view is made (`views.py`).
-"""
+"""Describe every view and column in one line: DuckDB's comments, and the tables of the reference."""
 
 from collections.abc import Mapping
 from typing import Final

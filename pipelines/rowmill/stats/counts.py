@@ -1,9 +1,5 @@
 """The size of an output: its rows with their noun, and its parts.
 
-What belongs here: the types with which a stage declares its contribution to the statistics, and the one answer that its
-page, the terminal and the view `builds` share. What does not: any stage's declaration, and counting; a stage counts its
-output into the manifest's facts while it writes.
-
 Summing the rows of a part's files gives no answer: a part holds other files next to its output, such as rejects, an
 index of segments or a ledger, and two stages have an output without files.
 """

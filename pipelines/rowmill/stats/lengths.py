@@ -1,8 +1,4 @@
-"""Facts about lengths: how long examples are, how many hit the limit, what another limit would change.
-
-What belongs here: pure functions from integer arrays to histograms, quantiles, buckets, hints and the what-if table.
-What does not: reading lengths from files, and packing; the `plan` argument returns the number of sequences.
-"""
+"""Facts about lengths: how long examples are, how many hit the limit, what another limit would change."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

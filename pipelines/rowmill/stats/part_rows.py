@@ -1,8 +1,4 @@
-"""The rows of long statistics tables, read from the part files of a manifest.
-
-What belongs here: a part file's columns in a table's schema, in batches. What does not: writing tables (`tables.py`),
-where rows came from and how they begin (`stats/row_origins.py`).
-"""
+"""The rows of long statistics tables, read from the part files of a manifest."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

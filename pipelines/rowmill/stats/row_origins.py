@@ -1,8 +1,5 @@
 """Where rows and rejected records came from, and how their text begins: what people look for first in a table of rows.
 
-What belongs here: the source file, record and line of each row id, and the first characters of a row or a raw record.
-What does not: reading a source again for the whole record (`rowmill trace`), the other columns (`part_rows.py`).
-
 Everything is computed per column, except for rejected records, whose bytes may be anything.
 """
 

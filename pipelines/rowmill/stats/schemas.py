@@ -1,8 +1,5 @@
 """The columns of every statistics table.
 
-What belongs here: names and types, the interface for users' SQL. What does not: where the
-values come from (`tables.py`) and the columns that a view adds: recipe, dataset, version (`views.py`).
-
 The stages of the whole recipe fill `splits` and `mixture` with a line per dataset, so these have a column `dataset`.
 `token_ledger` has a column for the stage, because several stages count the same tokens; `segments` has one for the
 split, because every split numbers its sequences from 0.

@@ -1,9 +1,5 @@
 """Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version.
 
-What belongs here: writing what a stage contributes (`counts.StatsInputs`), and the pointers to the current versions.
-What does not: the views over the tables (`views.py`), and counting; counts come from the manifest, and long tables are
-columns of its part files, copied in batches.
-
     stats/<table>/recipe=<r>/scope=<dataset or _recipe>/version=<version>/part-0.parquet
     stats/_current/recipe=<r>/scope=<…>/stage=<stage>/current-<stamp>.parquet
 

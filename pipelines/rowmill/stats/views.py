@@ -1,8 +1,5 @@
 """`stats.duckdb`: views over the tables, and queries on them.
 
-What belongs here: the views' definitions, replacing the file that holds them, running a query safely.
-What does not: the tables' columns (`tables.py`).
-
 A DuckDB file that is open for writing excludes every other process, so this one holds only views and is never opened
 for writing under its own name: it is written under a temporary name and renamed. The data are Parquet files, which a
 view finds by name whenever it is queried.

@@ -1,8 +1,5 @@
 """Times of an order column that can be meant in two ways, so that sorting by them may give a wrong order.
 
-What belongs here: finding them, one function for each problem, over whole columns. What does not: where they are in the
-source, and what to do about them (`stages/canonical_rows/table_times.py`).
-
 | problem | in the source | why it matters |
 |---|---|---|
 | a repeated hour | 01:00 01:30 **01:00 01:30** 02:00, local times as daylight saving ends | sorting mixes them |

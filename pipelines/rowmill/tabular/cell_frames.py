@@ -1,8 +1,5 @@
 """The cells of records as columns of text, and hashes of them, so that tables are compared fast.
 
-What belongs here: reading records' JSON texts into columns, hashing cells. What does not: typed values
-(`serialization/`), the comparisons (`stages/training_splits/table_leakage.py`, `table_comparison.py`).
-
 A cell is the text of its JSON value, for a string the string itself; null and an absent key are null. Polars reads all
 columns of a batch at once; a batch that it cannot read is read record by record.
 """

@@ -1,8 +1,4 @@
-"""Canonical ISO 8601 text of datetimes, dates, times and durations.
-
-What belongs here: recognizing such text and normalizing it to the form that records keep. What does not: other date
-formats, and ordering (`time_order.py`).
-"""
+"""Canonical ISO 8601 text of datetimes, dates, times and durations."""
 
 import re
 from collections.abc import Callable

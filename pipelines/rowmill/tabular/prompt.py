@@ -1,8 +1,5 @@
 r"""The prompt of records and the delimiter tokens, which are the same in every example of a dataset.
 
-What belongs here: the three styles of prompt, which tokens delimit units, the generation prompt. What does not: the
-records after it (`serialization/`), the encoder, which is passed in.
-
     Generate JSON Lines records with these keys: "date","amount"\n BOS {"date":…}\n{"date":…}\n EOS
     └────────────────────────── prompt ───────────────────────────┘└─ generation starts after this BOS
 

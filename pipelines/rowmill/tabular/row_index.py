@@ -1,11 +1,8 @@
 """Index of a records dataset: split, group and position of each row as integers, so that planning sees no text.
 
-What belongs here: numbering groups in the order of their keys, positions as integers, sorting. What does not: computing
-keys and positions (`stages/canonical_rows/table_rows.py`), lengths in tokens, plans (`assembly/`).
-
-    row         0    1    2    3         numbered in source order, across all parts
-    group_key  "B"  "A"  "B"  "A"   ──►  groups 1 0 1 0, keys "A" "B"
-    order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 1 3 | 2 0
+row         0    1    2    3         numbered in source order, across all parts
+group_key  "B"  "A"  "B"  "A"   ──►  groups 1 0 1 0, keys "A" "B"
+order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 1 3 | 2 0
 """
 
 from collections import Counter

@@ -1,9 +1,5 @@
 r"""A record and its schema: the columns of a table, in the order in which they are written.
 
-What belongs here: the columns' types, the Python value of each, the schema and its JSON form, which is saved in the
-manifest. What does not: a record's text (`serialization/`), the order of records (`time_order.py`), how the types of a
-dataset are inferred (`table_contract/`).
-
 | type | value in a record | in JSON |
 |---|---|---|
 | integer | `int`, at most 4,300 digits | `1180591620717411303424` |

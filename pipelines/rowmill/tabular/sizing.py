@@ -1,11 +1,8 @@
 """Estimated sizes of examples of records, and advice on group columns, from counts alone.
 
-What belongs here: arithmetic on sizes of groups and tokens of records, before anything is built. What does not: the
-plan, which is exact (`assembly/`), and counting tokens; callers with a tokenizer pass its counts.
-
-    tabular      prompt + record · cap
-    grouped      prompt + group · cap        each group must fit with the prompt, one BOS and one EOS
-    sequential   prompt + one group          at most the limit: a series continues in the next example
+tabular      prompt + record · cap
+grouped      prompt + group · cap        each group must fit with the prompt, one BOS and one EOS
+sequential   prompt + one group          at most the limit: a series continues in the next example
 """
 
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparison of generated records with the training records: columns and associations.
 
-What belongs here: statistics of two frames of cells (`cell_frames.py`). What does not: reading rows, checks, reports.
-
 | compared | measure |
 |---|---|
 | a column of numbers | Kolmogorov–Smirnov distance: the largest gap between the cumulative distributions |

@@ -1,8 +1,5 @@
 """Partitions of a grouped table: which groups are planned together, decided by the hashes of their keys.
 
-What belongs here: the number of partitions, the partition of a group, the share of a sample that each takes. What does
-not: reading the rows of a partition (`stages/table_partitions.py`), planning them (`stages/table_plan.py`).
-
     rows of the table     up to 1 Mi   up to 2 Mi   up to 4 Mi
     bits of the hash               0            1            2   …   at most 8
     partitions                     1            2            4   …   at most 256

@@ -1,8 +1,6 @@
 """Sort keys of records: the exact position of a record in its group or series, read from its order column.
 
-What belongs here: the known time formats; reading a value as a position; times of day that roll over midnight. What
-does not: choosing the order column (`formats/`), inferring its format (`table_contract/`), sorting and cutting
-(`assembly/`), checking generated records (`parsing/`). Assembly, parsing and generation read the same positions.
+Assembly, parsing and generation read the same positions.
 
 | order | values | position |
 |---|---|---|

@@ -1,8 +1,4 @@
-"""Map byte spans of texts to the tokens that cover them, for a whole batch at once.
-
-What belongs here: the tokens of a span, and which of them train with which weight. What does not: where the spans come
-from (`conversation/loss_mask.py`), encoding (`encoder.py`).
-"""
+"""Map byte spans of texts to the tokens that cover them, for a whole batch at once."""
 
 import numpy as np
 

@@ -1,12 +1,9 @@
 """Build the examples of pairs and documents by concatenating token columns, each encoded for a whole batch.
 
-What belongs here: splitting, making and concatenating columns. What does not: which columns a kind of row has
-(`plain_text_examples.py`), truncating the result (`token_truncation.py`).
-
-    bos      1       1
-    input    5 6     -         row 0: 1 5 6 7 2
-    output   7       8 9       row 1: 1 8 9 2
-    eos      2       2
+bos      1       1
+input    5 6     -         row 0: 1 5 6 7 2
+output   7       8 9       row 1: 1 8 9 2
+eos      2       2
 """
 
 from collections.abc import Sequence

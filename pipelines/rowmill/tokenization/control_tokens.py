@@ -1,9 +1,6 @@
 """Keep control-token strings in the data from becoming control tokens.
 
-What belongs here: finding such strings in rows, replacing them by placeholders before rendering, and restoring them as
-ordinary text. What does not: encoding text around them (`encoder.py`).
-
-    as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
+as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
 """
 
 import re

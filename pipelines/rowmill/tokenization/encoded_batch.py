@@ -1,11 +1,7 @@
 """Batches of encoded texts as arrays: which tokens train, and the kind of each token.
 
-What belongs here: character or byte ranges → token masks and spans, for a whole batch at once; one example as views
-into its batch. What does not: where the ranges come from (`conversation/loss_mask.py`), examples as columns
-(`example_columns.py`), how rows become texts (`conversation_encoding.py`).
-
-    pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
-    spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it
+pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
+spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it
 """
 
 from bisect import bisect_left

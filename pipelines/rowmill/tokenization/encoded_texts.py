@@ -1,10 +1,7 @@
 """Batches of encoded texts: ids, and the bytes of its text that each token covers.
 
-What belongs here: joining, replacing and putting such batches together. What does not: encoding (`encoder.py`), which
-tokens train (`alignment.py`).
-
-    text        "a<|im_end|>b"                       bytes  0 1          11 12
-    tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
+text        "a<|im_end|>b"                       bytes  0 1          11 12
+tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,4 @@
-"""Encode batches of texts into ids and byte offsets, on the fast path or the reference path.
-
-What belongs here: the encoder of a worker. What does not: opening a tokenizer (`tokenizer.py`), which tokens train
-(`alignment.py`), control tokens in the data (`control_tokens.py`).
-"""
+"""Encode batches of texts into ids and byte offsets, on the fast path or the reference path."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,9 +1,5 @@
 """The engines that make ids of texts: the reference, and those that give its ids in a fraction of its time.
 
-What belongs here: opening an engine, encoding a batch with it, bounding its memory, surviving its panics. What does
-not: whether an engine gives the right ids (`tokenizer.py` compares probe texts, `example_encoding.py` a sample of every
-part), positions (`token_positions.py`).
-
 `gigatoken` encodes byte-level and SentencePiece BPE and opens in a third of the time of `fastokens`, which encodes
 byte-level BPE only. The reference for both is `tokenizers`, which `transformers` itself calls.
 """

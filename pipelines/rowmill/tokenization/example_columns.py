@@ -1,8 +1,4 @@
-"""The examples of a part as flat columns, and as the table that `tokenized_examples` stores.
-
-What belongs here: columns from batches or single examples, their concatenation, the table, and counts over it. What
-does not: encoding (`example_encoding.py`), the schema (`rowmill.schema.examples`).
-"""
+"""The examples of a part as flat columns, and as the table that `tokenized_examples` stores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,4 @@
-"""Encode masked texts into examples, and keep the counts of a part.
-
-What belongs here: masked texts → examples for one batch, the comparison with the reference path, and the counts of a
-part. What does not: the tokens of spans (`encoded_batch.py`), control tokens (`control_tokens.py`).
-"""
+"""Encode masked texts into examples, and keep the counts of a part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

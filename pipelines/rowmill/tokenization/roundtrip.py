@@ -1,7 +1,5 @@
 """Whether ids give back the text that they were made of, byte for byte, for whole batches.
 
-What belongs here: decoding and comparing. What does not: encoding, the bytes of each id (`token_bytes.py`).
-
 Decoding is a table look-up: every id of a byte-level or SentencePiece vocabulary stands for fixed bytes, so Arrow
 takes those of a whole batch at once, in half the time of a NumPy gather byte by byte. A vocabulary of another kind is
 decoded by the function handed in.

@@ -1,7 +1,4 @@
-"""The bytes that each id of a vocabulary stands for, read from the backend's JSON text.
-
-What belongs here: tables by id. What does not: where tokens lie in a text (`encoded_texts.py`).
-"""
+"""The bytes that each id of a vocabulary stands for, read from the backend's JSON text."""
 
 import re
 from collections import defaultdict

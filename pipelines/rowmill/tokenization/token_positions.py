@@ -1,8 +1,5 @@
 """Which bytes of its text each token covers, computed from the byte length of every id.
 
-What belongs here: the lengths of a vocabulary's ids, what a tokenizer puts before a text, and positions of whole
-batches. What does not: ids (`engines.py`), the bytes themselves (`token_bytes.py`).
-
 An engine that reports only ids is enough where every id stands for a fixed number of bytes. Byte-level vocabularies do.
 SentencePiece vocabularies do but for two things: a space is put before a text, or before each section between added
 tokens, and a character without a piece is several byte tokens, which the reference places on the whole character:

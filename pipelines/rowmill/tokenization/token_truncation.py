@@ -1,8 +1,4 @@
-"""Cut the tokens of one example, or prepend a BOS: ids and all that belongs to them together, counting removed tokens.
-
-What belongs here: cuts of one example. What does not: truncating a conversation by its structure
-(`conversation/truncation.py`), when to cut (`example_length.py`).
-"""
+"""Cut the tokens of one example, or prepend a BOS: ids and what belongs to them, counting removed tokens."""
 
 from dataclasses import replace
 from typing import Literal

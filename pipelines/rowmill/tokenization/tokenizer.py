@@ -1,8 +1,5 @@
 """Open a tokenizer, and keep everything that determines its ids as plain data.
 
-What belongs here: loading a tokenizer, its card, and the probe that chooses its engine. What does not: finding its
-files (`tokenizer_source.py`), encoding (`encoder.py`).
-
 Two paths give the same ids. The *fast path*: `gigatoken` or `fastokens` encodes a batch into one flat buffer, and
 because every id stands for a known number of bytes, one cumulative sum gives the position of each token. The *reference
 path*: the `tokenizers` library, which `transformers` itself uses. An engine is taken only for tokenizers with which it

@@ -1,8 +1,4 @@
-"""What a tokenizer is, as data: its identity, and its kept form.
-
-What belongs here: the card, and a loaded tokenizer as workers and later builds get it. What does not: loading one from
-its files (`tokenizer.py`).
-"""
+"""What a tokenizer is, as data: its identity, and its kept form."""
 
 import base64
 import hashlib

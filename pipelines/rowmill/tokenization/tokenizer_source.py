@@ -1,8 +1,5 @@
 """Find the tokenizer of a recipe: a folder, or a name on the Hugging Face hub at a commit.
 
-What belongs here: the option `tokenizer`, finding the folder, resolving a revision to a commit on the hub, fetching
-that commit, and identifying a tokenizer's files. What does not: opening it (`tokenizer.py`), encoding (`encoder.py`).
-
     tokenizer: configs/demo/tokenizer                       a folder, identified by the content of its files
     tokenizer: Qwen/Qwen3-0.6B                              the hub's default branch, resolved by each build
     tokenizer: {name: Qwen/Qwen3-0.6B, revision: c1899de2…} a commit, which is fixed and needs no request

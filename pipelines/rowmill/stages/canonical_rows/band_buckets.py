@@ -1,8 +1,5 @@
 """Finds the rows that share a band's key with another row, over all parts, bucket by bucket.
 
-What belongs here: lines of all parts in buckets by their keys, and the keys of two rows or more. What does not: making
-the lines (`near_duplicate_rows.py`), deciding which rows go (`similarity/near_duplicates.py`).
-
     parts of a block ─► lines (key, row) in buckets by the first bits of the key       a task per block of 4 Mi lines
     a bucket of all blocks ─► sorted by key ─► lines whose key another row has, too    a task per bucket
 

@@ -1,8 +1,5 @@
 """The items of the benchmarks that a dataset is kept clean of: reading their files, and the index of their n-grams.
 
-What belongs here: scanning benchmark files, an item's texts, storing the index as a part and loading it. What does not:
-looking rows up (`contaminated_rows.py`), coverage (`similarity/contamination.py`).
-
     benchmark files ─scan─► digests, which enter the fingerprint ─read─► items ─► distinct items, n-grams (one part)
 
 The index is made once and read by every worker once; a build with other rows and the same benchmarks finds it.

@@ -1,8 +1,5 @@
 """Finds the rows that have an item of a benchmark, over all parts, and removes them.
 
-What belongs here: one worker's search of a part, the removal, and what the page shows of it. What does not: the items
-(`benchmark_items.py`), the measure (`similarity/contamination.py`).
-
     part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.arrow
                                                                                                 │ action: reject
                                                                                                 ▼

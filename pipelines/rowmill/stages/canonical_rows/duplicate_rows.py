@@ -1,8 +1,5 @@
 """Finds the rows of a dataset that equal an earlier row, over all parts, and removes them.
 
-What belongs here: the hashes of all rows in buckets, the first row of each hash, the removal. What does not: the hash
-of a row (`formats/filters.py`), rewriting a part (`rewrite_part.py`), similar rows (`near_duplicate_rows.py`).
-
     parts of a block ─► hash, row, row id, in buckets by the first byte of the hash     a task per block of 4 Mi rows
     a bucket of all blocks ─► rows that repeat an earlier one, by block                 a task per bucket
     a block of all buckets ─► what to remove from each part                             a task per block ─► rewrite_part

@@ -1,8 +1,4 @@
-"""Facts that only rows of one kind have: margins and labels of preferences, ground truths of prompts, tokens' fields.
-
-What belongs here: counting them over all parts of a dataset. What does not: the facts of all rows (`stage.py`), the
-checks (`checks/catalog.py`).
-"""
+"""Facts that only rows of one kind have: margins and labels of preferences, truths of prompts, tokens' fields."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,5 @@
 """Finds the rows of a dataset that resemble a longer row, over all parts, and removes them.
 
-What belongs here: one worker's signatures of a part, the removal, and what the page shows of it. What does not: rows
-that agree in a band over all parts (`band_buckets.py`), signatures and the decision (`similarity/`).
-
     part ─► words ─► shingles, MinHashes ─► bands.arrow, shingles.arrow      kept by fingerprint: made once per part
                                              │
     all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► who goes ─► rewrite_part.py

@@ -1,8 +1,4 @@
-"""Blocks of consecutive parts, each of which one task reads to compare the rows of all parts in buckets.
-
-What belongs here: where blocks end, how many buckets there are, cutting a table into the files of buckets. What does
-not: what is compared (`duplicate_rows.py`, `band_buckets.py`).
-"""
+"""Blocks of consecutive parts, each of which one task reads to compare the rows of all parts in buckets."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 r"""Hashes of the prompts of rows, case-folded with collapsed spaces: an equal prompt in two splits is a leak.
 
-What belongs here: what counts as an equal prompt. What does not: which text of a row is its prompt (`row_columns.py`).
-
     "Who are\n You? "  ─► "who are you?"  ─► BLAKE2b of 8 bytes
 
 Prompts of ASCII characters are folded together as bytes, the others one by one.

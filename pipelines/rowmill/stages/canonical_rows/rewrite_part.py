@@ -1,8 +1,5 @@
 """Rewrites a finished part of canonical rows: rejects some rows, moves some to another split.
 
-What belongs here: the new files and counts of a part. What does not: choosing the rows, which is decided over all parts
-(`duplicate_rows.py`, `similar_rows.py`, `time_splits.py`).
-
     rows of the part   a  b  c  d          drop b: duplicate      rows a c d, rejects + b, ledger b: rejected
     splits             0  0  0  0          splits 0 0 1 0         c is validation
 

@@ -1,7 +1,4 @@
-"""Canonical rows of a part, column by column: their JSON text, hashes and splits.
-
-What belongs here: the values of `ROW_SCHEMA` from rows. What does not: reading records, and files (`text_rows.py`).
-"""
+"""Canonical rows of a part, column by column: their JSON text, hashes and splits."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

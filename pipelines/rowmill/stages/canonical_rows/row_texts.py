@@ -1,7 +1,5 @@
 """The texts of canonical rows that are compared with other texts: each message by itself, of all roles.
 
-What belongs here: which columns of a row are its texts. What does not: words (`similarity/words.py`).
-
 A message has up to three kinds of text: its reasoning, its content, and its calls, each a name and arguments. Tools are
 none: two dialogues that differ only in the tools on offer are the same text. Rows of token ids have one text, their
 ids decoded without control tokens.

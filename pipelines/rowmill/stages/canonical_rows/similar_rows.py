@@ -1,8 +1,4 @@
-"""The filters that compare rows with other texts, in their order, and what they add to the stage's output.
-
-What belongs here: the order, the facts, files and tables. What does not: the filters (`contaminated_rows.py`,
-`near_duplicate_rows.py`).
-"""
+"""The filters that compare rows with other texts, in their order, and what they add to the stage's output."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

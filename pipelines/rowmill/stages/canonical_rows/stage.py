@@ -1,8 +1,5 @@
 """Parts → canonical rows: formats, reasoning, tools, filters and splits over all parts, then duplicates among them.
 
-What belongs here: which parts to make, the order of the steps over all parts, summing counts. What does not: processing
-one record (`canonicalization.py`) or one part (`text_rows.py`).
-
 Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
 finished. Then follow rows that have items of benchmarks or resemble a longer row (`similar_rows.py`), and splits by
 time that need all rows (`time_splits.py`).

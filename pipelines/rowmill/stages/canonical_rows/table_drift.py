@@ -1,8 +1,4 @@
-"""Drift of a table from its contract: what changed, which values do not fit, and where they are.
-
-What belongs here: reporting the differences. What does not: choosing the contract (`table_schema.py`), finding a
-column's drift (`tabular/table_contract/drift.py`).
-"""
+"""Drift of a table from its contract: what changed, which values do not fit, and where they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,4 @@
-"""Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers.
-
-What belongs here: facts, tables and histograms of a dataset of records. What does not: deciding its schema
-(`table_schema.py`), comparing its contract with the data (`table_drift.py`), ambiguous times (`table_times.py`).
-"""
+"""Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,9 +1,5 @@
 """A worker's two tasks on source parts of records: observing their columns, then making their rows.
 
-What belongs here: the two passes over parts, before and after the dataset's table contract is known, and the rejects
-of rows. What does not: the contract and reading a cell (`table_contract/`), texts (`serialization/`), the list of parts
-and decisions over all of them (`table_schema.py`).
-
     part ──observe──► shapes of values, with locations  ──┐
                                                            ├─ all parts ─► contract, schema, order
     part ──rows_of──► rows.arrow, rejects.arrow, ledger  ◄──┘

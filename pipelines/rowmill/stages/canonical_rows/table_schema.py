@@ -1,8 +1,5 @@
 """Rows of records: what is decided over all parts of a dataset, before and after its rows are made.
 
-What belongs here: the schema, the sort key, splits by number of rows. What does not: the work on one part
-(`table_rows.py`), reporting (`table_report.py`, `table_drift.py`), what all kinds of rows share (`stage.py`).
-
     all parts ─observe─► schema, order ─► rows ─► deduplication ─► splits ─► facts
 
 A part is observed once; its rows are made again only if the schema or the sort key changes, because then every text may

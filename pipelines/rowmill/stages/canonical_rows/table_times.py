@@ -1,8 +1,5 @@
 """Ambiguous times of a table's order column: how many records have one, where the first ones are, and what to do.
 
-What belongs here: the number that the check `ambiguous_times` tests, its table and its sentences. What does not:
-finding ambiguous times in columns (`tabular/ambiguous_times.py`).
-
 Zones are counted part by part as rows are made, numbers are read part by part, and only series, and groups of a table
 that is planned whole, are compared row by row: those need an index of all rows.
 """

@@ -1,8 +1,4 @@
-"""One worker's task for a source part of conversations, pairs or texts: records to rows, rejects and a ledger.
-
-What belongs here: reading a part record by record, and writing the files of its rows. What does not: reading one record
-(`formats/`), the rows' columns (`row_columns.py`), tables (`table_rows.py`), decisions over all parts (`stage.py`).
-"""
+"""One worker's task for a source part of conversations, pairs or texts: records to rows, rejects and a ledger."""
 
 from collections.abc import Sequence
 from pathlib import Path

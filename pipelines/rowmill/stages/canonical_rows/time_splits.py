@@ -1,8 +1,5 @@
 """Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary.
 
-What belongs here: collecting times and groups of all parts, and deciding which rows change. What does not: parsing a
-time, the rules for one row (`splits.py`), rewriting a part (`rewrite_part.py`).
-
     group  times          boundary at 10          later                 reject
     a      3  7                 │                 train                 train
     b      8 12            ─────┼─────            validation, both      straddles_split, both

@@ -1,8 +1,4 @@
-"""Cells of CSV to typed records, column by column; each distinct cell is read and written once.
-
-What belongs here: the columns of `TypedColumns` from columns of cells, and the rejects. What does not: reading one cell
-(`table_contract/`), values of JSON (`typed_values.py`, `typed_value_columns.py`).
-"""
+"""Cells of CSV to typed records, column by column; each distinct cell is read and written once."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,9 +1,4 @@
-"""Typed records: a record's JSON text, group key, order key and domain, and what its makers share.
-
-What belongs here: the columns of a part's typed records, the columns' roles, and the rejects. What does not: making
-them of cells (`typed_cells.py`) and of JSON values (`typed_values.py`, `typed_value_columns.py`), reading a part and
-writing its rows (`table_rows.py`).
-"""
+"""Typed records: a record's JSON text, group key, order key and domain, and what its makers share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

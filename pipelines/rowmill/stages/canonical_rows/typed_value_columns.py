@@ -1,8 +1,4 @@
-"""Decoded JSON objects to typed records, column by column: the fast path, equal to `typed_values.py`.
-
-What belongs here: the values of a part by column, each distinct one read and written once. What does not: the rules for
-one value, and records with a value that does not fit, which `ValueRowBuilder` makes.
-"""
+"""Decoded JSON objects to typed records, column by column: the fast path, equal to `typed_values.py`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

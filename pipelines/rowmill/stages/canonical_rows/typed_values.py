@@ -1,9 +1,4 @@
-"""A decoded JSON object to a typed record: the reference path.
-
-What belongs here: fitting one record to the table contract, its text, keys and domain, or its reject. What does not:
-many records column by column (`typed_value_columns.py`), cells of CSV (`typed_cells.py`), the text of a record
-(`serialization/`).
-"""
+"""A decoded JSON object to a typed record: the reference path."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,8 +1,4 @@
-"""The files of an export: shards measured, jobs written by workers, which publish them, and the manifest last.
-
-What belongs here: moving tokens and files, and hashing what was read and what was written. What does not: which tokens
-(`export_source.py`), a format's bytes (`rowmill.exports`).
-"""
+"""The files of an export: shards measured, jobs written by workers, which publish them, and the manifest last."""
 
 import os
 import shutil

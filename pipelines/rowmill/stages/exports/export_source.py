@@ -1,7 +1,4 @@
-"""What an export is made of: segments in training order, their lengths and domains, and the identity card.
-
-What belongs here: integers and cards from manifests. What does not: tokens and files (`export_files.py`).
-"""
+"""What an export is made of: segments in training order, their lengths and domains, and the identity card."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

@@ -1,8 +1,5 @@
 """The order and the packed shards → one export: the same tokens in a trainer's file format.
 
-What belongs here: building one export from its inputs, conservation, copying the export. What does not: which
-segments (`export_source.py`), files (`export_files.py`), a format's bytes (`rowmill.exports`).
-
     <recipe>/exports/<name>/parts/<fingerprint>/<name>/
     ├── data/            the folder that a trainer reads
     ├── card.json

@@ -1,8 +1,5 @@
 """Ranks as folders of shards: the sequences of the order, copied in the order of training.
 
-What belongs here: moving sequences to ranks, their conservation. What does not: what ranks are made of
-(`rank_sources.py`), ranks without tokens of their own (`rank_indexes.py`).
-
     rank-00003-of-00008/
     ├── data/part-00000.parquet …   that rank's sequences, in training order
     └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment

@@ -1,8 +1,4 @@
-"""Publishing ranks: `current.json`, which trainers open.
-
-What belongs here: what the file says, and when it is written. What does not: making ranks (`stage.py`), reading the
-file (`reader/published.py`).
-"""
+"""Publishing ranks: `current.json`, which trainers open."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,5 @@
 """Ranks as indexes: which row of which packed shard comes when, in the order of training.
 
-What belongs here: the index of a rank, its counts, what it must name. What does not: ranks with tokens of their own
-(`copied_ranks.py`), reading an index for a trainer (`reader/places.py`).
-
     rank-00003-of-00008/
     ├── index.parquet     place 3 11 19 … · step · pass · dataset · sequence_id · shard · row
     ├── filler.parquet    the sequence of places with shard −1

@@ -1,7 +1,4 @@
-"""The parts of the output, one per rank: their names and fingerprints.
-
-What belongs here: what identifies a rank. What does not: its files (`copied_ranks.py`, `rank_indexes.py`).
-"""
+"""The parts of the output, one per rank: their names and fingerprints."""
 
 from typing import Any
 

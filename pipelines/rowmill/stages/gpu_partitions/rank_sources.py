@@ -1,10 +1,7 @@
 """What ranks are made of: the sequences of all datasets, and which of them is at each place of the order.
 
-What belongs here: the packed shards by number, rows of them by place, what a rank must hold, its identity card. What
-does not: writing a rank (`copied_ranks.py`, `rank_indexes.py`).
-
-    row      0 1 2 | 3 4 | 5 6 7 | 8      over the train shards of all datasets, in recipe order; the last is the filler
-    place    0 1 2 3 …  ─► row 4 8 0 6 …
+row      0 1 2 | 3 4 | 5 6 7 | 8      over the train shards of all datasets, in recipe order; the last is the filler
+place    0 1 2 3 …  ─► row 4 8 0 6 …
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,5 @@
 """The order and the shards → one partition per data-parallel rank.
 
-What belongs here: which ranks are made, their manifest, checks of their content. What does not: the files of a rank
-(`copied_ranks.py`, `rank_indexes.py`), which place belongs to which rank (`rank_assignment.py`).
-
 Trainers open `current.json`. It is written once all ranks of one order are built.
 """
 

@@ -1,8 +1,5 @@
 """The parts of examples → one task per pack group.
 
-What belongs here: which parts a group has, and everything that decides its bytes. What does not: where groups end
-(`packing/groups.py`), packing one (`pack_group.py`).
-
 A task names its own parts and nothing of the others, so that tasks stay small however many parts there are, and a
 group is made again only when one of its parts, or an option, changed. Joined documents (`concat`) cross the borders of
 groups: the last sequence of a group takes the tokens that it lacks from the following parts, and the next group begins

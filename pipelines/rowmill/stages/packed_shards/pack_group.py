@@ -1,8 +1,5 @@
 """One pack group: read its parts once, plan, write its shards, read them back.
 
-What belongs here: a group's tokens in memory or mapped, its files and its counts. What does not: which parts it has
-(`group_tasks.py`), the plan of a split (`split_plans.py`), the columns of a shard (`shard_files.py`).
-
     its parts ─► tokens, end to end ─► a plan per split ─► shards, lineage, left_out
                                                             └► read again: digest, then content hash
 

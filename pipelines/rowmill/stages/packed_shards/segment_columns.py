@@ -1,10 +1,7 @@
 """What only some shards have: values per segment, and the two sides of a pair as segments.
 
-What belongs here: the columns of a plan's segments, from those of its examples. What does not: the columns that all
-shards have (`shards/native.py`), which columns there are (`schema/rows.py`).
-
-    example   ids of chosen and rejected, end to end     side_lengths 3 4     sides 1 0
-    segments  0 1 2 │ 0 1 2 3                            an attention span each, always in one sequence
+example   ids of chosen and rejected, end to end     side_lengths 3 4     sides 1 0
+segments  0 1 2 │ 0 1 2 3                            an attention span each, always in one sequence
 """
 
 from collections.abc import Iterable

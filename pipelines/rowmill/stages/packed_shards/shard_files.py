@@ -1,8 +1,4 @@
-"""The files of a pack group: its tokens end to end, each shard with its lineage, and what was written read back.
-
-What belongs here: gathering a shard's tokens, its lineage, content hashes. What does not: the plans
-(`split_plans.py`), reading examples (`pack_group.py`), the columns of a shard (`shards/native.py`).
-"""
+"""The files of a pack group: its tokens end to end, each shard with its lineage, and what was written read back."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,9 +1,6 @@
 """Whether the spans and positions of a written shard follow from its segments.
 
-What belongs here: the columns that content hashes leave out. What does not: tokens, targets and the lengths of
-segments, which the hashes hold (`shards/native.py`).
-
-    segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
+segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
 """
 
 from typing import Any

@@ -1,9 +1,6 @@
 """Lengths of examples → the plan of a split: slices, sequences, and what is in none.
 
-What belongs here: which examples a split has, what of each is packed, the plan. What does not: the planner
-(`packing/plan.py`), which examples are planned together (`group_tasks.py`), tokens (`pack_group.py`).
-
-    tokens, splits ─► slices, those without a target rejected ─► plan
+tokens, splits ─► slices, those without a target rejected ─► plan
 """
 
 from collections.abc import Callable

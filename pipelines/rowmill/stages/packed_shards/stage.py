@@ -1,8 +1,5 @@
 """Examples → packed shards: groups of parts are packed independently, one task each.
 
-What belongs here: the order of the work, the parts and counts of the output. What does not: the parts of a group
-(`group_tasks.py`), packing one (`pack_group.py`), validation by number (`validation_holdout.py`).
-
     parts of examples ─► groups ─► per group: plan ─► shards, lineage
                                                  └► left_out: what is cut, dropped or surplus
     (validation by number ─► set aside by each group ─► packed together)

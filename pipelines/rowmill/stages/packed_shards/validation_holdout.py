@@ -1,8 +1,5 @@
 """Hold out a number of validation sequences: whole groups, in the order of a hash, until they fill enough.
 
-What belongs here: which examples enter validation, and their plan. What does not: a split by shares, which is decided
-row by row (`formats/splits.py`), or writing sequences (`pack_group.py`).
-
     groups by u     g7 │ g2  │ g9  │ g1  │ …        wanted: 1,500 tokens
     their tokens   300 │ 900 │ 500 │ 400 │ …
                    └── validation ──┘└─ train …     300 + 900 + 500 reach it

@@ -1,9 +1,4 @@
-"""The steps from one conversation to its tokens: reasoning, rendering, masking and encoding.
-
-What belongs here: the objects of these steps, opened once per dataset, and the steps themselves. What does not: their
-order for a row (`conversation_examples.py`), shortening (`conversation_shortening.py`), the work of a step
-(`conversation/`, `tokenization/`).
-"""
+"""The steps from one conversation to its tokens: reasoning, rendering, masking and encoding."""
 
 from collections.abc import Sequence
 from dataclasses import replace

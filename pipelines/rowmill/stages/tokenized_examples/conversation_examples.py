@@ -1,9 +1,6 @@
 """Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row.
 
-What belongs here: the order of these steps for a batch of conversations, and their outcomes. What does not: a step
-(`conversation_encoding.py`), rows with only roles and contents, which are built as a batch (`fast_path.py`).
-
-    render ─► mask ─► encode ─► too long? truncate, and again ─► Example
+render ─► mask ─► encode ─► too long? truncate, and again ─► Example
 """
 
 import pyarrow as pa

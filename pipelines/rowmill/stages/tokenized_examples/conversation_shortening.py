@@ -1,8 +1,4 @@
-"""Conversations that are longer than the limit: shorten them, and render, mask and encode what is left.
-
-What belongs here: the examples of a shortened conversation, and to which stage of truncation its removed tokens belong.
-What does not: which messages are removed (`conversation/truncation.py`), cutting tokens (`token_truncation.py`).
-"""
+"""Conversations that are longer than the limit: shorten them, and render, mask and encode what is left."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

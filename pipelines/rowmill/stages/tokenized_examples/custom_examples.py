@@ -1,8 +1,4 @@
-"""Rows whose kind builds their tokens itself.
-
-What belongs here: opening the kind's builder, and an example of which only ids and mask are known. What does not:
-checking what the builder returns (`formats/built_examples.py`), the kind's own code.
-"""
+"""Rows whose kind builds their tokens itself."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

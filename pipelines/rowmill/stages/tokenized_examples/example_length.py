@@ -1,9 +1,4 @@
-"""The longest example of a dataset, and what becomes of longer ones.
-
-What belongs here: the outcome of an example that is kept or dropped for its length, and its tokens' account. What does
-not: shortening one: conversations (`conversation_shortening.py`), pairs, documents and custom tokens
-(`token_truncation.py`).
-"""
+"""The longest example of a dataset, and what becomes of longer ones."""
 
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.frozen_classes import frozen_dataclass

@@ -1,9 +1,5 @@
 """The fast path of plain chats: rows with only roles and contents become examples batch by batch.
 
-What belongs here: which rows can take the fast path, their texts and byte ranges as arrays, and the comparison with the
-reference path. What does not: the proof that makes the fast path correct (`content_tracing.py`, `turn_layouts.py`), and
-rows that are longer than the limit or have no target, which leave the fast path again.
-
     messages ─► roles, contents ─► shape ─► text = pattern % contents ─► encode ─► token masks by addition
 
 Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the reference path 110 µs.

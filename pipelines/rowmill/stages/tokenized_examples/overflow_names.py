@@ -1,8 +1,4 @@
-"""Names of the records and groups that are too large for an example.
-
-What belongs here: looking up row ids and the widest columns of rows. What does not: which units overflow
-(`stages/table_plan.py`), the words of the error.
-"""
+"""Names of the records and groups that are too large for an example."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial

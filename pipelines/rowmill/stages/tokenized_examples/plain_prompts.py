@@ -1,8 +1,4 @@
-"""Generation prompts of plain chats: printed by a proven layout where a sequence of roles is frequent.
-
-What belongs here: when a layout is learned, and which prompts it prints. What does not: the proof and its conditions
-(`content_tracing.py`, `turn_layouts.py`), prompts of other conversations (`prompt_parity.py`).
-"""
+"""Generation prompts of plain chats: printed by a proven layout where a sequence of roles is frequent."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

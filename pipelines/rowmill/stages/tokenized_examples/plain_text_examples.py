@@ -1,10 +1,7 @@
 """Pairs and documents: text that is tokenized without a chat template.
 
-What belongs here: the tokens of an input with its output and of a document, their BOS and EOS, and their loss. What
-does not: cutting long ones (`token_truncation.py`), conversations (`conversation_examples.py`).
-
-    pair   encode input, encode output as its continuation ─► BOS input sep output EOS
-    text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
+pair   encode input, encode output as its continuation ─► BOS input sep output EOS
+text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
 """
 
 from collections.abc import Sequence

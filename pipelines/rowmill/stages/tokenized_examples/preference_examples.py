@@ -1,11 +1,8 @@
 """Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in each.
 
-What belongs here: the sides of a batch of rows, fitting them to the limit, and the examples made of them. What does
-not: rendering and masking (`conversation_encoding.py`), which messages are removed (`conversation/truncation.py`).
-
-    paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
-    unpaired   P chosen                  an example of its own, `sides` 1
-               P rejected                another, `sides` 0
+paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
+unpaired   P chosen                  an example of its own, `sides` 1
+P rejected                another, `sides` 0
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,6 @@
 """Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is trained.
 
-What belongs here: the examples of a batch of prompts. What does not: rendering a prompt
-(`conversation/loss_mask.py`), its ground truth, which stays with the row.
-
-    messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
+messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
 """
 
 import pyarrow as pa

@@ -1,9 +1,5 @@
 r"""Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
 
-What belongs here: choosing conversations, and comparing the generation prompt of each, encoded alone, with the ids of
-its training example. What does not: whether the template prints the prompt before the answer at all
-(`TemplateContract.prompt_match`), prompts as text (`plain_prompts.py` for plain chats).
-
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
 

@@ -1,9 +1,6 @@
 """Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a chat template.
 
-What belongs here: the sides of a batch of rows and their limit. What does not: encoding an input with its output
-(`plain_text_examples.py`), joining two sides (`preference_examples.py`).
-
-    prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
+prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Parts of rows with the ids of their records, as files of this host, out of which records are taken in any order.
-
-What belongs here: what such a file holds. What does not: its folder (`shards/host_scratch.py`), taking records
-(`table_tokens.py`).
-"""
+"""Parts of rows with the ids of their records, as files of this host, out of which records are taken in any order."""
 
 from collections.abc import Sequence
 from functools import partial

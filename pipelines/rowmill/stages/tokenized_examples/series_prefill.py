@@ -1,7 +1,4 @@
-"""The initial prefill of generated series: the first records of each training series, as trained.
-
-What belongs here: the file of initial prefills. What does not: generation (`generated_series.py`).
-"""
+"""The initial prefill of generated series: the first records of each training series, as trained."""
 
 from collections.abc import Sequence
 from typing import Any

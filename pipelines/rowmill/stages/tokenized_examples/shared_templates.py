@@ -1,8 +1,5 @@
 """Chat templates, opened once per process; those of a build, before its workers are forked.
 
-What belongs here: the renderers that a process keeps, and which are opened ahead. What does not: opening one
-(`conversation/renderer.py`), learning its frames (`conversation/loss_mask.py`).
-
 Compiling a template, comparing its engines and learning its frames takes 0.6 s. A forked worker has all of it from the
 calling process, which needs it for the first records; a worker of the fork server opens it itself.
 """

@@ -1,8 +1,5 @@
 """Canonical rows → tokenized examples, over all parts: the tokenizer and template are opened once, parts in workers.
 
-What belongs here: finding tokenizer and template, choosing the parts to make, summing counts. What does not: one row
-(`text_examples.py`), one part (`text_parts.py`).
-
 The tokenizer is loaded through `transformers` once and stored as data under the storage root, so that workers and later
 builds need neither that library nor its two seconds.
 """

@@ -1,9 +1,5 @@
 """Examples of records: encode each part once, plan all partitions, then write examples in parts.
 
-What belongs here: the prompt, encoding over parts, the dry run. What does not: which rows are planned together
-(`table_partitions.py`), a plan (`table_plan.py`), the tasks of plans (`table_partition_plans.py`), the work of one
-worker (`table_tokens.py`), ledgers (`table_ledgers.py`), the output's facts (`table_output.py`).
-
     parts of rows ─encode─► ids, lengths ─► plans of partitions ─► overflow: stop, no example was written
                                                         │
                               ids, ledger, rejects per part of rows  +  examples in parts of about a million tokens

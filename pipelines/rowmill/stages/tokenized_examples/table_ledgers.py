@@ -1,8 +1,5 @@
 """Ledgers of the parts of a table's rows: what became of each row in the plan.
 
-What belongs here: the states of rows, a part's ledger and rejects, the files of states. What does not: deciding them
-(`table_plan.py`), encoding (`table_tokens.py`).
-
 A part of rows has rows of many partitions. A partition of several writes the states of its rows that are not kept, and
 the task of a part reads those of its own rows; a table that is one partition hands each task the states themselves.
 """

@@ -1,7 +1,4 @@
-"""Output of a table's examples: facts, ledgers, tables and histograms, summed over parts.
-
-What belongs here: counts. What does not: planning and building examples (`table_examples.py`).
-"""
+"""Output of a table's examples: facts, ledgers, tables and histograms, summed over parts."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,5 @@
 """Plans of a table's partitions, each made by a task, and their sum.
 
-What belongs here: the task that plans a partition, what the calling process keeps of it. What does not: which rows a
-partition has (`stages/table_partitions.py`), a plan (`stages/table_plan.py`), examples (`table_tokens.py`).
-
     partition ─► plan ─┬─► a file per slice of examples          read by the task that writes this part of examples
                        ├─► prefills of series                    read where series are generated
                        ├─► states of rows that are not kept      read by the tasks of the ledgers

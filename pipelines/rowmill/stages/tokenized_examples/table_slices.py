@@ -1,8 +1,4 @@
-"""Slices of a partition's plan: each a run of examples of one split with their records, which one task writes.
-
-What belongs here: what a slice is, and its file. What does not: cutting a plan into slices (`table_tasks.py`), laying
-tokens out (`table_tokens.py`).
-"""
+"""Slices of a partition's plan: each a run of examples of one split with their records, which one task writes."""
 
 from dataclasses import fields
 

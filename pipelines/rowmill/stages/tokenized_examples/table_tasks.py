@@ -1,8 +1,4 @@
-"""Slices of a partition's plan: runs of examples with their records, each with its fingerprint.
-
-What belongs here: which examples form a part, and what decides its bytes. What does not: the plan (`table_plan.py`),
-what a slice is (`table_slices.py`), laying tokens out (`table_tokens.py`).
-"""
+"""Slices of a partition's plan: runs of examples with their records, each with its fingerprint."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

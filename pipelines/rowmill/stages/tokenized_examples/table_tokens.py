@@ -1,8 +1,5 @@
 """A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
 
-What belongs here: encoding a part of rows, laying out ids after prompts, the files of both. What does not: the plan
-(`table_plan.py`), the list of parts (`table_examples.py`), ledgers (`table_ledgers.py`).
-
     rows ──encode_part──► ids of each record, in the store
     plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.arrow
 

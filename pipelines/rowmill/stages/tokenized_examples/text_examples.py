@@ -1,8 +1,5 @@
 """Canonical rows → tokenized examples: which builder takes which rows, batch by batch.
 
-What belongs here: batches of rows of each kind, and the columns and rejects of what is built. What does not: building
-examples, and files (`text_parts.py`).
-
     conversation   fast_path.py for plain chats, conversation_examples.py for all others
     pair, text     plain_text_examples.py
     record         custom_examples.py

@@ -1,8 +1,4 @@
-"""One worker's task for a part of rows: examples in columns, rejects and a ledger.
-
-What belongs here: opening tokenizer and template once, the files and counts of a part. What does not: building examples
-from rows (`text_examples.py`), tables (`table_tokens.py`).
-"""
+"""One worker's task for a part of rows: examples in columns, rejects and a ledger."""
 
 import gc
 import multiprocessing

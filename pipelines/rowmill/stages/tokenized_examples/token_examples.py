@@ -1,8 +1,4 @@
-"""Rows that are token ids already: kept exactly, and held against the tokenizer.
-
-What belongs here: the examples of such rows, and counts of ids that do not fit the tokenizer. What does not: reading
-ids and masks (`formats/tokens.py`).
-"""
+"""Rows that are token ids already: kept exactly, and held against the tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,9 +1,6 @@
 """Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill stats`.
 
-What belongs here: measuring the tools of a part's rows, once per distinct list. What does not: rendering and encoding;
-both are passed in.
-
-    print(user, tools) − print(user)   tokens of the schemas and of the template's text around them
+print(user, tools) − print(user)   tokens of the schemas and of the template's text around them
 """
 
 from collections.abc import Sequence

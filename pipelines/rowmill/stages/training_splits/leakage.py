@@ -1,8 +1,5 @@
 """Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts.
 
-What belongs here: the counts of leaks over all datasets of a recipe, with ten sample ids of each. What does not: their
-bounds (`catalog.py`), deciding splits (`splits.py`).
-
 Everything is counted from the written files, not from decisions: rows from their Parquet files, tokens from the shards.
 Only keys outside train are held in memory.
 """

@@ -1,7 +1,5 @@
 """Sampled n-grams of token ids as 64-bit hashes, to detect near-duplicate long texts.
 
-What belongs here: hashing and sampling. What does not: choosing and comparing texts (`leakage.py`).
-
     ids      5 9 2 7 … ─► one hash per run of 13 ids inside a segment ─► kept where the hash is 0 mod 16
 
 The sample depends only on the hash, so equal n-grams are kept or dropped alike everywhere: the share of common n-grams

@@ -1,9 +1,5 @@
 """Writes the order of training in blocks of about a million places, one task each.
 
-What belongs here: cutting the order into blocks of whole steps, the files of a block, and its counts. What does not:
-which sequence is where (`packing/mixture.py`, `packing/rank_assignment.py`), what is shown of the order
-(`stage.py`).
-
     steps of the order     │ 0 … 4095 │ 4096 … 8191 │ …      a block's steps have places, and the positions of the mixed
     positions of the mix   │ 0 ………… n │ n + 1 ………… m │ …      order from its first one to the next block's
 

@@ -1,8 +1,5 @@
 """What becomes of each dataset's train sequences in the order: shown once, shown again, or never.
 
-What belongs here: counting sequences and their tokens by state and dataset, from the files of the order. What does not:
-the order (`mixture.py`), ranks (`rank_assignment.py`), writing them (`order_blocks.py`).
-
     dataset  state          sequences  tokens
     chats    kept                 461  235,002     shown at least once
     chats    repeated               0        0     shown again, in later passes

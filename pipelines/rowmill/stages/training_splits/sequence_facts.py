@@ -1,8 +1,5 @@
 """What the order reads of every train sequence: tokens, targets, segments, the longest one, and what it costs.
 
-What belongs here: reading these of shards, and lending them to the tasks that write the order. What does not: the order
-(`order_blocks.py`), the formula of the cost (`rank_assignment.py`).
-
 24 bytes a sequence. A million of them are sent to the workers; more are a file that the workers of a host map, so that
 neither they nor the calling process hold them.
 """

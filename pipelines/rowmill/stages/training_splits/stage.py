@@ -1,8 +1,5 @@
 """Sequences of all datasets → the training order, and leaks between splits.
 
-What belongs here: what the order is made of, and what is counted and shown of it. What does not: the order itself
-(`mixture.py`, `rank_assignment.py`), writing it (`order_blocks.py`), tokens, leaks between splits (`leakage.py`).
-
 The order is one line per place: dataset, sequence, pass, step. It does not depend on the world size: rank r of W takes
 every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
 """

@@ -1,8 +1,5 @@
 """Leakage of near-duplicate records from train into evaluation: records that differ in one column only.
 
-What belongs here: comparing the held-out records of a table with those of train. What does not: n-grams of texts, and
-equal rows and groups, which are found in all kinds of data alike (`leakage.py`).
-
 Records of one table share their keys and the prompt, so any two share many n-grams of tokens. Cells are compared
 instead, without the group columns, which differ between splits by construction.
 

@@ -1,7 +1,4 @@
-"""The facts of truncation statistics, for records datasets and all others.
-
-What belongs here: their names and types. What does not: counting them (`stage.py`, `table_lengths.py`).
-"""
+"""The facts of truncation statistics, for records datasets and all others."""
 
 from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.facts import UNCOUNTED, Uncounted

@@ -1,8 +1,4 @@
-"""Lengths of a dataset's examples, and sums of what truncation removed, measured a few parts at once.
-
-What belongs here: reading the columns of lengths, and what is kept of them: 9 bytes an example. What does not: what is
-computed from lengths (`stats/lengths.py`, `stage.py`).
-"""
+"""Lengths of a dataset's examples, and sums of what truncation removed, measured a few parts at once."""
 
 from collections.abc import Sequence
 from typing import cast

@@ -1,9 +1,5 @@
 """Plans of a table at other maximum lengths, partition by partition.
 
-What belongs here: the task that plans a partition at each length, and the sum of partitions. What does not: the plan
-(`stages/table_plan.py`), which rows a partition has (`stages/table_partitions.py`), the table of the page
-(`table_lengths.py`).
-
 The partitions are those of the build, whatever the length. A table that is one partition is planned by the calling
 process; others have the lengths of their examples in files.
 """

@@ -1,8 +1,4 @@
-"""What truncation removed, and the effect of other context lengths, computed from lengths; no token is read.
-
-What belongs here: facts for the check of context overflow, histograms, the what-if table, hints. What does not:
-truncating (`truncation.py`), examples planned from records, which are never truncated (`table_lengths.py`).
-"""
+"""What truncation removed, and the effect of other context lengths, computed from lengths; no token is read."""
 
 from collections.abc import Sequence
 from typing import Any

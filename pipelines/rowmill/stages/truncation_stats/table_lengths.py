@@ -1,9 +1,5 @@
 """Lengths of examples of records, and the result at other maximum lengths: planned again, not estimated.
 
-What belongs here: facts, histograms, the what-if table and advice of `truncation_stats` for tables. What does not:
-those of other kinds, which truncation shortens (`truncation_stats/stage.py`), plans at other lengths
-(`replanned_partitions.py`).
-
 An example of records is complete or not made, and at another maximum length it would contain other records. So instead
 of truncation, records that are too large for an example are counted, and a what-if plans all records at each length.
 """

@@ -1,8 +1,5 @@
 """Assembly of records into examples, planned on token counts alone.
 
-What belongs here: the types of a plan, and what the three modes share. What does not: tokens (moved once, by the plan),
-reading columns, options (`formats/records.py`).
-
     lengths 85 80 79 80, prompt 36, at most 282 tokens, cap 3
 
     tabular      prompt BOS r0 r1 r2 EOS      36 + 2 + 244 = 282, then 36 + 2 + 80

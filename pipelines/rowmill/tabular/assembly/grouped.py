@@ -1,8 +1,4 @@
-"""Assembly of whole groups: each is a unit between BOS and EOS; shuffled, and as many per prompt as fit.
-
-What belongs here: that rule, and splitting a group that is too large where the recipe allows it. What does not: the
-order inside a group, which the record numbers follow already.
-"""
+"""Assembly of whole groups: each is a unit between BOS and EOS; shuffled, and as many per prompt as fit."""
 
 import numpy as np
 

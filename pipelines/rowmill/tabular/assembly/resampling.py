@@ -1,10 +1,7 @@
 """Resampling of records: full passes, then a partial one, each in its own order.
 
-What belongs here: which records each pass has, in which order. What does not: the permutation, which is passed in and
-knows the seed.
-
-    n 10, wanted 25        pass 0: all 10    pass 1: all 10    pass 2: 5 of them
-    groups of 1 to 5, 6    whole groups until 6 are reached: 6 to 10 records; a series is truncated: exactly 6
+n 10, wanted 25        pass 0: all 10    pass 1: all 10    pass 2: 5 of them
+groups of 1 to 5, 6    whole groups until 6 are reached: 6 to 10 records; a series is truncated: exactly 6
 """
 
 from collections.abc import Callable

@@ -1,8 +1,5 @@
 """Assembly of series: one group per example, in order, continued in the next example when one is full.
 
-What belongs here: the four reasons to flush, in their order, and budgets. What does not: sampling a budget; the sampler
-is passed in, because it knows the recipe's seed and the group's key.
-
 Train examples draw their budgets, so that a model sees series begin and break off at many positions; held-out examples
 are as full as possible. A record above its example's budget raises the budget to its own size: only a record above
 `limits.records` does not fit.

@@ -1,7 +1,4 @@
-"""Assembly of unordered records: shuffled, appended, flushed at the cap or when the next record would not fit.
-
-What belongs here: that rule. What does not: shuffling; a pass has its order already.
-"""
+"""Assembly of unordered records: shuffled, appended, flushed at the cap or when the next record would not fit."""
 
 import numpy as np
 

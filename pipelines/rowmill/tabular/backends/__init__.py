@@ -1,7 +1,6 @@
 """The kinds of backend, which complete prompts, one line each.
 
-What belongs here: the union, and opening any of them. A kind's fields and behaviour are in its own file, the protocol
-in `completions.py`. What does not: making prompts and using the completions (`generation/`).
+A kind's fields and behaviour are in its own file, the protocol in `completions.py`.
 """
 
 from collections.abc import Callable

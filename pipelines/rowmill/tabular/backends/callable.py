@@ -1,8 +1,4 @@
-"""A Python function as backend.
-
-What belongs here: importing the function, passing it the keywords that it declares, checking what it returns. What does
-not: the network (`openai.py`).
-"""
+"""A Python function as backend."""
 
 import importlib
 import inspect

@@ -1,7 +1,4 @@
-"""The protocol of backends: prompts in, completions out.
-
-What belongs here: the types of requests and completions, and the protocol. What does not: any backend.
-"""
+"""The protocol of backends: prompts in, completions out."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Client of servers with OpenAI's completions API, over HTTP.
 
-What belongs here: one request per prompt, retries, error messages without secrets. What does not: making prompts.
-
 Each prompt is its own request, several at once, so that one failing prompt affects no other. 408, 409, 429, 5xx,
 timeouts and lost connections are retried after a delay that doubles, or that the server asks for; anything else is not.
 Redirects are not followed: they would send the key and the prompt to a host that is not in the recipe. The key is read

@@ -1,8 +1,5 @@
 """Generation with a trained model: whole series step by step, or single records and groups.
 
-What belongs here: the table of contents. What does not: backends (`backends/`), parsing what a model returned
-(`parsing/`).
-
 | module | contents |
 |---|---|
 | `options.py` | the `generation` block |

@@ -1,7 +1,4 @@
-"""Generation of tabular and grouped records: the generation prompt is sampled until there are enough.
-
-What belongs here: batches of prompts, when to stop. What does not: time series (`series.py`).
-"""
+"""Generation of tabular and grouped records: the generation prompt is sampled until there are enough."""
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.permutation import hash_labels

@@ -1,7 +1,4 @@
-"""Options of generation.
-
-What belongs here: the `generation` block of a records dataset. What does not: its effects.
-"""
+"""Options of generation."""
 
 from typing import Annotated, Literal
 

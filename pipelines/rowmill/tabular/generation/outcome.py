@@ -1,7 +1,4 @@
-"""The inputs and results of generation.
-
-What belongs here: plain values. What does not: requests to a model.
-"""
+"""The inputs and results of generation."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,7 @@
 """State of one series during generation: its window, its bound, and the effect of each round of samples.
 
-What belongs here: the state of a series from prefill to end. What does not: requests to the model, many series at once
-(`series.py`).
-
-    generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
-                       └─ context_records           └──┴─ accepted: they follow r6
+generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
+└─ context_records           └──┴─ accepted: they follow r6
 """
 
 from collections.abc import Mapping, Sequence

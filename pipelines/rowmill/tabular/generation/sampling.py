@@ -1,7 +1,4 @@
-"""One request to a backend: temperature, seeds, and checked completions, or an error instead.
-
-What belongs here: what series and batches share. What does not: making prompts, judging completions.
-"""
+"""One request to a backend: temperature, seeds, and checked completions, or an error instead."""
 
 from collections.abc import Sequence
 

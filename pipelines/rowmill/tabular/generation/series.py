@@ -1,8 +1,5 @@
 """Generation of time series: each group is continued step by step in a sliding window until it ends.
 
-What belongs here: many series at once, rounds, seeds, handling of failed series. What does not: one series
-(`rounds.py`).
-
 Every series ends. A good round accepts at least one record, and a series has at most C; `patience` consecutive bad
 rounds end it; so there are at most `patience` × (C + 1) rounds. Any failure of the backend, exceptions included, is one
 bad round of the series in the request.

@@ -1,8 +1,5 @@
 r"""Parsing generated text into records: every character is classified, every object accepted or rejected with a reason.
 
-What belongs here: the order of the steps for one text. What does not: finding objects (`scanner.py`), decoding them
-(`serialization/`), rules between them (`rules.py`), where texts come from.
-
     text ──split at BOS, EOS──► pieces ──ObjectScanner──► objects ──RecordDecoder──► records ──rules──► ParsedText
                                                     └ prose, delimiter, truncated, invalid(reason)
 

@@ -1,8 +1,5 @@
 """Rules between generated records: complete groups in order, series that advance by their interval.
 
-What belongs here: the rules of grouped and sequential text, over objects that are valid records by themselves. What
-does not: validating one object (`serialization/`), reading values as positions (`time_order.py`).
-
 Each rule marks spans invalid, with the first reason that applies; the rest is accepted.
 """
 

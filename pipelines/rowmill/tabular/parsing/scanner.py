@@ -1,8 +1,5 @@
 r"""Find the JSON objects in generated text, in one pass and in time linear in the text.
 
-What belongs here: where objects begin and end, decoding them exactly, classifying all text between them. What does not:
-whether an object is a record (`serialization/`), or is allowed at its position (`rules.py`).
-
     {  followed, after whitespace, by " or }   begins an object
     {  followed by a key without its quotes    begins an attempt at one: invalid_json up to the end of its line
     any other {                                prose

@@ -1,10 +1,8 @@
 r"""Spans that partition generated text, and their counts.
 
-What belongs here: the kinds of spans, the reasons of invalid ones, the report. What does not: finding them.
-
-    {"g":"a","t":1}\n{"g":"a","t":tru
-    └── record ───┘└┘└── truncated ──┘
-                 delimiter
+{"g":"a","t":1}\n{"g":"a","t":tru
+└── record ───┘└┘└── truncated ──┘
+delimiter
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
 r"""Records as lines of text and back: the form that a model is trained on and generates.
 
-What belongs here: the options and the table of contents. Writing a record is in `writing.py`, checking and typing a
-decoded JSON object in `reading.py`, both compiled once per schema. What does not belong: finding objects in generated
-text (`parsing/`), prompts and tokens.
+Writing a record is in `writing.py`, checking and typing a decoded JSON object in `reading.py`, both compiled once per
+schema.
 
     {"id": 7, "paid": Decimal("42.50")}  ──Serialiser──►  {"id":7,"paid":42.50}\n
                                          ◄──RecordDecoder── read_json

@@ -1,8 +1,4 @@
-"""Decoding of records: whether a JSON object fits the schema, and its typed values.
-
-What belongs here: decoding JSON text exactly, checking an object's keys and converting its values, reporting the first
-problem in the order of the reasons. What does not: finding objects in a text, and rules between records (`parsing/`).
-"""
+"""Decoding of records: whether a JSON object fits the schema, and its typed values."""
 
 import base64
 import binascii

@@ -1,9 +1,4 @@
-r"""Serialization of a record as a line of text.
-
-What belongs here: the text of every type in both formats, and the escapes that keep data from looking like a delimiter:
-special-token text inside a string is escaped, `</s>` is written `\u003c/s>`. What does not: the values of each type
-(`schema.py`).
-"""
+r"""Serialization of a record as a line of text."""
 
 import base64
 import math

@@ -1,9 +1,5 @@
 """The table contract: types and formats of a table's columns, decided once and checked against all later data.
 
-What belongs here: the contract as a model, evidence about columns, inferring a contract from it, converting cells by
-it, comparing contracts with data, and the contract as a commented YAML file. What does not: reading files (`sources/`),
-choosing the contract of a build (`table_schema.py`), the text of a record (`serialization/`).
-
     parts ──observe──► evidence ──merge───► evidence ──infer──► contract ──cell_writer──► typed cells
                                                                     │
                                       contract of the last build ───┴──► drift: each change with an example cell

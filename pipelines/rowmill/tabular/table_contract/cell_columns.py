@@ -1,8 +1,5 @@
 """Columns of CSV cells, dictionary-encoded: each distinct text once, and a code per cell.
 
-What belongs here: the encoding, and `shape_of` and `make_cell_writer` applied to whole columns. What does not: reading
-a file (`stages/canonical_rows/table_rows.py`), the rules for one cell (`value_shapes.py`, `cells.py`).
-
     cells   north  south  north  north        texts  north south        codes  0 1 0 0
 
 Most columns repeat their texts, so each distinct text is interpreted once. The most common shapes are found by patterns

@@ -1,7 +1,5 @@
 """Conversion of a CSV cell by its column's contract: its JSON text, null or a mismatch, and its position in the order.
 
-What belongs here: reading one text. What does not: whole columns (`cell_columns.py`), handling a mismatch.
-
 Every cell has one JSON text, the one that the lossless codec writes for its value; so a cell whose text is already JSON
 never becomes a Python value.
 """

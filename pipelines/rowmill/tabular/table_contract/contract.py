@@ -1,8 +1,4 @@
-"""The table contract as a config model: columns with their types and formats, and the dialect of the file.
-
-What belongs here: the model and its consistency checks. What does not: inferring a contract (`inference.py`), applying
-it to cells (`cells.py`).
-"""
+"""The table contract as a config model: columns with their types and formats, and the dialect of the file."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,4 @@
-"""Record columns of declared types: Arrow type names of Parquet, and Hugging Face features.
-
-What belongs here: parsing such names. What does not: types inferred from values (`inference.py`).
-"""
+"""Record columns of declared types: Arrow type names of Parquet, and Hugging Face features."""
 
 import re
 

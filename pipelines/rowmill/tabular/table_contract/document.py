@@ -1,7 +1,4 @@
-"""A table contract as a YAML file for people: each column with its evidence, in comments.
-
-What belongs here: the text. What does not: the file's path and reading it (`recipe/`), locations of records.
-"""
+"""A table contract as a YAML file for people: each column with its evidence, in comments."""
 
 import json
 import re

@@ -1,8 +1,4 @@
-"""Differences between the contract in force and the data, each with the cell that shows it.
-
-What belongs here: comparing. What does not: choosing the contract, and locating a record in its file
-(`table_schema.py`).
-"""
+"""Differences between the contract in force and the data, each with the cell that shows it."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,8 +1,5 @@
 """Evidence about columns: the shapes of their values, with counts and first locations.
 
-What belongs here: observing the JSON values of one part, and merging parts. What does not: cells of CSV
-(`cell_columns.py`), inferring types (`inference.py`).
-
 A type is decided over all data, so evidence is collected per part and merged in part order; a part that was observed
 before is not read again.
 """

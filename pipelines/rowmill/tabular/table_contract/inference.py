@@ -1,8 +1,5 @@
 """Inference of a contract from evidence: each column's type, from all of its values.
 
-What belongs here: choosing types, and the schema and sort key of a contract. What does not: collecting evidence
-(`evidence.py`), the types that files declare (`declared_types.py`).
-
 A number type reads the shapes listed in `value_shapes.py`, so `.2`, `1e-05` and `NA` belong to it. One stray cell, or
 one in a thousand, does not change a column's type: it is a mismatch, counted and reported. All digits with a leading 0
 do change it: that is a code. Dates are text to a model, and only an order column needs them parsed, so a stray cell

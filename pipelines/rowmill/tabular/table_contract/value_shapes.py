@@ -1,8 +1,5 @@
 """Shapes of texts: classes fine enough that every column type reads a union of them.
 
-What belongs here: classifying one text, and which shapes a type reads. What does not: counting them (`evidence.py`),
-choosing a type (`inference.py`), converting a value (`cells.py`).
-
     "17"  integer      "+17" sign         "017" zeros        "1.5" point       "1e-05" exponent
     "1,234" comma_group    "1,234,567" comma_groups    "1,5" comma    "1.234.567,8" points_comma
     "NA"  na:NA        "?" mark:?         "True" boolean     "2024-01-15" when:date:iso8601

@@ -1,9 +1,9 @@
 """Compares the hosts that run a build's tasks with this one, before anything is built.
 
 on every host   the versions that decide bytes are this process's
-a file that this process wrote below the storage root can be read, and another one written
-the first file of each source can be read
-the temporary folder takes a file
+                a file that this process wrote below the storage root can be read, and another one written
+                the first file of each source can be read
+                the temporary folder takes a file
 """
 
 import tempfile

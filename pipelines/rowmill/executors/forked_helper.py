@@ -1,7 +1,7 @@
 """One process forked from the calling one, that works beside it until it is asked to stop.
 
 calling process ── stop? ──► helper
-◄─ answer ──
+                ◄─ answer ──
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
 """Runs a user's format class: its records become canonical rows, or tokens that are validated.
 
 record ──rows──► Row(s) ──canonicalisation──► canonical rows
-└─build─► ids, loss_mask, domain ──checked──► BuiltExample
+       └─build─► ids, loss_mask, domain ──checked──► BuiltExample
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Open `current.json`, which names everything that a trainer reads.
 
 <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is complete
-ranks ─► layout copied: the shards of each rank        layout index: the index of each rank, and a filler
-sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
+  ranks ─► layout copied: the shards of each rank        layout index: the index of each rank, and a filler
+  sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
 from collections.abc import Mapping, Sequence

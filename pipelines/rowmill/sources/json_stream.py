@@ -2,7 +2,7 @@
 
 {"a": 1}{"a": 2}        no line end between them
 {                       written for people
-"a": 1
+  "a": 1
 }
 {"a": 1},               a list without its brackets
 {"a": 2},

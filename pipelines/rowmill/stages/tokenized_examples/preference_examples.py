@@ -2,7 +2,7 @@
 
 paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
 unpaired   P chosen                  an example of its own, `sides` 1
-P rejected                another, `sides` 0
+           P rejected                another, `sides` 0
 """
 
 from collections.abc import Sequence

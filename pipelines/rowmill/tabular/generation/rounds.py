@@ -1,7 +1,7 @@
 """State of one series during generation: its window, its bound, and the effect of each round of samples.
 
 generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
-└─ context_records           └──┴─ accepted: they follow r6
+                   └─ context_records           └──┴─ accepted: they follow r6
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@ r"""Spans that partition generated text, and their counts.
 
 {"g":"a","t":1}\n{"g":"a","t":tru
 └── record ───┘└┘└── truncated ──┘
-delimiter
+             delimiter
 """
 
 from collections.abc import Iterable, Mapping, Sequence

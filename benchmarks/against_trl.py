@@ -161,7 +161,7 @@ def draw() -> str:
     """Return the plot of the last results of each workload: seconds of both, and how many times as fast we are."""
     lines = (measure.ROOT / "benchmarks/results.jsonl").read_text(encoding="utf-8").splitlines()
     results = [json.loads(line) for line in lines]
-    last = {one["workload"]: one for one in results if one["benchmark"] == "against_trl" and "times" in one}
+    last = {one["workload"]: one for one in results if one.get("benchmark") == "against_trl" and "times" in one}
     longest = max(statistics.median(one["trl_runs_s"]) for one in last.values())
     parts, y = list[str](), 56
     for name, workload in WORKLOADS.items():

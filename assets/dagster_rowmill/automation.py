@@ -6,7 +6,7 @@ The nightly run compares states, so it is the main mechanism. The sensor and the
 that they launch fails, the change is forgotten. They are off by default.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import dagster as dg
@@ -17,7 +17,6 @@ from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build import steps
 from rowmill.build.steps import Project
 from rowmill.core.errors import PipelineError, SourceError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 from rowmill.sources import Files, find_files, urls
 
@@ -59,7 +58,7 @@ def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
     return nightly
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceWatchState:
     """A sensor's cursor: the state of the files at the last tick and at the last run, and the number of runs."""
 

@@ -8,14 +8,13 @@ Dagster itself removes only ticks of schedules and sensors (`retention` in `dags
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import dagster as dg
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 
 DAYS_VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
 DEFAULT_DAYS: Final = 30
@@ -61,7 +60,7 @@ def delete_old_runs(instance: dg.DagsterInstance, *, days: int, now: datetime | 
     return len(expired)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _NewestEvents:
     """Looks up the run with the newest event of each asset, partition and check; cached."""
 

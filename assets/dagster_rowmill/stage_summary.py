@@ -20,6 +20,7 @@ the picture, encoded.
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rowmill.build.runner import StepReport
@@ -27,7 +28,6 @@ from rowmill.build.steps import Project, Step
 from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult
 from rowmill.core import number_text
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.inspection import diff
 from rowmill.inspection.diff import NumberComparison
 from rowmill.reports import console, inline_plots
@@ -49,7 +49,7 @@ NAMED_FAILURES: Final = 3
 CHECK_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StageSummary:
     """What the summary says beside the output itself."""
 

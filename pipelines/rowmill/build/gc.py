@@ -12,13 +12,13 @@ starts from it.
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from rowmill import stats
 from rowmill.build import share, share_versions
 from rowmill.build.held_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
@@ -28,7 +28,7 @@ LOCK_WAIT_S = 10.0
 """Seconds to wait for a build of the same stage: garbage collection can be done later."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GarbageItem:
     """A file or folder to remove: its stage, its kind, its path under the storage root, its size."""
 
@@ -38,7 +38,7 @@ class GarbageItem:
     size_bytes: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CollectedGarbage:
     """The items that were removed, or would be."""
 

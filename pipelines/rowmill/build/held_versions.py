@@ -7,15 +7,15 @@ The choice is one small file beside the stage's pointer, so that a night sees it
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder, parse_stage_key
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class HeldVersion:
     """A stage's chosen version, and the time of the choice."""
 

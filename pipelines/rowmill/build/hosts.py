@@ -8,12 +8,12 @@ on every host   the versions that decide bytes are this process's
 
 import tempfile
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from rowmill.build.prepare import open_shared_executor
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.executors import AnyExecutor
 from rowmill.executors.versions import describe_difference, describe_versions
@@ -22,7 +22,7 @@ from rowmill.sources import Files, SourceFile, find_files, read_first_bytes
 _CHECKED: set[tuple[AnyExecutor, str]] = set()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _HostCheck:
     """What a host must be able to do: `probe` is a file below the root that the calling process wrote."""
 

@@ -10,6 +10,7 @@ Files of Datums from a build are an export (`exports/tinker.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,7 +20,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.filters import hash_row_content
@@ -39,7 +39,7 @@ MIN_DATUM_TOKENS = 2
 """Minimum tokens of a Datum: one token predicts the next."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Datum:
     """A shifted example: `model_input` and `target_tokens` int64[T − 1], `weights` float32[T − 1]."""
 

@@ -1,6 +1,7 @@
 """Forecasts what a build would do with each step, and why, for `rowmill plan`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rowmill.build.gate import open_generated_source
 from rowmill.build.held_versions import find_held_version, follow_held_versions
@@ -12,13 +13,12 @@ from rowmill.build.prepare import (
     require_ready,
 )
 from rowmill.build.steps import Project, Step, plan_steps
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.tokenization import tokenizer_source
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StepForecast:
     """The forecast of one step: the action, and the reason."""
 

@@ -5,8 +5,7 @@
                          └─ columns that no option reads ─────► remarks
 
 A dataset is tried if its options changed since its rows and examples were made, so that a project in which nothing
-changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next. What the build makes
-meanwhile is in `early_parts.py`.
+changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next.
 """
 
 import math
@@ -15,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -30,7 +29,6 @@ from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
 from rowmill.core.errors import GateError, PipelineError, join_errors
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
@@ -57,7 +55,7 @@ _STAGES = tuple(
 _OPTION_BY_STAGE = {RAW_DATASET: "source", CANONICAL_ROWS: "format"}
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A mistake, with the error that a build would end with; without one, a remark, which may be a warning."""
 

@@ -99,7 +99,6 @@ def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, M
         step.dataset,
         inputs,
         LocalPool(1),
-        early=project.early,
     )
 
 

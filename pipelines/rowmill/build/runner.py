@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.formats.canonicalization import read_domain
@@ -54,7 +53,7 @@ _LOG = logging.getLogger("rowmill.build")
 ResultT = TypeVar("ResultT")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """The result of running a step: its manifest, and how much of it was new.
 
@@ -147,7 +146,7 @@ MAX_REPAIRS = 100
 """Maximum number of damaged files that one run makes again: a disk that loses more should be replaced."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _RunRequest:
     """The arguments of `run_step`, besides the inputs."""
 

@@ -8,7 +8,7 @@ run at once, twice, or beside a build; what two of them make has the same bytes,
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -27,7 +27,6 @@ from rowmill.build.prepare import (
 from rowmill.build.runner import read_and_repair
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import explain_disk_full
 from rowmill.executors import OtherSharesMissingError, Share
 from rowmill.schema import manifest
@@ -52,7 +51,7 @@ class ShareOutcome(StrEnum):
     """It reads, or waits for the checks of, a stage that is not built."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ShareReport:
     """The result of making a share of a step: the parts that were made, and those of other shares that are missing."""
 
@@ -168,7 +167,7 @@ def _require_divided_stages(project: Project, only: Sequence[str]) -> None:
 # ── The jobs of a build in shares ──────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job of a build in shares: `work` is an array of shares of one stage, `build` makes outputs of finished parts.
 

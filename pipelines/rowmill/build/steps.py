@@ -10,7 +10,6 @@ from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME
 from rowmill.checks.gates import Threshold, list_thresholds
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
 from rowmill.recipe.dataset import Dataset
@@ -19,11 +18,11 @@ from rowmill.schema.manifest import StageKey
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource
 from rowmill.stages import catalog
-from rowmill.stages.base import EarlyWork, StageDeclaration
+from rowmill.stages.base import StageDeclaration
 from rowmill.stages.gpu_partitions.rank_parts import rank_names
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Step:
     """One stage of one dataset, or of the whole recipe: a node of the asset graph.
 
@@ -86,15 +85,13 @@ class StepGraph:
         return {step.key: step.thresholds for step in self.steps}
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Project:
     """A recipe and its storage. `base` resolves the recipe's relative paths."""
 
     recipe: Recipe
     store: Store
     base: Path
-    early: EarlyWork = field(default_factory=EarlyWork, compare=False, repr=False)
-    """What this build made before its stages run."""
     graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
     """The recipe's steps; `replace` keeps them as long as the recipe is the same."""
 

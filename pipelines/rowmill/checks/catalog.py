@@ -4,10 +4,9 @@ This module is below recipes and stages in the layers: a recipe has an option fo
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     EXPORTS,
@@ -37,7 +36,7 @@ RESULT_VERSION = 7
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Check:
     """A number that a stage's output must keep within a bound.
 

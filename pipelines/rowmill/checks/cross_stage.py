@@ -10,12 +10,12 @@ of a source, and changes no row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.sealed_json import parse_sealed
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
@@ -40,7 +40,7 @@ from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CrossStageMeasurement:
     """A fact and the sentence that explains it; `is_intended` if a change of the recipe explains it."""
 
@@ -49,7 +49,7 @@ class CrossStageMeasurement:
     is_intended: bool = False
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CrossStageFact:
     """How a check's fact is measured; `basis` identifies everything that the output is compared with."""
 

@@ -11,14 +11,13 @@ for every other check it counts as not measured, which fails.
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
 from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_measure, format_remedy
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold
 from rowmill.core.errors import GateError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stage_folder
 
@@ -29,7 +28,7 @@ OLD_RESULTS_FOLDER = "verdicts"
 """Folder of results before `RESULT_VERSION` 5; they are no longer read."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """One check judged on one version of one stage's output.
 
@@ -161,7 +160,7 @@ def explain_refusal(store: Store, manifest: Manifest, result: CheckResult) -> st
     return _SavedResults.load(store, manifest).explain_refusal(result)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _SavedResults:
     """The saved results of one version, in one file, by what was asked: a digest of the threshold and its basis."""
 

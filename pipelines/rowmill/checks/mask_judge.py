@@ -27,7 +27,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import Sandbox, estimate_printed_size
 from rowmill.schema.rows import Message
@@ -216,7 +215,7 @@ def _fix_clock(text: str, now: datetime) -> str:
 # ── ownership ──
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CharacterOwner:
     """The message, and the part of it, that a character comes from."""
 
@@ -478,7 +477,7 @@ _STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
 _NON_SPACE_RUN = re.compile(r"\S*")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class MaskDefect:
     """Characters `[start, end)` of the judged text that train, or do not train, by mistake."""
 
@@ -493,7 +492,7 @@ class MaskDefect:
 # ── the judgement ──
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _TurnEndRegion:
     """Template text after own text: `[start, required)` must train, text up to `allowed` may."""
 

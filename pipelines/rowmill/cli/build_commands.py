@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.arguments import Commands
-    from rowmill.executors import ForkedHelper
     from rowmill.recipe.recipe import Recipe
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
@@ -181,7 +179,7 @@ def _try_and_build(args: argparse.Namespace) -> int:
     only = _choose_stages(project, args.only, args.until)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, only)]
     if not args.skip_preflight:
-        remarks, project = _try_first_records_and_begin(project, steps)
+        remarks = _try_first_records_and_begin(project, steps)
         if remarks:
             terminal.make_console(sys.stderr).print(render_remarks(remarks))
     if args.json:
@@ -206,27 +204,20 @@ def _try_first_records(project: "Project") -> "list[Finding]":
         return preflight.require_no_mistakes(project)
 
 
-def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "tuple[list[Finding], Project]":
-    """Run the pre-flight while workers start and the first rows are made; return the project with what was made."""
-    from rowmill.build import early_parts, preflight, prepare
+def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "list[Finding]":
+    """Run the pre-flight while workers start."""
+    from rowmill.build import preflight, prepare
 
     status = _show_trial()
-    helper: ForkedHelper | None = None
 
     def start(datasets: "Sequence[str]") -> None:
-        nonlocal helper
         # Its thread would keep processes from being forked.
         status.stop()
-        helper = early_parts.start_early_parts(project, steps, datasets)
         prepare.start_workers(project, datasets)
         status.start()
 
-    try:
-        with status:
-            remarks = preflight.require_no_mistakes(project, steps, before_trial=start)
-    finally:
-        early = early_parts.finish_early_parts(helper)
-    return remarks, replace(project, early=early)
+    with status:
+        return preflight.require_no_mistakes(project, steps, before_trial=start)
 
 
 def _show_trial() -> "Status":

@@ -18,8 +18,7 @@ from rowmill.cli.generation_commands import add_generation_commands
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.project_commands import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands
-from rowmill.core import code_permission, garbage_collection
-from rowmill.core.process_exit import QuickExit
+from rowmill.core import code_permission
 
 if TYPE_CHECKING:
     from rowmill.cli.arguments import Command
@@ -38,10 +37,7 @@ QUIET_LIBRARIES = {
 
 def run() -> NoReturn:
     """Run one command as a whole process: the entry point of the `rowmill` script."""
-    end = QuickExit()
-    status = main()
-    end.set_status(status)
-    sys.exit(status)
+    sys.exit(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A pipe may be ASCII; a character that it cannot encode must not end a build.
             stream.reconfigure(errors="replace")
     _write_byte_code()
-    garbage_collection.collect_rarely()
     parser = _make_parser()
     args, unknown = parser.parse_known_args(arguments)
     command: Command | None = getattr(args, "command", None)

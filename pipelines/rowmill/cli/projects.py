@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def open_project(args: argparse.Namespace) -> "Project":
     """Open the project of a command's recipe, with the command's overrides and workers."""
     from rowmill.build import steps
-    from rowmill.core.arrow_import import keep_pandas_out
 
-    keep_pandas_out()
     overrides: dict[str, str] = getattr(args, "overrides", {})
     project = steps.open_project(recipe_path(args.recipe), choose_root(args), overrides)
     workers = getattr(args, "workers", None)

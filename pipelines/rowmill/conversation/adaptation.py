@@ -5,14 +5,13 @@ Rows are in one canonical form (`schema/rows.py`); probes show which form prints
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
 from jinja2 import nodes
 
 from rowmill.conversation.probe_conversations import SENTINELS
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -26,7 +25,7 @@ class BadArgumentsError(ValueError):
     """A call's arguments are unparsed text, and the template prints only objects."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Adaptation:
     """The form of messages that one template reads."""
 

@@ -26,7 +26,6 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import ContentSpan, Message
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class OwnedText:
     """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
 
@@ -47,7 +46,7 @@ class OwnedText:
     call: int = -1
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CharacterOwnership:
     """Which characters of a render belong to which own text, proven by a render with private code points.
 
@@ -61,7 +60,7 @@ class CharacterOwnership:
     hidden: tuple[tuple[OwnedText, str], ...]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RenderedConversation:
     """The plain render of a conversation, and what its template was given.
 
@@ -119,7 +118,7 @@ class _OwnTextSource(NamedTuple):
     text: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CoverAttempt:
     """Which text of a row is covered."""
 

@@ -23,7 +23,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rowmill.conversation.sandbox import make_clock, raise_exception
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import contains_node
 from rowmill.schema.rows import Message
@@ -41,7 +40,7 @@ _ALLOWED_TESTS = frozenset(
 _ALLOWED_FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range"})
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PlaceholderRendering:
     """A rendered conversation of placeholders, and the conditions under which other contents render the same way.
 

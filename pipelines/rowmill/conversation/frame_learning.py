@@ -7,7 +7,7 @@ shape shows is not on the closed list, so a row that shows it is rejected, not t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from rowmill.conversation.template_frames import (
     replace_call_ids,
     split_turn_prefix,
 )
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import ContentSpan, Message, Rejected
 
@@ -41,7 +40,7 @@ _FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ProbeTurn:
     """Consecutive own text of one message in one rendered probe, and the template text around it."""
 

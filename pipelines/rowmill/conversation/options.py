@@ -4,7 +4,7 @@ Each group's class, the template that the options name, and the plain values tha
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from rowmill.conversation.template_registry import (
 )
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 
 DroppedKind = Literal[
@@ -105,7 +104,7 @@ class Template(Config):
         return self
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TemplateSource:
     """A chat template: its text, its name, and the special tokens that it may print."""
 
@@ -159,7 +158,7 @@ def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
     return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RendererSpec:
     """Everything that determines a renderer's output, as plain values that can be sent to workers."""
 
@@ -262,7 +261,7 @@ class Loss(Config):
         return not self.mask_user_turns or not self.mask_inputs
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class MaskRules:
     """Options of other groups that a masker reads, as plain values."""
 

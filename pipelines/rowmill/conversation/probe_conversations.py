@@ -8,14 +8,14 @@ A shape has one letter per message; the texts of a use are a `ProbeTexts`. Those
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ProbeTexts:
     """The texts of probe conversations, each made from the number of its message."""
 

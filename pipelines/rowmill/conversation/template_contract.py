@@ -6,7 +6,7 @@ Everything that a template's report shows and a row's mask relies on beside the 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rowmill.conversation.adaptation import ProbeRenderer, probe_argument_forms, shows_text
@@ -22,7 +22,6 @@ from rowmill.conversation.template_frames import (
     split_turn_prefix,
 )
 from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rowmill.conversation.renderer import Renderer
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TemplateBehavior:
     """What a template does, observed on probe conversations.
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Message
 
 CONTROL_TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
@@ -56,7 +55,7 @@ def get_call_ids(message: Message) -> tuple[str, ...]:
     return tuple(one for one in found if isinstance(one, str) and len(one) >= MIN_ID_CHARS)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TurnPrefix:
     """Template text before a turn's first own text: the `header`, part of the prompt, and the `rest`, which trains."""
 

@@ -13,7 +13,7 @@ messages, and truncating a second time changes nothing.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, takewhile
 from typing import Annotated, Literal, Protocol
@@ -21,7 +21,6 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -85,7 +84,7 @@ class ReasoningCutter(Protocol):
         ...
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TruncatedConversation:
     """A conversation after truncation, and how many tokens each step removed.
 
@@ -110,7 +109,7 @@ class TruncatedConversation:
     those after it."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ConversationTruncator:
     """Truncates conversations to `limit` tokens; rendering and tokenization are passed in.
 

@@ -14,17 +14,17 @@ An option that is set overrides both columns.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 
 from rowmill.conversation.character_ownership import LocatedContent, RenderedConversation, group_by_message
 from rowmill.conversation.options import Loss
 from rowmill.conversation.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TurnBounds:
     """The positions at which the parts of one turn begin and end.
 
@@ -42,7 +42,7 @@ class TurnBounds:
     trailing: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TrainedText:
     """The trained spans of a render, and its text, with an end of turn if one had to be appended."""
 
@@ -50,7 +50,7 @@ class TrainedText:
     text: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _ContentGroup:
     """Consecutive pieces of one message; with the template text around them they fill `[before, after)`."""
 

@@ -10,12 +10,12 @@ A row has a layout if its messages have only a role and a content, and its conte
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
@@ -29,7 +29,7 @@ MAX_CACHED_LAYOUTS = 4096
 """Layouts that a worker keeps; nearly every long conversation has a different sequence of roles."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TurnLayout:
     """The template text around the contents of one sequence of roles.
 

@@ -5,7 +5,6 @@ With the switch on, an untrusted recipe is only data: templates run in a sandbox
 
 import os
 
-from rowmill.core import arrow_import
 from rowmill.core.errors import ConfigError
 
 NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
@@ -13,10 +12,9 @@ NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
 
 
 def require_code_permission(target: str, where: str) -> None:
-    """Refuse to run the code that a recipe names, if the user has forbidden it; it may hand pandas objects to Arrow."""
+    """Refuse to run the code that a recipe names, if the user has forbidden it."""
     if os.environ.get(NO_CODE_VARIABLE, "0") not in ("", "0"):
         raise ConfigError(
             f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
             "kinds are allowed; read the code and remove the switch, or choose another kind"
         )
-    arrow_import.let_pandas_in()

@@ -11,17 +11,17 @@ refuses them is therefore refused, unless the user says that there is never more
 """
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 
 VARIABLE = "ROWMILL_STORAGE_CONDITIONS"
 """Environment variable: `none` writes without conditions."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PutResult:
     """A conditional put: the version tag of what was written, or the content that another process left instead.
 

@@ -5,13 +5,13 @@ datasets.*.format.data.group_training_examples_by       declared here, of kind r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from rowmill.core.errors import join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 
 ANY_NAME = "*"
 """The step of a place for a name that users choose, such as a dataset's, or an element's number."""
@@ -20,7 +20,7 @@ MAX_PLACES = 3
 """A name that stands in more places at the same distance is too common to say where it belongs."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class OptionPlace:
     """A group that has an option: its path, and the kinds that groups on the way must be of, by path length."""
 

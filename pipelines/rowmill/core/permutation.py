@@ -12,6 +12,7 @@ random. Rejected: a shuffled index array, which is neither small nor seekable.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from math import gcd
 from typing import Any, Literal, Protocol, overload
@@ -19,8 +20,6 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-
-from rowmill.core.frozen_classes import frozen_dataclass
 
 GAMMA = 0x9E3779B97F4A7C15
 """SplitMix64's increment: 2^64 divided by the golden ratio, odd."""
@@ -134,7 +133,7 @@ def permute_rows(kind: PermutationType, n: int, keys: Sequence[int]) -> NDArray[
     return rows
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Feistel:
     """`make_feistel(n, k)`: halves of `half_bits` bits, one round key per round."""
 
@@ -185,7 +184,7 @@ class Feistel:
         return out.reshape(places.shape)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Linear:
     """`make_linear(n, k)`: x -> (a·x + b) mod n in exact integers."""
 

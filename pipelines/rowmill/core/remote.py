@@ -21,11 +21,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.public_urls import public_text
 from rowmill.core.time_limit import call_with_time_limit
 
@@ -47,7 +47,7 @@ _LOCAL_PROTOCOLS = frozenset({"file", "local", "memory"})
 """Protocols that stay within this process and its disk."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StorageRetryPolicy:
     """How long to wait for a silent storage, and how many attempts to make."""
 

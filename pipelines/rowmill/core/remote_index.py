@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rowmill.core.frozen_classes import frozen_dataclass
-
 RECENT_BYTES = 64 << 20
 """Bytes of files of parts that are kept after they were read, the latest; a stage reads some columns, then others."""
 CONCURRENT_REQUESTS = 16
@@ -27,7 +25,7 @@ _OPEN: dict[str, "RemoteIndex"] = {}
 """The indexes of this process, by storage root."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ObjectFacts:
     """An object's size in bytes and its version tag, empty if it was not told."""
 

@@ -6,6 +6,7 @@ NumPy copies value by value, along an index of eight bytes for each. Arrow copie
 does not look at what the bytes are; decision 37 has the times.
 """
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,12 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 
 _T = TypeVar("_T", bound=np.generic)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Runs:
     """K runs: run k is `[starts[k], starts[k] + lengths[k])` of an array.
 

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -32,7 +33,6 @@ import pyarrow.parquet as pq
 
 from rowmill.core import arrow_files, conditional_put, remote, remote_index
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
 from rowmill.core.sealed_json import parse_sealed, seal_object
@@ -67,7 +67,7 @@ def check_name(name: str, where: str) -> str:
     return name
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class File:
     """A file that a stage wrote: path relative to the storage root, size in bytes, digest, rows."""
 
@@ -77,7 +77,7 @@ class File:
     rows: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Store:
     """A root folder or fsspec URL; every path given to its methods is relative to it, with `/`.
 

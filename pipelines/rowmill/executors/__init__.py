@@ -14,7 +14,6 @@ from pydantic import Field
 
 from rowmill.executors.array import OtherSharesMissingError, Share, parse_share
 from rowmill.executors.base import Executor
-from rowmill.executors.forked_helper import ForkedHelper, fork_helper
 from rowmill.executors.local import LocalExecutor, LocalPool
 from rowmill.executors.ray_cluster import RayExecutor
 from rowmill.executors.worker_processes import open_in_workers
@@ -22,13 +21,11 @@ from rowmill.executors.worker_processes import open_in_workers
 __all__ = [
     "AnyExecutor",
     "Executor",
-    "ForkedHelper",
     "LocalExecutor",
     "LocalPool",
     "OtherSharesMissingError",
     "RayExecutor",
     "Share",
-    "fork_helper",
     "open_in_workers",
     "parse_share",
 ]

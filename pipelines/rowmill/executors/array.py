@@ -9,12 +9,12 @@ depends on a part's own input alone, so appended data moves no part to another s
 """
 
 import re
+from dataclasses import dataclass
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Share:
     """One of `total` shares of the parts; `number` counts from 1."""
 

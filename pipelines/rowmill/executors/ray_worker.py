@@ -4,10 +4,10 @@ import errno
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 from rowmill.core.errors import ConfigError, UnreachableError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.executors import worker_setup
 from rowmill.executors.versions import describe_difference, describe_versions
 
@@ -21,14 +21,14 @@ class TransientTaskError(Exception):
         self.error = error
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FailedTask:
     """An error that another attempt would meet again, as a result, so that the caller gets the original."""
 
     error: Exception
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TaskCall:
     """A call of a function; `versions`, where given, are those that its host must have."""
 

@@ -25,7 +25,6 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
-from rowmill.core import arrow_import, garbage_collection
 from rowmill.executors import worker_setup
 
 HAS_FORK_SERVER = sys.platform == "linux"
@@ -62,9 +61,7 @@ def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
 def _start_fork_server() -> None:
     """Start the process that workers are forked from, if none runs; it reads once what it is to open."""
     forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-    os.environ[worker_setup.VARIABLE] = json.dumps(
-        {"path": sys.path, "calls": _OPENED_IN_WORKERS, "keeps_pandas_out": arrow_import.is_pandas_kept_out()}
-    )
+    os.environ[worker_setup.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
     try:
         with hold_interrupts():
             forkserver.ensure_running()
@@ -101,7 +98,6 @@ def start_worker(watched: Any, leash: Any = None) -> None:
         # A fork copied it, and as long as anyone has it open, no worker ends with the calling process.
         leash.close()
     worker_setup.limit_to_one_thread()
-    garbage_collection.collect_rarely()
     threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
 
 

@@ -9,10 +9,8 @@ import importlib
 import os
 import sys
 
-from rowmill.core import arrow_import
-
 VARIABLE = "ROWMILL_WORKER_SETUP"
-"""Environment variable with the arguments of `open_all` as JSON: `sys.path`, the calls to make, pandas. A fork
+"""Environment variable with the arguments of `open_all` as JSON: `sys.path` and the calls to make. A fork
 server of Python 3.11 starts without the path of the process that starts it."""
 
 THREAD_LIMITS = {
@@ -37,11 +35,9 @@ def limit_to_one_thread() -> None:
         pl.Config.load('{"environment": {}}')
 
 
-def open_all(path: list[str], calls: list[tuple[str, str, list[str]]], *, keeps_pandas_out: bool) -> None:
+def open_all(path: list[str], calls: list[tuple[str, str, list[str]]]) -> None:
     """Import the engine by a path, and call module-level functions by their names."""
     limit_to_one_thread()
-    if keeps_pandas_out:
-        arrow_import.keep_pandas_out()
     sys.path[:] = path
     importlib.import_module("rowmill.stages.catalog")
     call_all(calls)

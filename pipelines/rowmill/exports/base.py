@@ -22,7 +22,6 @@ from pydantic import Field
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -38,7 +37,7 @@ CHUNK_TOKENS = 2 << 20
 # ── Inputs of an export ─────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DatasetSummary:
     """The facts of one dataset that decide which exports are possible."""
 
@@ -53,7 +52,7 @@ class DatasetSummary:
     """The names of the fields that its token rows carry."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RecipeSummary:
     """The facts of a recipe that decide which exports are possible, before any data is read."""
 
@@ -61,7 +60,7 @@ class RecipeSummary:
     datasets: Mapping[str, DatasetSummary]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExportIndex:
     """The segments to export, without their tokens.
 
@@ -90,7 +89,7 @@ class ExportIndex:
         return np.diff(before[self.sequence_offsets])
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExportJob:
     """One unit of work: the segments of one group of files, and their grouping into sequences."""
 
@@ -110,7 +109,7 @@ class ExportJob:
             yield self.segments[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class WrittenFile:
     """A file below the export's folder, with its counts; they are 0 for files that hold no tokens.
 
@@ -146,7 +145,7 @@ class FileCounts:
         return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, note)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExportLayout:
     """The files of an export, and what the format cannot hold.
 
@@ -158,7 +157,7 @@ class ExportLayout:
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ExportContext:
     """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds and objective, the card."""
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any, cast
 import orjson
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.exports.base import WrittenFile
 
 CARD_FILE, MANIFEST_FILE, DATA_FOLDER = "card.json", "manifest.json", "data"
@@ -37,7 +37,7 @@ def encode_json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FileDigests:
     """A written file with its size and two digests: SHA-256 for users, BLAKE2b for rowmill's manifests."""
 
@@ -77,7 +77,7 @@ def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Exported:
     """A complete export: its folder, its card, and per file its size, digest and counts."""
 

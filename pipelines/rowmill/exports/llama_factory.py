@@ -9,6 +9,7 @@ Every row has `images`, `videos` and `audios`, which are null.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -18,7 +19,6 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets, expand_ranges
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.exports import dataset_dict
 from rowmill.exports.base import (
@@ -128,7 +128,7 @@ class LLaMAFactory(Sharded):
         return f"{lines}\ncutoff_len: {context.seq_len + 1}\nneat_packing: true" if self.unit == "packed" else lines
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _FlatRows:
     """Rows of ids and labels, flat: row i is `[offsets[i], offsets[i + 1])`."""
 

@@ -8,6 +8,7 @@ The reader drops the last token of every segment, so a sequence is as long as it
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +20,6 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.exports.base import (
     ExportContext,
@@ -173,7 +173,7 @@ class MegatronBridge(Sharded):
         )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PackCounts:
     """What a file's packs hold, as the reader counts: `longest` is the longest segment of any."""
 

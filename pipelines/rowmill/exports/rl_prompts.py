@@ -14,6 +14,7 @@ nulls. So messages have a role and a text, and a prompt with anything else stops
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -22,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.exports.base import (
     ExportContext,
@@ -276,7 +276,7 @@ class RLPrompts(Sharded):
                 )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _Prompt:
     """A prompt's messages, and a ground truth for each data source."""
 

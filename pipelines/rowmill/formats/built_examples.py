@@ -1,17 +1,17 @@
 """Validates examples whose tokens a kind builds itself."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Rejected
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class BuiltExample:
     """An example whose tokens its kind built: `ids` int32[T], `mask` bool[T]; the first token is never a target."""
 

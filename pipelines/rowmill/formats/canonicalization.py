@@ -1,7 +1,7 @@
 """One record to one canonical row: the steps that all kinds share, around the kind's record reader."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import orjson
@@ -9,7 +9,6 @@ import orjson
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
 from rowmill.formats.media_placeholders import MEDIA_COLUMNS, reject_placeholders
@@ -91,7 +90,7 @@ class RowOptions(Protocol):
         ...
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowOptionValues:
     """`RowOptions` as plain values; an omitted group has its defaults."""
 

@@ -6,6 +6,7 @@ from rows, for kinds that build their tokens themselves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -13,7 +14,6 @@ from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.custom import BuildContext
@@ -91,7 +91,7 @@ TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | Non
 """Builds `ids`, `loss_mask` of equal length and optionally `domain` from a record; None skips the record."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenOptions:
     """A kind's options for the tokens of its rows; a kind without such a field uses the default."""
 

@@ -7,7 +7,7 @@ rejected   B2 call result B3
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,6 @@ from pydantic import Field
 
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.formats.columns import MessageColumns
@@ -172,7 +171,7 @@ class Preference(MessageColumns):
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key, read=own)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _CanonicalSides:
     """The canonical prompt and the sides after it; a side that the record lacks is None.
 

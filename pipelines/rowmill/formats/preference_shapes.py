@@ -14,11 +14,10 @@ The first shape that matches wins.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.prompt_columns import (
@@ -42,7 +41,7 @@ _RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1, "pm_sco
 """Columns that rank answers, and whether a higher value is better."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FoundSides:
     """A record's prompt and sides as in the source, with the keys `role` and `content`.
 

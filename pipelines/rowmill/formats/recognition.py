@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer, RecordFormat, RowOptionValues, remove_nulls
 from rowmill.formats.detection import explain_tree
@@ -98,7 +97,7 @@ class Sample:
         return bool(found) and sum(found) * 2 > len(found)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Recognition:
     """Options of `format`, with what reading some records with them gave; nothing here quotes a value of the data."""
 
@@ -224,7 +223,7 @@ def _has_answer(row: Row, model: "DatasetKind") -> bool:
     return any(message["role"] in roles for message in row.messages)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FormatChoice:
     """The format that is proposed for some records, or why none is."""
 

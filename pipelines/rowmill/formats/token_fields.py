@@ -10,12 +10,12 @@ The three sets contain each other, so a number of values says which of them is m
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from rowmill.core.arrays import Bools, Weights
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.record_values import is_list
@@ -24,7 +24,7 @@ from rowmill.schema.rows import Rejected
 _MOST = float(np.finfo(np.float32).max)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenPlaces:
     """The sets of a record's T tokens that a field may be of: all, the response, the trained; bool[T]."""
 

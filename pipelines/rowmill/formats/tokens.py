@@ -12,7 +12,7 @@ The first shape that matches wins.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +23,6 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.arrays import Bools, Weights
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.built_examples import to_flat_array
 from rowmill.formats.canonicalization import RecordReader, RowOptions
@@ -49,7 +48,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_ID = 2**31 - 1
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _MaskedIds:
     """Ids with their loss mask, and the shape in which they were found.
 

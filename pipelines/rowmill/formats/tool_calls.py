@@ -9,13 +9,13 @@ text, including its spaces.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Literal, NamedTuple, TypeGuard
 
 from pydantic import Field
 
 from rowmill.core.config import Config, describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json, from_json_without_repeats
 from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
@@ -113,7 +113,7 @@ def _is_name(value: Json) -> TypeGuard[str]:
     return type(value) is str and bool(value) and not value.isspace()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ToolCalls:
     """The calls of one message, and the source text of each call's arguments, if it was text."""
 

@@ -7,8 +7,8 @@ nothing: what rejects them may hide that an option reads a column.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.schema.rows import Row
@@ -17,7 +17,7 @@ MAX_COLUMNS = 200
 """Records with more columns are compared in their first ones only."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class UnreadColumn:
     """A column that changes no row: in how many of the rows' records it has a value, and in how many it is false."""
 

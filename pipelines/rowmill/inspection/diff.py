@@ -5,12 +5,12 @@ dataset's shards compare that dataset only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.stages import catalog
@@ -21,7 +21,7 @@ from rowmill.stages.training_splits import stage as training_splits
 from rowmill.stages.truncation_stats import stage as truncation_stats
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NumberComparison:
     """One number of both versions; None where a version lacks it. A share is a fraction of 1."""
 
@@ -31,7 +31,7 @@ class NumberComparison:
     is_share: bool = False
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ScopeComparison:
     """One dataset, or the whole recipe (`scope` None): its numbers, and the rows added and removed by content."""
 

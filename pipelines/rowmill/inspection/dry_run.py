@@ -7,7 +7,7 @@ else sources ─► rows in a temporary folder                         ─┴─
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from rowmill.build.plan import forecast_steps
 from rowmill.build.steps import Project
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, StageKey
@@ -36,7 +35,7 @@ from rowmill.tabular import sizing
 from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DatasetTablePlan:
     """A dataset's plan, or the overflow message that explains why there is none."""
 
@@ -45,7 +44,7 @@ class DatasetTablePlan:
     overflow: str = ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DatasetAdvice:
     """Advice on a dataset's columns for grouping, best first, and the estimated examples of the current options."""
 

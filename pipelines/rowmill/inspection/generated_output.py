@@ -2,11 +2,11 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
 from rowmill.schema import manifest
@@ -20,7 +20,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tabular import parsing
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ParsedFiles:
     """Counts and accepted records of some files of generated text."""
 

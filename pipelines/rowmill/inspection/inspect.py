@@ -25,7 +25,6 @@ from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema import manifest
@@ -46,7 +45,7 @@ TokenClass = Literal["trained", "context", "template"]
 ClassT = TypeVar("ClassT")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenStretch(Generic[ClassT]):
     """Neighbouring tokens of one class, decoded."""
 
@@ -55,7 +54,7 @@ class TokenStretch(Generic[ClassT]):
     tokens: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class InspectedExample:
     """One example of a row: its lengths, what truncation removed by stage, and its text in stretches.
 
@@ -71,7 +70,7 @@ class InspectedExample:
     weights: dict[str, int]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class InspectedRecord:
     """One record: raw bytes, canonical row with its report, examples; or the stage and reason of its rejection.
 
@@ -246,7 +245,7 @@ def _inspect_part(context: StageContext, part: SourcePart, wanted: range) -> Ite
 # ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _TableBuild:
     """The outputs of a records dataset up to its examples, and the store that has their files."""
 

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError, SourceError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.facts import read_facts
@@ -35,7 +34,7 @@ STAGES_BACKWARDS = (
 )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowOrigin:
     """A row's position in its source; `problem` explains why line and raw record are unknown."""
 
@@ -47,7 +46,7 @@ class RowOrigin:
     problem: str = ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SequenceOccurrence:
     """One occurrence of a sequence in training: its rank, step, pass, and row in the rank's file."""
 
@@ -58,7 +57,7 @@ class SequenceOccurrence:
     file_row: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SegmentLocation:
     """One segment: tokens `[start, start + length)` of an example, at `offset` in a sequence of a shard."""
 
@@ -187,7 +186,7 @@ def locate_segments(
         yield one["row_id"], place
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _TrainingOrder:
     """The order of training for one dataset, and where the ranks have its sequences if they are built."""
 

@@ -6,7 +6,7 @@ positions     0   1      2   3 │      0   1 …      begin anew in each segmen
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.build.steps import Project
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.inspection.lineage import Lineage, SegmentLocation, load_lineage, locate_segments
 from rowmill.inspection.trace import find_example_files
 from rowmill.schema import manifest
@@ -31,7 +30,7 @@ CONTEXT_TOKENS = 8
 """Tokens before one that are decoded with it: a character may span several tokens."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceTokens:
     """A sequence by columns, one entry per token: `texts` concatenate to the decoded text of a segment.
 

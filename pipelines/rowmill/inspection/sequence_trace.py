@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, IntegrityError, suggest_name
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.inspection.lineage import (
     Lineage,
@@ -34,7 +34,7 @@ NEIGHBOR_TOKENS = 12
 """Tokens shown on each side of a traced one."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenTrace:
     """One token of a sequence: `at` is its index in the sequence, `in_example` its index in the tokenized example.
 
@@ -53,7 +53,7 @@ class TokenTrace:
     in_example: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SequenceTrace:
     """A sequence: its segments, the origin of each, and one traced token if requested."""
 

@@ -6,7 +6,7 @@ defaults, so every assistant message is supervised.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
@@ -16,7 +16,6 @@ from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.probe_conversations import ProbeTexts, make_tool
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
@@ -94,7 +93,7 @@ LETTER_NAMES: Mapping[str, str] = {
 }
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ProbeConversation:
     """A conversation on which a mask is proven, with its shape in letters and in words."""
 
@@ -131,7 +130,7 @@ def _describe(shape: str, messages: Sequence[Message], note: str) -> ProbeConver
     return ProbeConversation(shape, f"{description} ({note})" if note else description, tuple(messages), tools)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ShapeProof:
     """The result of one probe: its judged mask, or `reason` and `detail` of the reject.
 
@@ -147,7 +146,7 @@ class ShapeProof:
     detail: str = ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TemplateProof:
     """The results of all probes of a template, and facts about it."""
 

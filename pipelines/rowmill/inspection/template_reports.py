@@ -1,12 +1,12 @@
 """What a recipe's chat templates do, and whether their masks hold: the report and the proof of each dataset."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rowmill.build.steps import Project
 from rowmill.conversation.options import MaskRules
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 from rowmill.inspection.inspect import open_memory_context
 from rowmill.inspection.template_proof import TemplateProof, prove_template
@@ -16,7 +16,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 # ── Templates ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TemplateReport:
     """Behaviour of one dataset's chat template on probes, and warnings for its user."""
 

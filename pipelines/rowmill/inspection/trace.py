@@ -8,6 +8,7 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,6 @@ from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.core.storage import File
 from rowmill.inspection.lineage import (
@@ -36,7 +36,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StageOutcome:
     """A row's outcome at a stage: its state in the ledger, with reason and detail."""
 
@@ -46,7 +46,7 @@ class StageOutcome:
     detail: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowTrace:
     """A row from its source to every place that holds its tokens; examples as `(id, tokens, trained)`."""
 

@@ -6,6 +6,7 @@ built from them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rowmill import stats
 from rowmill.build import runner, steps
@@ -13,13 +14,12 @@ from rowmill.build.steps import Project, Step
 from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StageVerification:
     """One stage: its current output if it is built, its check results, and its damage.
 

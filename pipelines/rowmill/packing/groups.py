@@ -13,9 +13,8 @@ sequences: 0.04 % at 4,096 and at 32,768; groups of 1,024 sequences: 0.05 % at 2
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
-
-from rowmill.core.frozen_classes import frozen_dataclass
 
 GROUP_SEQUENCES: Final = 2048
 """Sequences of a group by default: fewer would cost more than 0.05 % of fill."""
@@ -50,7 +49,7 @@ def cut_groups(tokens: Sequence[int], digests: Sequence[str], target: int) -> li
     return [*groups, (first, len(tokens))] if first < len(tokens) else groups
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StreamStretch:
     """The tokens of one split that a group's sequences hold if documents are joined, counted from its first token.
 

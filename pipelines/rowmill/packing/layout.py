@@ -4,17 +4,18 @@ plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
 position_ids  0 1 2 0 1 │ 0 1 2 3
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import IGNORED_LABEL
 
 # --- the plan ---
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequencePlan:
     """The tokens of every sequence, and the examples that they come from.
 

@@ -12,7 +12,7 @@ counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, lcm
 
@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import compute_offsets, find_distinct
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import hash_labels, permute_rows
 from rowmill.packing.mixture_options import Mixture, StopStrategy
 from rowmill.packing.sample_streams import SampleStream
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleOrder:
     """A stretch of the order: its position p has sequence `items[p]` of the plan of dataset `datasets[p]`.
 
@@ -39,7 +38,7 @@ class SampleOrder:
     passes: NDArray[np.int32]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleSchedule:
     """What the order follows from: how many sequences of each dataset every block has, and the datasets' streams.
 
@@ -180,7 +179,7 @@ def compute_wanted_shares(schedule: SampleSchedule) -> list[float]:
 # --- how many of each dataset, block by block ---
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _WeightStage:
     """Positions `[start, end)` of the order to which one set of weights applies; `end` None: no end."""
 
@@ -189,7 +188,7 @@ class _WeightStage:
     weights: list[int]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _MixtureBlock:
     """Consecutive positions with a fixed number of sequences of each dataset."""
 

@@ -13,6 +13,7 @@ look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Strategy
 from rowmill.packing.slicing import ExampleSlices, require_positive
@@ -196,7 +196,7 @@ def _may_be_improved(made: int, lengths: Integers, limit: int, max_segments: int
 # --- best fit on the histogram ---
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _BinMoves:
     """Moves in order: `bins` bins from number `first` on, each with `filled` segments, take `each` more."""
 

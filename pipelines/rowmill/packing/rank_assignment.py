@@ -11,6 +11,7 @@ which moves sequences between optimizer steps.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 from typing import Annotated, Literal, TypeAlias
@@ -22,7 +23,6 @@ from pydantic import Field, model_validator
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 
 FILLER = -1
 """The entry of a position that no sequence fills."""
@@ -73,7 +73,7 @@ class Partitions(Config):
         return self
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """The whole steps of an order: step s has the places `[step_offsets[s], step_offsets[s + 1])`, int64[T + 1].
 
@@ -108,7 +108,7 @@ class StepPlan:
         return position + min(place - first, count)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
     """The final order of some consecutive steps: place `first_place + i` has position `order[i]` of the mixed order.
 
@@ -120,7 +120,7 @@ class RankOrder:
     first_place: int
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepFacts:
     """The totals of one rank by step, int64[T] each; `step_trained_tokens` are of the whole step over all ranks.
 

@@ -6,15 +6,16 @@
 Each pass is shuffled with a separate key, place by place, so that no place needs those before it.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import hash_labels, make_permutation, permute_rows
 from rowmill.packing.mixture_options import BlockShuffle, Mixture
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleStream:
     """The endless stream of one dataset: pass after pass over the `kept` of its `size` sequences."""
 

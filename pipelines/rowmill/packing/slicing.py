@@ -1,19 +1,19 @@
 """Cut, split or drop the examples that are longer than a sequence, from their lengths."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, expand_ranges
 from rowmill.core.errors import ContextOverflowError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing.options import SliceStrategy
 
 # --- too-long examples ---
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExampleSlices:
     """Pieces of examples, in example order.
 

@@ -30,7 +30,7 @@ prefetching worker has read, which makes a resumed run skip batches that were ne
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,6 @@ import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.reader import batch_layout, places, published
 from rowmill.reader.batch_layout import LayoutName
@@ -55,7 +54,7 @@ from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 __all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TrainingStep:
     """The step that the last delivered batch belongs to.
 

@@ -1,6 +1,7 @@
 """The layout of a reader's batches: its name and its options, NumPy or torch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, get_args
@@ -8,7 +9,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.reader.layouts import Batch, join_flat, stack_padded
 from rowmill.reader.preference_batches import stack_pairs
 from rowmill.reader.sequences import PackedSequence
@@ -16,7 +16,7 @@ from rowmill.reader.sequences import PackedSequence
 LayoutName: TypeAlias = Literal["flat", "padded", "preference"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class BatchLayout:
     """How batches are laid out; `pad_to` is the length of a batch's rows, None: that of the longest."""
 

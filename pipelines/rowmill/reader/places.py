@@ -9,6 +9,7 @@ index    that line of the index of the stored rank names a shard and a row in it
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from math import gcd
 from typing import Any, Protocol
@@ -17,8 +18,6 @@ import numpy as np
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct
 from rowmill.core.arrow_numbers import view_numbers
-from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.garbage_collection import pause_collection
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group
@@ -40,7 +39,7 @@ class PlaceLocator(Protocol):
         ...
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceSource:
     """The sequences of an order by place."""
 
@@ -62,7 +61,7 @@ class SequenceSource:
 # ── Layout copied ──────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class CopiedPlaces:
     """Shards in order of ranks: `starts` int64[S + 1] are their first rows, where each rank has `per_rank` rows."""
 
@@ -136,7 +135,6 @@ class IndexedPlaces:
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pause_collection()
 def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: bool) -> SequenceSource:
     """Open the stored ranks that a rank of any world size reads, and check their files.
 

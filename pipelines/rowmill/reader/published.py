@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -15,8 +16,6 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.arrow_numbers import view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
-from rowmill.core.garbage_collection import pause_collection
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
 from rowmill.reader.shard_checks import Shard, raise_missing
@@ -28,7 +27,7 @@ StoredLayout: TypeAlias = Literal["copied", "index"]
 """How ranks are stored: each with shards of its own, or with an index of rows of the packed shards."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DatasetShards:
     """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
 
@@ -36,7 +35,7 @@ class DatasetShards:
     shards: dict[str, tuple[Shard, ...]]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PublishedBuild:
     """A build that trainers may read.
 
@@ -111,7 +110,6 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
     return raw
 
 
-@pause_collection()
 def open_published(store: Store, recipe: str) -> PublishedBuild:
     """Open the build that a recipe published last.
 

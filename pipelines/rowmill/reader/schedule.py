@@ -6,15 +6,15 @@ number      0   1     2   3
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PlannedBatch:
     """The sequences `[begin, end)` of this rank; `following` is the number at which its next batch begins."""
 
@@ -23,7 +23,7 @@ class PlannedBatch:
     following: int
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RankSchedule:
     """The batches of one rank.
 

@@ -4,7 +4,7 @@ Position ids are computed from span lengths, which is faster than decoding the c
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights, sum_by_span
 from rowmill.core.arrow_numbers import fill_null_numbers, view_numbers
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN
@@ -29,7 +28,7 @@ def list_columns(stored: Collection[str]) -> list[str]:
     return [*_COLUMNS, *(name for name in _OPTIONAL_COLUMNS if name in stored), *find_token_fields(stored), *fields]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
     """One sequence: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
 
@@ -85,7 +84,7 @@ def make_position_ids(lengths: Tokens) -> Ints:
     return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodedRowGroup:
     """A decoded row group, flat; the bounds are plain lists because they are read one by one."""
 

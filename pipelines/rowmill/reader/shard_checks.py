@@ -10,6 +10,7 @@ found by `verify`, which reads everything once.
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -17,7 +18,6 @@ import pyarrow.parquet as pq
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError, PipelineError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.remote import read_end, read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 
@@ -44,7 +44,7 @@ class ExpectedShard(NamedTuple):
     card: Mapping[str, str]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardFooter:
     """What a checked shard's footer says: row group g has the rows `[offsets[g], offsets[g + 1])`."""
 

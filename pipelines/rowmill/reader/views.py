@@ -5,7 +5,7 @@ Shuffling here is for inspection. The training order was shuffled when it was bu
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.reader.batch_layout import BatchLayout
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
@@ -22,7 +21,7 @@ SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
 BatchFunction: TypeAlias = Callable[[Any], Any]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class View:
     """Some of a rank's sequences, by number. Every method returns another view or reads; none changes this one."""
 

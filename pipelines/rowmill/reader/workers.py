@@ -10,11 +10,10 @@ w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes
 """
 
 import sys
+from dataclasses import dataclass
 
-from rowmill.core.frozen_classes import frozen_dataclass
 
-
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class WorkerShare:
     """Every `workers`-th batch, starting with batch `worker`."""
 

@@ -11,14 +11,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import check_name
 from rowmill.formats import KINDS
 from rowmill.formats.recognition import (
@@ -50,7 +49,7 @@ IGNORED = (".rowmill/", ".dagster/")
 """What a build and Dagster write next to configs/."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NewProject:
     """The written files, and the existing files that were kept, with the lines that they lack."""
 
@@ -64,7 +63,7 @@ class NewProject:
         return self.recipe.stem
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _FoundDataset:
     """Files with the same columns, and the format recognized in their first records.
 

@@ -6,7 +6,6 @@ from functools import cached_property
 
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult, load_check_results
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.reports import flows
 from rowmill.reports.flows import Flow
@@ -14,7 +13,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether training may use the build: a mark, its colour's class in the page, and a sentence."""
 

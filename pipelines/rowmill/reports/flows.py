@@ -10,11 +10,10 @@ sequences), a level begins anew.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     PACKED_SHARDS,
@@ -44,7 +43,7 @@ REPEATED = "repeated"
 """The state of the table `schedule` that adds to what is kept."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FlowBranch:
     """What leaves the flow below a level, or joins it."""
 
@@ -54,7 +53,7 @@ class FlowBranch:
     joins: bool = False
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FlowLevel:
     """What reaches a stage, in one unit, and its branches before the next level."""
 

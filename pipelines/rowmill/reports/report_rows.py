@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rowmill.core import number_text
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.html import clip_text, escape_text, render_element
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 240
 KEPT_REASON = "kept"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _Row:
     """A row of the page: what it is searched by, the line that is always shown, and what is folded."""
 

@@ -11,11 +11,11 @@ drawn is also in a `data-count`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 from rowmill.core.console import escape_control_characters
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_percent
 from rowmill.reports.flows import LAST_CLASSES, BranchKind, Flow, FlowBranch, FlowLevel, shorten_branches
 
@@ -43,7 +43,7 @@ COLOURS: dict[BranchKind, str] = {
 KEPT_COLOUR = "var(--flow-kept, #4c78a8)"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _Scale:
     """Pixels of a unit's counts."""
 

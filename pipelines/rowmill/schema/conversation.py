@@ -1,14 +1,13 @@
 """The input of rendering: messages, tools, and further arguments of the template."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """The input of a template: canonical messages, tools, the row's kwargs, and the row's hash."""
 

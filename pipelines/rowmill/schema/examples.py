@@ -9,13 +9,12 @@ than 0 and 1 (`loss.weights`), there is a column of weights as well: positive wh
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-
-from rowmill.core.frozen_classes import frozen_dataclass
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
@@ -70,7 +69,7 @@ template prints for the remaining messages may add some.
 """
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ExampleTokens:
     """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
 

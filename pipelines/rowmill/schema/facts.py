@@ -7,11 +7,10 @@ its check has nothing to ask of this output; `UNCOUNTED` says that outputs of th
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import NOT_APPLICABLE
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def require_counted(value: ValueT | Uncounted) -> ValueT:
     return value
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RawDatasetFacts:
     """What scanned source files are counted by."""
 
@@ -65,7 +64,7 @@ class RawDatasetFacts:
     parts: int
 
 
-@frozen_dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalRowsFacts:
     """What canonical rows are counted by, whatever they hold; `| str` is a share or count that may not apply."""
 
@@ -146,7 +145,7 @@ class CanonicalRowsFacts:
     frequent one's."""
 
 
-@frozen_dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedExamplesFacts:
     """What tokenized examples are counted by, whatever they were made of."""
 
@@ -211,7 +210,7 @@ class TokenizedExamplesFacts:
     longest_group: int | Uncounted = UNCOUNTED
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PackedShardsFacts:
     """What packed shards are counted by."""
 
@@ -240,7 +239,7 @@ class PackedShardsFacts:
     """Pairs whose sides begin with different prompts."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TrainingSplitsFacts:
     """What an order of sequences is counted by."""
 

@@ -6,12 +6,11 @@ may lead to one version; that is how an upstream rebuild that changed nothing st
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.concurrent_syncs import sync_files
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 
@@ -35,7 +34,7 @@ No number can express this: 0 would claim a successful measurement.
 """
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Part:
     """A piece of a stage's output with its own fingerprint; `facts` are counts that add up over parts."""
 
@@ -44,7 +43,7 @@ class Part:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DisplayTable:
     """A small table for people: column names and at most a few dozen rows."""
 
@@ -52,7 +51,7 @@ class DisplayTable:
     rows: tuple[tuple[Any, ...], ...]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts over bins; bin i covers `[edges[i], edges[i + 1])`; `limit` is marked in the plot."""
 
@@ -63,7 +62,7 @@ class Histogram:
     limit: float | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One stage's output.
 

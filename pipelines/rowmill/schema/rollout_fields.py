@@ -10,10 +10,10 @@ row.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.column_docs import COLUMN_DOCS
 from rowmill.schema.rows import PADDING_COLUMN
 
@@ -44,7 +44,7 @@ TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN
 """Names that no field per token can have: every other column of a shard is such a field."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RolloutFields:
     """The names of the declared fields: `per_token` have a float32 for each token, `per_row` are of `ROW_FIELDS`."""
 

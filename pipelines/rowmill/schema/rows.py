@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 
 RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
@@ -174,7 +173,7 @@ class PlainChat(NamedTuple):
     read_columns: tuple[str, ...] = ()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A record that is not processed further: a reason from the closed list, and a detail for the user."""
 
@@ -182,7 +181,7 @@ class Rejected:
     detail: str = ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Span:
     """Characters `[start, end)` of a rendered text that belong to message `message`."""
 
@@ -191,7 +190,7 @@ class Span:
     message: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ContentSpan:
     """Characters `[start, end)` of a rendered text that come from the row, with their kind.
 
@@ -204,7 +203,7 @@ class ContentSpan:
     kind: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class MaskedConversation:
     r"""A rendered conversation with its verified loss spans.
 

@@ -14,12 +14,11 @@ import tempfile
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from rowmill.core.frozen_classes import frozen_dataclass
 
-
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class HostScratch:
     """A folder that every host has for itself; or, with `folder`, that all hosts of the stage share."""
 

@@ -11,20 +11,20 @@ The first token of an attention span is never a target: `trained` must be false 
 `sequences.require_valid_tokens` checks it. Exporters compute no masks themselves.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import IGNORED_LABEL
 
 LabelConvention: TypeAlias = Literal["unshifted", "shifted", "rolled_mask", "unshifted_mask", "none"]
 """How a format stores targets; `none`: only ids, and the trainer trains on all of them."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShiftedTargets:
     """Convention `shifted` for several spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
 

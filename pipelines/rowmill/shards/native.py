@@ -14,7 +14,7 @@ the written shards; counts alone would not detect a packer that replaces tokens 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, Ints, Tokens, Weights
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.runs import Runs
 from rowmill.core.storage import Store
@@ -106,7 +105,7 @@ def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
     return table.add_column(place, SEQUENCE_SCHEMA.field(place), pa.array(numbers))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Segments:
     """The segments of several sequences, flat.
 
@@ -132,7 +131,7 @@ def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Inte
     return Runs.of(row_offsets[rows] + starts, lengths)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Spans:
     """Labels and positions of each token, and the lengths of attention spans, derived from a plan.
 
@@ -146,7 +145,7 @@ class Spans:
     offsets: Ints
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Padding:
     """The pad tokens after each segment, int32[K], and their id."""
 
@@ -196,7 +195,7 @@ def _count_targets(labels: Tokens, token_offsets: Ints) -> Tokens:
     return np.add.reduceat(labels != IGNORED_LABEL, token_offsets[:-1], dtype=np.int32)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _StoredTokens:
     """The tokens of a shard's rows with their padding; `offsets` int64[S + 1] cut them into sequences."""
 

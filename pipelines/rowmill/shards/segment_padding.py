@@ -7,6 +7,7 @@ The tokens of a segment are its content, which hashes, exports and comparisons s
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, sum_by_span
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -25,7 +25,7 @@ from rowmill.schema.rows import PADDING_COLUMN
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PaddedSegments:
     """Where the tokens of K segments are once padding follows each of them.
 

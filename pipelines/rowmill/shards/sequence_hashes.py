@@ -8,13 +8,13 @@ nobody has to read the tokens of all shards again to know what a rank must hold.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Part
 from rowmill.shards import native
@@ -29,7 +29,7 @@ SEQUENCE_HASHES = pa.schema(
 """One line per sequence of a shard, in its order. A hash is stored with its lowest byte first."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceHashes:
     """S sequences: `limbs` uint32[S, 4] are their hashes, lowest 32 bits first; tokens and targets int64[S]."""
 

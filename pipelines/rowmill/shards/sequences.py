@@ -8,7 +8,7 @@ is_open            no            no          open: a sequence is one attention s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,13 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceBatch:
     """S sequences of K segments and T tokens, flat.
 
@@ -84,7 +83,7 @@ class SequenceBatch:
 # ── Out of native shards ───────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SegmentFiles:
     """Native shards as scratch files: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
 
@@ -136,7 +135,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     )
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _FileSegments:
     """Segments of one file; the values of a sequence are repeated for each of its segments."""
 

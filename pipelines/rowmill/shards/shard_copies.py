@@ -1,12 +1,12 @@
 """Shards of the store as scratch files of this host, out of which a task takes rows in any order."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import native
@@ -14,7 +14,7 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.segment_padding import drop_padding
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NumberedShard:
     """A shard, and the number of its first sequence in the split of its dataset."""
 
@@ -22,7 +22,7 @@ class NumberedShard:
     first_sequence: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ShardCopies:
     """Shards of the store at `root`, each copied to a host when a task there first needs it.
 

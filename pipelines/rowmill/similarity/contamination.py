@@ -11,6 +11,7 @@ all of them phrases such as "how much money does he have left"; three cover half
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.similarity.words import (
     HashedTexts,
     Hashes,
@@ -36,7 +36,7 @@ _MAX_FILTER_BITS = 26
 _FILTER_SPARSENESS = 16
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ItemNGrams:
     """The n-grams of all items, sorted by hash: the item of each and the word of the item that it begins with."""
 
@@ -45,7 +45,7 @@ class ItemNGrams:
     starts: Ints
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ShortTexts:
     """The texts of items without any n-gram, sorted by hash; a row has such an item if it has all its texts."""
 
@@ -53,7 +53,7 @@ class ShortTexts:
     items: Ints
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ItemIndex:
     """What a row's n-grams are looked up in; items are numbered as in `words`, the number of words of each."""
 
@@ -122,7 +122,7 @@ def _index_short_texts(texts: HashedTexts, owners: Ints, has_ngrams: Bools) -> S
     return ShortTexts(hashes, items)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CoveredItems:
     """Pairs of a row and an item that share hashes, with the share of the item's words that these cover."""
 

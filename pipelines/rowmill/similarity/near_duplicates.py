@@ -13,13 +13,13 @@ Each round settles the first rows of all bands together; a band in which k rows 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import mix_array
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams
 
@@ -30,7 +30,7 @@ Compare = Callable[[Integers, Integers], NDArray[np.float64]]
 """Returns the similarity of each pair of rows."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Shingles:
     """The distinct shingles of some rows, sorted: row r has `[offsets[r], offsets[r + 1])`."""
 
@@ -43,7 +43,7 @@ class Shingles:
         return np.diff(self.offsets)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Removed:
     """Rows that go, each with the row that stays instead and their similarity."""
 

@@ -13,6 +13,7 @@ at once: with P[i] the sum of c[k]·M^k over k < i, the word [a, b) is (P[b] −
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.permutation import GAMMA, mix_array
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -40,7 +40,7 @@ _ALONE_NAMES = (
 """How Unicode's names of the characters begin that are words by themselves."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class HashedTexts:
     """The words of some texts: text t has the hashes `[offsets[t], offsets[t + 1])`."""
 
@@ -53,7 +53,7 @@ class HashedTexts:
         return np.diff(self.offsets)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NGrams:
     """The n-grams of some texts: a hash each, the number of the word that it begins with, and the text."""
 

@@ -23,8 +23,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core import arrow_import
-
 _NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
 """A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
 
@@ -37,8 +35,6 @@ def encode_batch(
 ) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
     if any(_holds_nanoseconds(field.type) for field in batch.schema):
-        # Only as pandas' objects does pyarrow give nanoseconds.
-        arrow_import.let_pandas_in()
         batch = _spell_times(batch)
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()

@@ -15,12 +15,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rowmill.core.errors import SchemaError
-from rowmill.core.frozen_classes import frozen_dataclass
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -41,7 +40,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d[\d .,']*|[.,]\d+)(?:[eE][+-]?\d+)?%?|\d{1,4}[-
 _ESCAPED_QUOTE = re.compile(r"\\[\"']")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """How the lines of a CSV file become cells.
 
@@ -107,7 +106,7 @@ class Dialect:
         return found
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DialectOptions:
     """What a recipe says about the dialect; None: not said."""
 

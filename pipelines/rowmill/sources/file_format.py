@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from rowmill.core.config import describe_type
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources.dialect import DialectOptions
@@ -19,7 +18,7 @@ OpenStream = Callable[[], BinaryIO]
 """Opens a file's content from its beginning, decompressed."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FileOptions:
     """The recipe's options for a file, and how it can be read.
 
@@ -31,7 +30,7 @@ class FileOptions:
     limits: Limits
     is_seekable: bool = False
     sample_by: SampleBy = "document"
-    dialect: DialectOptions = DialectOptions()
+    dialect: DialectOptions = DialectOptions()  # noqa: RUF009  (frozen)
     encoding: str | None = None
     field: str | None = None
     file_format: str | None = None

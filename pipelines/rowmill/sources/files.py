@@ -7,7 +7,7 @@ parsing either a second time would cost more than the disk space.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, Literal
@@ -16,7 +16,6 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
@@ -224,7 +223,7 @@ def _explain_unknown_suffix(url: str) -> str:
     )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file of a source, not read yet; `url` is the recipe's URL, including its secrets."""
 
@@ -234,7 +233,7 @@ class SourceFile:
     keeps_non_finite: bool = False
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StoreStager:
     """A `ContentStager` in a folder of a store; an existing copy is not written again."""
 

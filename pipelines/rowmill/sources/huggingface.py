@@ -7,7 +7,7 @@ streamed or not, so `streaming` changes speed and disk use, never a byte.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,6 @@ from pydantic import AliasChoices, Field
 
 from rowmill.core.config import Config
 from rowmill.core.errors import SourceError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.sources import urls
 from rowmill.sources.arrow_rows import encode_batch
 from rowmill.sources.files import ContentStager, stage_parts
@@ -64,7 +63,7 @@ class HuggingFaceSource(Config):
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _PinnedDataset:
     """A dataset pinned to one state: what to load, its commit on the hub, a stamp of its content."""
 

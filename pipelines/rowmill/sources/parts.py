@@ -10,10 +10,9 @@ Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, BinaryIO, Literal
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.sources.dialect import Dialect
 from rowmill.sources.limits import bound_line, make_too_long_line
 
@@ -34,7 +33,7 @@ SplitHint = Literal["train", "validation"]
 SampleBy = Literal["line", "paragraph", "document"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartContent:
     """A part as a reader cuts it: its place in the file and its records as JSON lines.
 
@@ -53,7 +52,7 @@ class PartContent:
     """Lines of the file that it consists of, blank ones too; None for a format in which a record is no line."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SourcePart:
     """A slice of a source file, named by its content.
 
@@ -91,7 +90,7 @@ class SourcePart:
         return cls(**values)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FileScan:
     """Everything recorded about one file (or one Hugging Face split) after reading it once.
 

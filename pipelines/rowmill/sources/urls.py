@@ -19,6 +19,7 @@ import re
 import stat
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn, cast
@@ -26,7 +27,6 @@ from urllib.parse import unquote
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.public_urls import public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
@@ -34,7 +34,7 @@ _EXPANSION_LIMIT = 100_000
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Location:
     """A URL as recorded, and the file system and path that reach it; `fs` is None for a local file."""
 

@@ -29,7 +29,6 @@ import polars as pl
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.concurrent_reads import read_tables
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.dataset import Dataset
@@ -43,7 +42,6 @@ from rowmill.schema.manifest import (
     get_stage_folder,
     get_stage_name,
 )
-from rowmill.sources import FileScan
 from rowmill.stages.kept_parts import PartLists, save_kept_part
 from rowmill.stats import StatsInputs
 
@@ -64,15 +62,7 @@ class ProgressCallback(Protocol):
         ...
 
 
-@frozen_dataclass
-class EarlyWork:
-    """What a build made before its stages run: scans by the stage's key, and fingerprints of finished parts."""
-
-    scans: Mapping[StageKey, Sequence[FileScan]] = field(default_factory=dict[StageKey, "Sequence[FileScan]"])
-    parts: frozenset[str] = frozenset()
-
-
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """What a stage receives: its place, its inputs, and the executor."""
 
@@ -87,7 +77,6 @@ class StageContext:
     ranks: Sequence[str] = ()
     share: Share | None = None
     """The only parts to make; the stage ends where it needs parts of other shares."""
-    early: EarlyWork = field(default_factory=EarlyWork)
     """What was made for this build already, which is not counted as reused."""
     part_lists: PartLists = field(default_factory=PartLists)
 
@@ -144,7 +133,7 @@ def _accept_any(_: Manifest) -> bool:
     return True
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PreparedStage:
     """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.
 
@@ -166,7 +155,7 @@ Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]
 """Publishes an output for trainers if no check blocks, with its check results and the loosened bounds."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ComparedFact:
     """A fact that `rowmill diff` compares, with its display name."""
 
@@ -190,7 +179,7 @@ def _applies_to_all(dataset: Dataset) -> bool:
     return True
 
 
-@frozen_dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageDeclaration:
     """Everything known about a stage without running it, declared once, in the stage's module.
 
@@ -283,7 +272,7 @@ BATCH_BYTES = 4 << 20
 """Maximum size of the parts that are made together: their fixed cost is then small, and so is the memory."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartTask:
     """A part to make or reuse: its fingerprint, its task, and the size of its input."""
 
@@ -363,8 +352,7 @@ def make_parts(
     if context.share is None:
         reusable = [part for part in kept.values() if is_reusable(part)]
         context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
-    new = [p for p in planned if p.fingerprint in context.early.parts] + missing
-    return [kept[p.fingerprint] for p in planned], len(planned) - len(new), sum(p.rows for p in new)
+    return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 
 def _count_task_threads(pool: Executor, tasks: int) -> int:

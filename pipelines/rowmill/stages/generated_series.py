@@ -7,6 +7,7 @@ nothing behind.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,6 @@ import pyarrow.compute as pc
 
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import GenerationError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
@@ -53,7 +53,7 @@ UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_inc
 _TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GeneratedSeriesFacts:
     """Facts of the stage's output."""
 

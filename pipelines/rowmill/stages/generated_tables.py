@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import are_among, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
@@ -48,7 +47,7 @@ class TrainComparison:
     samples: tuple[str, ...] = ()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _TrainSearchTask:
     """A part of training rows, of which every `stride`-th row is sampled."""
 

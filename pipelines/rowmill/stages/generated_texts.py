@@ -12,6 +12,7 @@ servers report that they removed the EOS.
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
@@ -48,7 +48,7 @@ PARSED = pa.schema(
 """A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GeneratedTextSpec:
     """The expected form of a text, from `tokenized_examples`; sent to workers."""
 
@@ -66,7 +66,7 @@ class GeneratedTextSpec:
         return RecordSchema.from_json(orjson.loads(self.schema))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ParseTask:
     """A part of a file to parse."""
 
@@ -78,7 +78,7 @@ class ParseTask:
     meant: GeneratedTextSpec
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """A generated text, or the reject of the record that should hold it."""
 

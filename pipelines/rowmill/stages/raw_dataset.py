@@ -29,24 +29,18 @@ def scan_dataset_source(context: StageContext, *, first_records: int | None = No
     if isinstance(source, GeneratedSource):
         [made] = context.inputs.values()
         return generated_source.scan_generated(
-            context.store, made, source, context.base, stage, _load_known_scans(context)
+            context.store, made, source, context.base, stage, _load_earlier_scans(context)
         )
     keeps = context.dataset.keeps_non_finite
     if first_records is not None:
         return sources.scan_first_source_records(source, context.base, stage, first_records, keeps_non_finite=keeps)
-    return sources.scan_source(source, context.base, stage, _load_known_scans(context), keeps_non_finite=keeps)
+    return sources.scan_source(source, context.base, stage, _load_earlier_scans(context), keeps_non_finite=keeps)
 
 
 def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:
     """Return the last build's scan of each file."""
     known = load_scans(manifest.load_current_if_intact(context.store, context.key))
     return {scan.url: scan for scan in known}
-
-
-def _load_known_scans(context: StageContext) -> dict[str, FileScan]:
-    """Return the latest scan of each file: of the last build, or made early for this one."""
-    early = context.early.scans.get(context.key, ())
-    return _load_earlier_scans(context) | {scan.url: scan for scan in early}
 
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """What several stages read of a table: its schema and sort key from `canonical_rows`, and its rows as integers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
@@ -20,7 +19,7 @@ from rowmill.tabular.table_contract import TableContract, TableEvidence
 from rowmill.tabular.time_order import SortKey
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ObservedTable:
     """A table after all its parts were observed.
 
@@ -57,7 +56,7 @@ def get_table_options(context: StageContext) -> Records:
 # ── Rows ────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class IndexOptions:
     """How rows are indexed: by groups or as series, and in which order."""
 

@@ -11,6 +11,7 @@ gives its rows other ids, and with these the examples that have them.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,6 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets
 from rowmill.core.concurrent_reads import map_reads, read_tables
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.packing.groups import cut_groups
 from rowmill.schema.manifest import Part
@@ -35,7 +35,7 @@ BLOCK_ROWS = 1 << 21
 """Rows of a block, whose keys a task holds: some 200 bytes each."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartitionBorders:
     """Where partitions end: groups by the first `bits` of a hash, or runs of parts `[first, end)`."""
 
@@ -61,7 +61,7 @@ def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBord
     return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowPart:
     """A part of rows, the ids of its records, and the fingerprint of these ids."""
 
@@ -70,7 +70,7 @@ class RowPart:
     fingerprint: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TablePartition:
     """Rows that are planned together: all of `parts`, or those in the files of `keys`.
 
@@ -105,7 +105,7 @@ class TablePartition:
         return sum(file.bytes for _, file in self.keys if file is not None)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PartitionRows:
     """A partition's rows as integers: `lengths` int64[N] are their tokens, −1 if rejected."""
 
@@ -129,7 +129,7 @@ _KEY_SCHEMA = pa.schema(
 """A row of a partition in a block: `part` numbers the block's parts, `place` the part's rows."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class KeyBlockTask:
     """Consecutive parts whose keys and lengths are divided among partitions."""
 
@@ -250,7 +250,7 @@ def join_lengths(lengths: Sequence[Integers]) -> Ints:
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldPartition:
     """A partition in memory: its name if a hash decides it, its rows, and the files of their parts."""
 

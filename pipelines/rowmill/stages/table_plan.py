@@ -6,6 +6,7 @@ A build plans all partitions before it writes any examples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.formats import Records as RecordsFormat
 from rowmill.stages.table_plan_facts import OverflowFacts, SplitFacts, TableOverflow, ValueCounts
 from rowmill.tabular.assembly import (
@@ -38,7 +38,7 @@ from rowmill.tabular.schema import Mode
 KEPT, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SplitTablePlan:
     """One split's examples: `rows[r]` is the row of the plan's record r, `group_of[r]` its group (−1: none)."""
 
@@ -50,7 +50,7 @@ class SplitTablePlan:
     lengths: Ints
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PartitionPlan:
     """The examples of a partition, planned: `states` int8[N] say what becomes of each row.
 
@@ -68,7 +68,7 @@ class PartitionPlan:
         return tuple(_summarize_split(self.mode, split) for split in self.splits)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TablePlanRequest:
     """Inputs of a plan other than lengths; the dataset's name, the seed and the partition's decide the sampling.
 
@@ -84,7 +84,7 @@ class TablePlanRequest:
     partition: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class OverflowNaming:
     """Lookups that name overflows; each is called once, for all of them."""
 
@@ -172,7 +172,7 @@ def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, re
         )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ReplannedTable:
     """The plan of a partition at another maximum length: `lengths` are those of the examples of each split.
 
@@ -199,7 +199,7 @@ def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) 
 # ── Overflow ──────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _OversizedUnits:
     """Units too large for an example: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
 

@@ -5,14 +5,13 @@ minimum, mean, deviation and histograms of a table are exact, whatever number of
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES, ExampleLimits
 from rowmill.tabular.schema import Mode
@@ -27,7 +26,7 @@ MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_re
 # ── Sizes ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ValueCounts:
     """How many times each value occurs: `values` ascend."""
 
@@ -80,7 +79,7 @@ class ValueCounts:
         return cls(values, counts)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SplitFacts:
     """Counts and sizes of a split's examples; `longest_group` are the records of the largest group."""
 
@@ -132,7 +131,7 @@ class SplitFacts:
 # ── Overflows ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TableOverflow:
     """A record or group that is too large for an example: `name` is its row or its key, `records` how many it has."""
 
@@ -159,7 +158,7 @@ class TableOverflow:
         return f"{self.name} needs {self.tokens} tokens ({parts}), limit {self.limit}{widest}"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class OverflowFacts:
     """How many units do not fit, the `first` of them in the order of the table, and the `worst`, largest first."""
 
@@ -198,7 +197,7 @@ def _select_worst(overflows: Iterable[TableOverflow]) -> tuple[TableOverflow, ..
 # ── The plan of a table ────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TablePlan:
     """The plan of a table in numbers: its splits in the order of `SPLITS`, without those that have no rows."""
 

@@ -5,13 +5,12 @@ index of segments or a ledger, and two stages have an output without files.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import Manifest
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowCount:
     """The number of rows of an output, and the noun for one of them."""
 
@@ -37,7 +36,7 @@ def _count_no_rows(output: Manifest) -> RowCount | None:
     return None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class StatsInputs:
     """What a stage contributes to the statistics besides its ledgers."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,7 +10,6 @@ import pyarrow.parquet as pq
 
 from rowmill.core.arrow_files import SUFFIX
 from rowmill.core.errors import SchemaError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, damaged_file_error
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.stats.counts import StatsInputs
@@ -28,7 +28,7 @@ GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartFile:
     """A part file that a long table is copied from."""
 
@@ -71,7 +71,7 @@ def read_part_rows(
     return _join_batches(batches, schema)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
     """The columns of a batch, in the types of the file with this path."""
 

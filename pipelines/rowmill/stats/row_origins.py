@@ -4,13 +4,13 @@ Everything is computed per column, except for rejected records, whose bytes may 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
@@ -42,7 +42,7 @@ _STRING_BEGIN = rf'"content":"((?:[^"\\]|{_ESCAPE}){{1,{2 * PREVIEW_CHARACTERS}}
 _FIRST_QUESTION = rf'"role":"user",(?:"[a-z_]+":"[^"\\]*",)*{_STRING_BEGIN}'
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SourceIndex:
     """The parts of a source by their ids, each with its file and the record and line at which it begins."""
 

@@ -8,13 +8,14 @@
 | mixed units | 1700000000 **1700000060000**, seconds and milliseconds since 1970 | the other unit sorts last |
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.time_order import DAY
 
@@ -27,7 +28,7 @@ _MAX_UNORDERED = 0.01
 """Share of steps against the order of the source up to which it counts as ordered."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class TimePairs:
     """Rows with an ambiguous time, and for each the row that it is compared with; `begins` marks the first of a run.
 
@@ -136,7 +137,7 @@ _MAX_OTHER = 0.01
 """Share of numbers outside the four ranges up to which a column is one of epochs."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class EpochUnits:
     """Numbers of a part, or of several, as epochs: of each of `UNITS`, and last those of none.
 

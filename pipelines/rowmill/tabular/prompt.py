@@ -7,10 +7,10 @@ The generation prompt, prompt and first BOS, is token for token the start of eve
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.serialization import serialise_record
 
@@ -18,7 +18,7 @@ INSTRUCTION = "Generate a JSONL dataset with the following columns: "
 """Safe Synthesizer's instruction; it ends with one space."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ModelFamily:
     """How Safe Synthesizer prompts a family of models, recognized by the tokenizer's name.
 
@@ -55,7 +55,7 @@ Encode = Callable[[str], Sequence[int]]
 """Encodes a text: special tokens in it are recognized, none are added."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The properties of a tokenizer that the prompt depends on."""
 
@@ -71,7 +71,7 @@ class Vocabulary:
         return next((text for text, own in self.special.items() if own == token_id), None)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PromptFrame:
     """Prompt and delimiters of every example, as ids and as text.
 

@@ -7,6 +7,7 @@ order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.concurrent_reads import read_tables
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
@@ -30,7 +30,7 @@ KEY_COLUMNS = ("split", "group_key", "order_key")
 _LARGEST = 2**62
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowIndex:
     """The rows of a dataset, or of a partition of it.
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 
 ColumnType = Literal[
@@ -40,7 +39,7 @@ MAX_DEPTH = 64
 """Maximum nesting of objects and lists, counting the record itself."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table, or a field or item inside one.
 

@@ -5,12 +5,12 @@ grouped      prompt + group · cap        each group must fit with the prompt, o
 sequential   prompt + one group          at most the limit: a series continues in the next example
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rowmill.core.arrays import Ints, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
 
@@ -23,7 +23,7 @@ SKEWED_TIMES = 20
 FEW_EXAMPLES = 10
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ExampleEstimate:
     """Estimated size of an example.
 
@@ -75,7 +75,7 @@ def estimate_example(
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GroupAdvice:
     """Assessment of a column as the group column.
 

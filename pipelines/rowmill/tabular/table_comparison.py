@@ -12,6 +12,7 @@ relations.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -20,7 +21,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.schema import RecordSchema
 
@@ -37,7 +37,7 @@ MAX_TABLE_LINES = 60
 Numbers = NDArray[np.float64]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TableComparison:
     """Comparison of two tables: tables for the report, and the largest distances."""
 

@@ -1,13 +1,14 @@
 """Map byte spans of texts to the tokens that cover them, for a whole batch at once."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rowmill.core.arrays import Bools, Ints, Weights, compute_offsets, count_true, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
@@ -24,7 +25,7 @@ class FlatSpans:
     weights: Weights | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class BatchPositions:
     """The bytes of each token in the concatenation of all texts of a batch, with gaps between the texts.
 

@@ -7,19 +7,18 @@ eos      2       2
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenColumn:
     """One part of every example of a batch: ids with offsets int64[N + 1], a span kind, and whether it trains."""
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.alignment import (
@@ -36,7 +35,7 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 # ── Ranges of a batch ──────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FlatContentSpans:
     """The own text of a batch of rows: piece j is bytes `[starts[j], ends[j])` of its text, ascending in each text.
 
@@ -117,7 +116,7 @@ def _get_start(piece: ContentSpan) -> int:
 # ── Tokens of a batch ──────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class EncodedBatch:
     """Encoded texts with masks and spans, flat: `[offsets[i], offsets[i + 1])` are text i's tokens.
 

@@ -5,16 +5,15 @@ tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class EncodedTexts:
     """A batch of encoded texts.
 

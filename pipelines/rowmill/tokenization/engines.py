@@ -8,6 +8,7 @@ import logging
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 
 _LOG = logging.getLogger("rowmill.tokenizer")
 
@@ -92,7 +92,7 @@ def get_engine_version(name: str) -> str | None:
         return None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class EngineResult:
     """The ids of a batch, and the places of texts that the engine did not encode, whose ids are missing."""
 

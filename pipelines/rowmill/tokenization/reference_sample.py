@@ -28,7 +28,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 
 MIN_PART_CHARS, MIN_DATASET_CHARS = 1 << 16, 1 << 20
 """Characters that are compared of a part, where it has as many, and of a dataset. 64 k are 20 ms of the reference, a
@@ -49,7 +48,7 @@ _AROUND_CHARS = 1 << 8
 _BORDER = re.compile(r"\n(?=[^\W_])|(?<=[^\W\d_])(?=[ 、。，][^\W\d_])")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """Characters `[begin, end)` of text number `text`, encoded after `lead` and before `tail`."""
 

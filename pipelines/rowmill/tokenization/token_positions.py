@@ -14,6 +14,7 @@ its positions are unknown, and it takes the reference path.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, cast
@@ -23,7 +24,6 @@ import orjson
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.token_bytes import SENTENCEPIECE_SPACE, read_byte_lengths, read_sentencepiece_bytes
 
@@ -45,7 +45,7 @@ class DummyPrefix(StrEnum):
     """Before every stretch of text between added tokens, whatever it begins with."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenLengths:
     """What the ids of a vocabulary stand for, by id.
 
@@ -59,7 +59,7 @@ class TokenLengths:
     prefix: DummyPrefix
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class LocatedTokens:
     """The bytes of each token within its own text, and the texts whose positions are unknown: `unlocated` int64[K]."""
 

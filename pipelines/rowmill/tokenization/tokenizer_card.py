@@ -2,19 +2,18 @@
 
 import base64
 import hashlib
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 
 from rowmill.core.arrays import Bools
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tokenization.engines import REFERENCE_ENGINE
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, read_token_lengths
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenizerCard:
     """The identity of a tokenizer: everything that determines its ids, and the properties that other modules read.
 
@@ -64,7 +63,7 @@ class TokenizerCard:
         return next((content for one, content, _ in self.added if one == token_id), None)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
     """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text.
 

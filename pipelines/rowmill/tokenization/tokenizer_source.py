@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -20,7 +21,6 @@ from pydantic import Field
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, UnreachableError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 
 _LOG = logging.getLogger("rowmill.tokenizer")
@@ -53,7 +53,7 @@ class TokenizerChoice(Config):
     """The digest of a folder's files, filled in when the recipe is read, because other files give other tokens."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FoundTokenizer:
     """A tokenizer at a fixed state: in a folder, or on the hub at a commit."""
 

@@ -8,12 +8,12 @@ all parts, are removed once they are compared. Lines that fit one block are comp
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, narrow_integers
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.similarity.near_duplicates import drop_equal_groups
@@ -83,7 +83,7 @@ def _find_shared_keys(lines: pa.Table) -> pa.Table:
 # ── Blocks and buckets ───────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _BlockTask:
     root: str
     folder: str
@@ -93,7 +93,7 @@ class _BlockTask:
     buckets: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _BandBucketTask:
     root: str
     folder: str

@@ -6,6 +6,7 @@ The index is made once and read by every worker once; a build with other rows an
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.record_values import get_at_path, is_mapping
@@ -56,7 +56,7 @@ ITEM_SCHEMA = pa.schema(
 benchmark, `record` from 1 in its file."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ScannedBenchmark:
     """A benchmark and the scans of its files."""
 
@@ -86,7 +86,7 @@ def identify_benchmarks(scanned: Sequence[ScannedBenchmark]) -> list[Any]:
     ]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _IndexTask:
     root: str
     folder: str
@@ -197,7 +197,7 @@ def _list_texts_of(value: Json) -> Iterator[str]:
         yield from _list_texts_of(value.get("content", value.get("value")))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class BenchmarkItems:
     """The items of an index, by number, and the search in it."""
 

@@ -9,12 +9,12 @@ A search is kept under the part's and the index's fingerprints: the next build s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.removal_filters import Decontaminate
@@ -57,7 +57,7 @@ CONTAMINATION_SCHEMA = pa.schema(
 """A row of a part with its best item: `place` in the part, `item` in the benchmark, and both texts, cut."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ContaminationSearch:
     """The parts after decontamination, the rows that were found, by part, and what is shown of the benchmarks."""
 
@@ -94,7 +94,7 @@ def remove_contaminated_rows(
     )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _SearchTask:
     root: str
     folder: str

@@ -11,6 +11,7 @@ are compared in the calling process, and nothing but the rewritten parts is writ
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import filters
 from rowmill.schema.manifest import Part
@@ -49,7 +49,7 @@ _REPEAT_SCHEMA = pa.schema(
 """A row of a block that equals an earlier one, and the id of the first that it equals."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DistinctRows:
     """The parts without duplicates, and the fingerprints of the parts that the hashes are kept in."""
 
@@ -85,7 +85,7 @@ def _plan_one_block(context: StageContext, block: PartBlock, column: str) -> Ite
 # ── Rows of a block, in buckets ──────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _HashTask:
     root: str
     folder: str
@@ -133,7 +133,7 @@ def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:
 # ── A bucket of all blocks ───────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _BucketTask:
     """The lines of one bucket, with the number of the block of each file."""
 
@@ -200,7 +200,7 @@ def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
 # ── What to remove from each part ────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _Removal:
     """A part without its duplicates: its fingerprint, their places, and the ids of the rows that they repeat."""
 
@@ -214,7 +214,7 @@ class _Removal:
         return {place: Rejected("duplicate", f"repeats {original}") for place, original in pairs}
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _RemovalTask:
     root: str
     folder: str

@@ -9,6 +9,7 @@ calling process follows the number of candidates, not of rows.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.removal_filters import NearDuplicates
@@ -57,7 +57,7 @@ NEAR_DUPLICATE_SCHEMA = pa.schema(
 """A row of a part that goes, and the row that stays. `displaced`: the row that stays comes after it in the source."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NearDuplicateSearch:
     """The parts without near duplicates, the files about these, by part, and what is counted and shown."""
 
@@ -98,7 +98,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
 # ── One part ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _SignTask:
     root: str
     folder: str
@@ -204,7 +204,7 @@ def _read_candidates(
 # ── What goes, and what is shown of it ───────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _RowNames:
     """Ids of some rows, which are numbered through all parts and sorted."""
 

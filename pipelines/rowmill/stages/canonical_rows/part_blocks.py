@@ -1,13 +1,13 @@
 """Blocks of consecutive parts, each of which one task reads to compare the rows of all parts in buckets."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File, Part
 from rowmill.stages.part_files import write_table
@@ -15,7 +15,7 @@ from rowmill.stages.part_files import write_table
 MAX_BUCKETS = 256
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartBlock:
     """Consecutive parts: `parts[first:]` of a dataset, with the files that a task reads of them."""
 

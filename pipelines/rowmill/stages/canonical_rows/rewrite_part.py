@@ -8,11 +8,11 @@ The original part is kept as well: the next build starts from it.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import File, Store, digest_json
@@ -36,7 +36,7 @@ REMOVED_SCHEMA = pa.schema(
 """A row of a part that goes, and why."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RewriteTask:
     """A part, the rows to remove in `REMOVED_SCHEMA`, and each row's split (None: unchanged).
 

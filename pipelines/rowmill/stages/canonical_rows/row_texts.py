@@ -6,13 +6,13 @@ ids decoded without control tokens.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.schema.rows import Message, make_row_schema
 from rowmill.stages.base import StageContext
@@ -30,7 +30,7 @@ MAX_SHOWN_CHARS = 300
 """Characters of a text in such a table."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RowTexts:
     """The texts of some rows: text t is of row `rows[t]`, ascending."""
 
@@ -51,7 +51,7 @@ class RowTexts:
         return np.bincount(self.rows, lengths, self.count).astype(np.int64)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TextSource:
     """Where the texts of a dataset's rows are: columns, and for rows of token ids the tokenizer in the store."""
 

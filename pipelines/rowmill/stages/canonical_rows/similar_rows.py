@@ -1,10 +1,9 @@
 """The filters that compare rows with other texts, in their order, and what they add to the stage's output."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File
 from rowmill.formats.removal_filters import identify_removal_filters
 from rowmill.recipe.recipe import Recipe
@@ -17,7 +16,7 @@ from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearc
 from rowmill.stages.tokenizer_files import identify_tokenizer, open_recipe_tokenizer
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class FilteredRows:
     """The parts after the filters, and what each filter found; None: the dataset does not ask for it."""
 

@@ -15,7 +15,7 @@ Their files are the same as if each were taken alone.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
@@ -31,7 +31,6 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.arrays import Bools
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, digest_bytes
@@ -54,7 +53,7 @@ from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cell
 from rowmill.tabular.time_order import ISO8601, SortKey
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ObserveTask:
     """A source part to observe; `take` as in `TableRowsTask`."""
 
@@ -66,7 +65,7 @@ class ObserveTask:
     take: int | None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TableRowsTask:
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
@@ -118,7 +117,7 @@ def _save_evidence(task: ObserveTask, seen: TableEvidence) -> Part:
     return Part(task.fingerprint, {"seen": File(f"{at}/seen.json", len(content), digest_bytes(content), 0)})
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _DecodedParts:
     """The records and rejects of one or more parts.
 

@@ -7,6 +7,7 @@ change.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from rowmill import sources
 from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
@@ -113,7 +113,7 @@ def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.Source
     return [made[one.fingerprint] for one in planned]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ContractProposal:
     """The contract inferred from the data, and its YAML file with the evidence."""
 

@@ -5,6 +5,7 @@ that is planned whole, are compared row by row: those need an index of all rows.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.core.arrays import are_among
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.schema.manifest import DisplayTable, Part
@@ -40,7 +40,7 @@ SHOWN_TIMES = 3
 """Times of each problem that are shown: the line number of each takes reading its file up to there."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TimeProblem:
     """Ambiguous times of one kind: `shown` are the first ones, each a series, a cell, its place, and what it is.
 

@@ -1,6 +1,7 @@
 """One worker's task for a source part of conversations, pairs or texts: records to rows, rejects and a ledger."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
 from rowmill.formats.canonicalization import Canonicalizer
@@ -24,7 +24,7 @@ from rowmill.stages.canonical_rows.row_columns import RowColumns
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class CanonicalTask:
     """Source parts whose rows are made together."""
 

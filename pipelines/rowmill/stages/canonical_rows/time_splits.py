@@ -9,13 +9,12 @@ Times are parsed once per distinct value of a part; memory holds one code per ro
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import digest_json
 from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.schema.manifest import Part
@@ -24,7 +23,7 @@ from rowmill.stages.base import PartTask, StageContext
 from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_parts, tabulate_removed
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TimeSplit:
     """The parts with every row in its split, and the boundaries computed from shares (None: the recipe sets them)."""
 
@@ -32,7 +31,7 @@ class TimeSplit:
     resolved: Boundaries | None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _SplitDecisions:
     """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
 

@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.formats import Records
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
@@ -38,7 +37,7 @@ class TypedRecord(NamedTuple):
     domain: str | None
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class TypedColumns:
     """The records of a part column by column, in the form of `TypedRecord`, and the rejects."""
 
@@ -86,7 +85,7 @@ class MismatchLog:
         return {name: list(self.found[name]) for name in sorted(self.found)}
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ColumnRoles:
     """The columns that hold a record's group, order, time and domain."""
 

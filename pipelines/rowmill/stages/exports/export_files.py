@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.exports import export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout, WrittenFile
@@ -29,7 +28,7 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExportShards:
     """What all jobs of an export read: shards with the numbers of their first segments."""
 
@@ -66,7 +65,7 @@ def _locate_first_segments(source: ExportSource) -> Ints:
     return source.first_segments[source.first_rows]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _ExportTask:
     """One job of an export: segments by their number over all shards, and the folder in the store."""
 

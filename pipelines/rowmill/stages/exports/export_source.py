@@ -1,6 +1,7 @@
 """What an export is made of: segments in training order, their lengths and domains, and the identity card."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,6 @@ import pyarrow.compute as pc
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.core.concurrent_reads import read_tables
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.exports import astrai, export_manifest
@@ -27,7 +27,7 @@ DEFAULT_OBJECTIVE: Objective = "next_token"
 """The objective of a card that names none."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExportSource:
     """The packed shards of one split, of all datasets.
 

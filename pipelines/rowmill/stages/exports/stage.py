@@ -11,6 +11,7 @@ moves complete files; a killed build leaves only files without a manifest under 
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count, format_size
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
@@ -56,7 +56,7 @@ def find_export(context: StageContext) -> Export:
     return next(export for export in context.recipe.exports if export.name == context.key[-1])
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ExportFacts:
     """Facts of an output of the stage."""
 

@@ -13,13 +13,13 @@ decoded some fifteen times.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File, Part
@@ -47,7 +47,7 @@ TASK_SHARDS = 8
 """Shards that one task writes: a dozen seconds of work."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _RankSource:
     """What all ranks are made of: row r is in the shard f with `first_rows[f] <= r < first_rows[f + 1]`.
 
@@ -59,7 +59,7 @@ class _RankSource:
     filler: pa.Table
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _RankTask:
     """Shards of one rank, the first of them number `first`; `wanted` are the rows of their sequences."""
 
@@ -72,7 +72,7 @@ class _RankTask:
     card: dict[str, str]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _WrittenShards:
     """The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
 

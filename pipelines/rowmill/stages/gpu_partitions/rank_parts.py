@@ -1,8 +1,8 @@
 """The parts of the output, one per rank: their names and fingerprints."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe
@@ -16,7 +16,7 @@ VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GpuPartitionsFacts:
     """Facts of the stage's output."""
 

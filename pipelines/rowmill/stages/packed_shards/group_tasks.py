@@ -7,6 +7,7 @@ after them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
@@ -141,7 +141,7 @@ def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Seque
 # ── The parts of a group ───────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _ExamplePart:
     """A part of examples: its file, tokens, the source parts of its rows, and its examples' splits if held out."""
 
@@ -254,7 +254,7 @@ def _format_card(context: StageContext) -> dict[str, str]:
 # ── Joined documents ───────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Streams:
     """The tokens of each split by part, int64[P], and before each part, int64[P + 1]; with padding, if there is any."""
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.packing.groups import StreamStretch
 from rowmill.packing.layout import SequencePlan
@@ -80,7 +79,7 @@ LEFT_OUT = pa.schema(
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` are in none."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PackGroupTask:
     """A group to pack: the files of its examples, the first `own` of which are its own.
 

@@ -1,6 +1,7 @@
 """The files of a pack group: its tokens end to end, each shard with its lineage, and what was written read back."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, sum_by_span
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.runs import Runs
 from rowmill.core.storage import Store, digest_bytes
@@ -49,7 +49,7 @@ SEGMENTS = pa.schema(
 # ── A group's tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupTokens:
     """The examples of a group end to end: `offsets` int64[N + 1] cut their tokens.
 
@@ -138,7 +138,7 @@ def _hash_segments(
 # ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardCut:
     """The sequences of one shard, and the shard's name in its split."""
 
@@ -158,7 +158,7 @@ def cut_shards(split: str, plan: SequencePlan, per_shard: int) -> Iterator[Shard
         yield ShardCut(split, f"part-{number:05d}", own)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class WrittenShard:
     """A shard, its lineage, and its counts."""
 
@@ -167,7 +167,7 @@ class WrittenShard:
     facts: dict[str, Any]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardWriter:
     """Writes the shards of one group into `folder`; `sources` maps parts to their file and first record."""
 

@@ -4,7 +4,7 @@ tokens, splits ─► slices, those without a target rejected ─► plan
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, Ints, are_among, compute_offsets, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.packing import layout, slicing
 from rowmill.packing import plan as packing
 from rowmill.packing.groups import StreamStretch
@@ -30,7 +29,7 @@ SURPLUS_CODE = -1
 """The split of an example whose group was held out and whose sequence was not needed."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PackingRules:
     """Everything of a recipe that decides a plan, and what to say of an example that stops the build."""
 
@@ -60,7 +59,7 @@ class PackingRules:
         return np.add.reduceat(rounded, compute_offsets(sides.value_lengths().to_numpy())[:-1])
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExampleLengths:
     """The columns of examples that planning reads, and the number of each part's first example.
 
@@ -98,7 +97,7 @@ def make_lengths(columns: pa.Table, counts: "list[int]", read_column: Callable[[
     )
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SplitPlan:
     """A split's plan; `plan.examples` number examples over all splits. `rejected` are examples by reason.
 
@@ -208,7 +207,7 @@ def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices
 # ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class LeftOutExamples:
     """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
 

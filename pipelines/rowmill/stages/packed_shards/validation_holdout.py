@@ -10,7 +10,7 @@ better choice where a number is not needed. This needs the lengths of all exampl
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.formats.splits import Splitter
 from rowmill.packing.layout import SequencePlan
@@ -51,7 +50,7 @@ MOVED_SCHEMA = pa.schema(
 _TRAIN, _VALIDATION = SPLITS.index("train"), SPLITS.index("validation")
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldOutValidation:
     """The split of every example, the plan of validation, and the rows that left train.
 
@@ -172,7 +171,7 @@ def _make_shortage_error(context: StageContext, wanted: int, room: int, *, alone
     )
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _HashedRows:
     """A part's rows with the numbers that `splits` gives their groups, and the row of each example."""
 

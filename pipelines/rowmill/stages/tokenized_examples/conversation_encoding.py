@@ -1,7 +1,7 @@
 """The steps from one conversation to its tokens: reasoning, rendering, masking and encoding."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +13,6 @@ from rowmill.conversation.options import MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json_column, to_json
 from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.dataset import Dataset
@@ -59,7 +58,7 @@ def show_control_strings(
     return replace(masked, text=text), ranges
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ConversationEncoder:
     """Renders, masks and encodes the conversations of one dataset."""
 

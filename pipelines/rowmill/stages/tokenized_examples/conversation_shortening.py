@@ -1,10 +1,9 @@
 """Conversations that are longer than the limit: shorten them, and render, mask and encode what is left."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rowmill.conversation.truncation import ConversationTruncator, TruncatedConversation
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_encoding import ConversationEncoder, show_control_strings
@@ -14,7 +13,7 @@ from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.token_truncation import truncate_tokens
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RenderedCandidate:
     """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
 
@@ -26,7 +25,7 @@ class RenderedCandidate:
     ordinary: list[tuple[int, int]]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ConversationShortener:
     """Fits the examples of one dataset's conversations to the limit."""
 

@@ -1,7 +1,8 @@
 """The longest example of a dataset, and what becomes of longer ones."""
 
+from dataclasses import dataclass
+
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.rows import Rejected, RowKind
 from rowmill.tokenization.encoded_batch import Example
@@ -11,7 +12,7 @@ RowOutcome = list[Example] | Rejected
 """The outcome of one row: its examples in order, or its reject."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class LengthLimit:
     """The most tokens of an example, and the options for longer ones; `sliced`: packing slices them."""
 

@@ -29,7 +29,6 @@ from rowmill.conversation.turn_layouts import (
     TurnLayout,
 )
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.judged_rows import RowJudge, choose_by_hash
@@ -73,7 +72,7 @@ class ChatMasker(Protocol):
         ...
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TrainedChats:
     """Masks chats whose answers are trained."""
 
@@ -89,7 +88,7 @@ class TrainedChats:
         return self.masker.mask(conversation)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PromptChats:
     """Renders chats that wait for an answer."""
 
@@ -235,7 +234,7 @@ class BatchedChatPath:
         return True
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ContentPositions:
     """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
 

@@ -5,6 +5,7 @@ text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,6 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
@@ -35,7 +35,7 @@ from rowmill.tokenization.example_encoding import (
 from rowmill.tokenization.token_truncation import cut_pair, split_into_windows
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PlainTextExampleBuilder:
     """Builds the examples of a dataset's pairs and documents."""
 

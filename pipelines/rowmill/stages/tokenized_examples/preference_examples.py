@@ -6,14 +6,13 @@ unpaired   P chosen                  an example of its own, `sides` 1
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.conversation.truncation import ConversationTruncator
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import from_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
@@ -31,7 +30,7 @@ CHOSEN, REJECTED = 1, 0
 """Values of `sides`: the chosen or good answer, the rejected or bad one."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _Preference:
     """A row's prompt and sides, control strings hidden; `answers` are the messages of each side after the prompt."""
 
@@ -46,7 +45,7 @@ class _Preference:
         return replace(self.prompt, messages=[*prompt, *self.answers[side]])
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _MaskedSide:
     """A side's text, and the ranges in which control strings are text."""
 

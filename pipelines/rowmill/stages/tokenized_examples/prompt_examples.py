@@ -3,9 +3,10 @@
 messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
 """
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.stages.tokenized_examples.conversation_encoding import (
@@ -18,7 +19,7 @@ from rowmill.tokenization.control_tokens import has_changed_placeholder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _RenderedPrompt:
     """A prompt's text, and the ranges in which control strings are text; `place` is its row's in the batch."""
 

@@ -9,14 +9,13 @@ answer: its text is that of the fast path. Of every other conversation, the part
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.core.arrays import Ints, Tokens
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_encoding import (
@@ -37,7 +36,7 @@ PROMPT_CHARS = 1 << 12
 """Characters before the end of a prompt that are compared: what was printed earlier does not decide how it ends."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PromptEnding:
     """The end of a prompt for a conversation's last answer, as a server renders it, and the example around that place.
 

@@ -1,9 +1,9 @@
 """Parts of rows with the ids of their records, as files of this host, out of which records are taken in any order."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import gather
@@ -13,7 +13,7 @@ _ROW_COLUMNS = ("row_id", "domain", "group_key")
 """The columns of rows that examples have, too."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RecordSource:
     """A part of rows, and the ids of its records."""
 

@@ -1,6 +1,7 @@
 """The initial prefill of generated series: the first records of each training series, as trained."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import orjson
 import pyarrow as pa
 
 from rowmill.core.arrays import find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
 from rowmill.schema.manifest import Part
@@ -38,7 +38,7 @@ PREFILL_SCHEMA = pa.schema(
 JSON, and its number of records."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PrefillOptions:
     """How the records of an initial prefill are written."""
 

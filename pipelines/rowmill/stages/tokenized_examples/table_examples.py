@@ -14,12 +14,12 @@ examples of this, which are then assembled from the stored ids.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records
@@ -206,7 +206,7 @@ def _join_plan(
     return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class MeasuredTable:
     """A dataset with its records encoded: `lengths` are each row's tokens (−1: rejected)."""
 

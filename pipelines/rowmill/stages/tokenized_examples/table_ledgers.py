@@ -5,6 +5,7 @@ the task of a part reads those of its own rows; a table that is one partition ha
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.schema.manifest import File, Part
@@ -45,7 +45,7 @@ _STATE_SCHEMA = pa.schema(
 # ── States of a partition ──────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartStates:
     """States of a part's rows that are not kept: a digest of them, their file, and the part's number in this file."""
 
@@ -78,7 +78,7 @@ def _digest_states(table: pa.Table) -> str:
     return digest_json(places, states, table.column("detail").to_pylist())
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _OverflowDetails:
     """Why rows do not fit: `rows` ascend, each with the index of its message."""
 
@@ -103,7 +103,7 @@ class _OverflowDetails:
 # ── Ledgers of parts ───────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class LedgerTask:
     """A part of rows after planning; `states[i]` indexes `ROW_STATES`: kept, left out, or a reject reason.
 

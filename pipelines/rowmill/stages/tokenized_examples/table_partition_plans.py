@@ -11,10 +11,9 @@ is one partition is planned by the calling process, which then hands each task i
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.shards.host_scratch import HostScratch
@@ -53,7 +52,7 @@ from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_partitions import share_sample
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TablePlanning:
     """What all partitions of a table are planned with; the request has the sample of the whole table."""
 
@@ -77,7 +76,7 @@ class TablePlanning:
         return [*share_sample(request.wanted, counts)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PlannedTable:
     """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series.
 
@@ -176,7 +175,7 @@ def _plan_examples(
 # ── By tasks ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SavedSlice:
     """A slice in a file: the fingerprint of its part of examples, and its sizes."""
 
@@ -186,7 +185,7 @@ class SavedSlice:
     file: File
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PartitionPlanTask:
     """A partition to plan; its request has the partition's share of the sample."""
 

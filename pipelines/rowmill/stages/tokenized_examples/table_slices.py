@@ -1,18 +1,17 @@
 """Slices of a partition's plan: each a run of examples of one split with their records, which one task writes."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.stages.part_files import write_table
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExampleSlice:
     """A run of examples of one split.
 

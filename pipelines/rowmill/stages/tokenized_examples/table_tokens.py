@@ -9,6 +9,7 @@ Each record is encoded separately and once per dataset: passes and examples only
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.list_columns import make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
@@ -78,7 +78,7 @@ VERSION = 6
 # ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class EncodeTask:
     """A part of rows to encode; `kept` are its ids if an earlier build stored them.
 
@@ -98,7 +98,7 @@ class EncodeTask:
     min_compared_chars: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class EncodedPart:
     """An encoded part: tokens of each record (−1: rejected) if they were asked for, facts, the part of stored ids."""
 
@@ -248,7 +248,7 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 # ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class BuildExamplesTask:
     """A slice of a partition's plan, or its file, and the parts of rows that it has records of.
 
@@ -352,7 +352,7 @@ def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
     return values, np.diff(offsets), offsets[:-1] - offsets[0]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _ExampleLayout:
     """Offsets in the concatenated examples."""
 

@@ -12,6 +12,7 @@ Tokens are handled in columns; there is a Python object per message, never per t
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -25,7 +26,6 @@ from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rollout_fields import RolloutFields
@@ -50,7 +50,7 @@ BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PreparedExamples:
     """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 

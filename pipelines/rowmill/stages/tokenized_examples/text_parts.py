@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pyarrow.compute as pc
 from rowmill.conversation.options import RendererSpec
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.recipe.dataset import Dataset
@@ -32,7 +32,7 @@ from rowmill.tokenization.reference_sample import ReferenceSample
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TokenizeTask:
     """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data.
 

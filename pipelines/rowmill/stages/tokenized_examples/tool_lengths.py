@@ -4,13 +4,13 @@ print(user, tools) − print(user)   tokens of the schemas and of the template's
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.renderer import Renderer
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Message, Rejected
 from rowmill.tokenization.encoder import Encoder
@@ -22,7 +22,7 @@ PROBES: Sequence[Sequence[Message]] = (
 """Conversations to render tools with; some templates refuse one that ends with a user message."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ToolLengths:
     """The number of rows with tools, the tokens that tools add in total, and the most in one row."""
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import compute_offsets, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
@@ -76,7 +75,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     return leaks
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _LeakSource:
     """The rows that a dataset's shards were built from, and those whose split was decided later, by number."""
 
@@ -255,7 +254,7 @@ def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tu
     return grams.examples, grams.examples_with(seen)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _NgramTask:
     root: str
     shard: File
@@ -286,7 +285,7 @@ def _read_segments(root: str, file: File) -> native.Segments:
     return native.recover_segments(read_unpadded(Store(root), file, columns))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _HeldOutNgrams:
     """Held-out n-grams: the sorted `distinct` ones, and for each occurrence its index in them and its example."""
 

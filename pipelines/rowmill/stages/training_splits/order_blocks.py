@@ -7,6 +7,7 @@ A block needs nothing of the others, so no process holds the order. One block is
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleOrder, SampleSchedule
@@ -40,7 +40,7 @@ ORDER_SCHEMA = pa.schema(
 """A line is a place, in order. `dataset` is its number in recipe order; a filler has dataset and sequence −1."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class OrderSource:
     """What all blocks are made of; `sizes` are the train sequences of each dataset."""
 
@@ -55,7 +55,7 @@ class OrderSource:
     """The column of `rank_steps` that ranks are balanced by."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class BlockTask:
     """Some steps, and the positions of the mixed order that are in no other block."""
 
@@ -68,7 +68,7 @@ class BlockTask:
     """False: it is only counted, for its positions are beyond the last step."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class WrittenOrder:
     """The parts with the order's files, and counts over all blocks.
 

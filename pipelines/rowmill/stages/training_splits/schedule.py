@@ -13,6 +13,7 @@ Two bits for each train sequence are held, and one block of the order.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, compute_offsets
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable
@@ -29,7 +29,7 @@ from rowmill.stages.training_splits.order_blocks import OrderSource, WrittenOrde
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceStates:
     """Which train sequences are in the order, and which it lacks because a step was incomplete: bool[S]."""
 

@@ -7,6 +7,7 @@ neither they nor the calling process hold them.
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import Store
 from rowmill.packing import rank_assignment
 from rowmill.recipe.recipe import Recipe
@@ -40,7 +40,7 @@ SEQUENCE_DTYPE = np.dtype(
 _FILE = "sequences.bin"
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SequenceTable:
     """The train sequences of all datasets, in recipe order, as an array of `SEQUENCE_DTYPE`, or in a file of a host."""
 
@@ -95,7 +95,7 @@ def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
 # ── One shard ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _ShardTask:
     root: str
     shard: File

@@ -6,6 +6,7 @@ every W-th place. Validation and test sets are not mixed or shuffled; their orde
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, cast
 
@@ -13,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
@@ -188,7 +188,7 @@ def _shares_table(context: StageContext, rows: Sequence[tuple[Any, ...]]) -> Dis
     return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _StepTotals:
     """Counts over all ranks and steps: how uneven ranks are, and which loads there are, each with its frequency."""
 

@@ -11,13 +11,13 @@ would not explain it: the expected number of train records with its values is le
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import are_among, find_distinct
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.base import StageContext
@@ -33,7 +33,7 @@ _SALT = np.uint64(0x9E3779B97F4A7C15)
 Hashes = NDArray[np.uint64]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class NearRecords:
     """Number of compared held-out records, and the rows of those with a near duplicate in train."""
 
@@ -41,7 +41,7 @@ class NearRecords:
     row_ids: tuple[str, ...]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _NearRecordTask:
     """A part of rows, and the columns to compare."""
 
@@ -50,7 +50,7 @@ class _NearRecordTask:
     columns: tuple[str, ...]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _HeldCells:
     """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
 

@@ -1,10 +1,11 @@
 """The facts of truncation statistics, for records datasets and all others."""
 
-from rowmill.core.frozen_classes import frozen_dataclass
+from dataclasses import dataclass
+
 from rowmill.schema.facts import UNCOUNTED, Uncounted
 
 
-@frozen_dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationStatsFacts:
     """Facts of the stage's output; examples assembled from records are never truncated."""
 

@@ -1,6 +1,7 @@
 """Lengths of a dataset's examples, and sums of what truncation removed, measured a few parts at once."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -10,7 +11,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.concurrent_reads import read_tables
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store
 from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
@@ -29,7 +29,7 @@ STAGES = (
 SHARE_BINS = 20
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class MeasuredExamples:
     """The examples of a part, or of all parts.
 

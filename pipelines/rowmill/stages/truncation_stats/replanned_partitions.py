@@ -5,12 +5,11 @@ process; others have the lengths of their examples in files.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts
@@ -42,7 +41,7 @@ _LENGTH_SCHEMA = pa.schema(
 """An example at another length; `split` indexes `SPLITS`."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ReplanTask:
     """A partition to plan at other lengths: a request for each of them."""
 

@@ -11,13 +11,13 @@ example, never per record, so planning is linear in the records whatever the cap
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
-from rowmill.core.frozen_classes import frozen_dataclass
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
 FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")
@@ -27,7 +27,7 @@ DELIMITERS_PER_UNIT = 2
 """One BOS before and one EOS after every unit."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ExampleLimits:
     """Limits of an example: `limit` tokens in all, `prompt` of them for the prompt, at most `cap` units."""
 
@@ -46,7 +46,7 @@ class ExampleLimits:
         return -(-7 * self.records // 10)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordLengths:
     """Token counts of the records of one split; group g owns records `[groups[g], groups[g + 1])`."""
 
@@ -65,7 +65,7 @@ class RecordLengths:
         return np.diff(self.groups)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordPass:
     """A full or partial pass over the records, as runs `[first, last)` of records that stay together in order.
 
@@ -82,7 +82,7 @@ class RecordPass:
         return expand_ranges(self.firsts, self.lasts - self.firsts)
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class AssembledExamples:
     """The examples of one split, as three levels of offsets.
 

@@ -1,12 +1,11 @@
 """The protocol of backends: prompts in, completions out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from rowmill.core.frozen_classes import frozen_dataclass
 
-
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PromptText:
     """A prompt as text and, if known, as the token ids of training."""
 
@@ -14,7 +13,7 @@ class PromptText:
     ids: tuple[int, ...] | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One completion; `finish_reason` is `stop` if the model ended it, and then the text does not contain the EOS."""
 

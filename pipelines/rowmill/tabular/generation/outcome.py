@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
 from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns
@@ -18,7 +17,7 @@ _LENGTH_MARGIN = 1.2
 """Maximum tokens of a completion, as a multiple of the longest training example."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TrainedModel:
     """What generation needs to know of a model's training data.
 
@@ -56,7 +55,7 @@ class TrainedModel:
         return max(1, min(available, ceil(_LENGTH_MARGIN * self.longest_example)))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """Beginning and end of a training group: its typed key, the text of its first records, its times, its length.
 
@@ -71,7 +70,7 @@ class Prefill:
     name: str = ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class RejectedObject:
     """A rejected object of generated text, and its source."""
 
@@ -81,7 +80,7 @@ class RejectedObject:
     source: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SeriesOutcome:
     """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
 
@@ -92,7 +91,7 @@ class SeriesOutcome:
     error: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """Result of generation.
 

@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import Literal
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
@@ -29,7 +28,7 @@ from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialis
 from rowmill.tabular.time_order import DAY, Position
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SeriesContext:
     """What all series of a run share."""
 

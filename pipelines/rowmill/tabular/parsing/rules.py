@@ -4,10 +4,10 @@ Each rule marks spans invalid, with the first reason that applies; the rest is a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact
 
 from rowmill.core.config import Config
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.parsing.spans import TextSpan
 from rowmill.tabular.schema import Record, Value
 from rowmill.tabular.time_order import Position, SortKey
@@ -29,7 +29,7 @@ class Validation(Config):
     """Sort a group by its order column; otherwise it is `group_unordered`."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class DelimitedSpans:
     """The spans between two delimiters, and whether these begin and end a group."""
 
@@ -38,7 +38,7 @@ class DelimitedSpans:
     is_ended: bool
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class PlacementColumns:
     """The columns that group and order records, and how the order column is read."""
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.schema import Record
 from rowmill.tabular.time_order import Position
 
@@ -48,7 +47,7 @@ class TextSpan:
         self.kind, self.reason, self.column = "invalid", reason, column
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class SpanCounts:
     """Numbers of spans and characters by class: a kind, or `invalid:` and the reason.
 
@@ -81,7 +80,7 @@ class SpanCounts:
         }
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ParsedText:
     """A parsed text: its spans in order, the accepted records, the counts.
 

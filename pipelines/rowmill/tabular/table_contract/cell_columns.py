@@ -9,6 +9,7 @@ Not imported by the package's `__init__`: loading a recipe needs contracts, and 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from json.encoder import encode_basestring
 
@@ -19,7 +20,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.table_contract.cells import NULL, make_cell_writer
 from rowmill.tabular.table_contract.contract import ColumnContract
 from rowmill.tabular.table_contract.evidence import (
@@ -35,7 +35,7 @@ QUICK_DIGITS = 400
 """Maximum length of the numbers that patterns over whole columns match."""
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class CellColumn:
     """Distinct texts in order of first occurrence, and `codes` int32[N] of the cells, which index them."""
 
@@ -97,7 +97,7 @@ def observe_cells(
     ]
 
 
-@frozen_dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _ShapedColumn:
     """A column of cells with the shape of each text: an index of `names`, 0 if the text is empty."""
 

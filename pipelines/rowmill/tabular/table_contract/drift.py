@@ -1,14 +1,14 @@
 """Differences between the contract in force and the data, each with the cell that shows it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.table_contract.contract import TIMES, ColumnContract, TableContract
 from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ColumnMismatch:
     """Values of a column that do not fit its contract: their number, and the first one."""
 
@@ -17,7 +17,7 @@ class ColumnMismatch:
     place: CellLocation
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ColumnDrift:
     """A change of one column: its description, and the cell that shows it with its location, if one does."""
 

@@ -6,11 +6,10 @@ before is not read again.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeAlias
 
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.core.json import Json
 from rowmill.tabular.table_contract.value_shapes import time_shape_of
 
@@ -27,7 +26,7 @@ _KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ShapeTally:
     """Number of values of a shape, and the first distinct ones with their locations."""
 
@@ -41,7 +40,7 @@ class ShapeTally:
         return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class ColumnEvidence:
     """Evidence about one column.
 
@@ -83,7 +82,7 @@ def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally
     }
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class TableEvidence:
     """Evidence about all columns, in order of first occurrence."""
 

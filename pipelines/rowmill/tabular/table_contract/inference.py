@@ -7,9 +7,9 @@ makes any other column of dates text, which loses nothing. A column that two for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rowmill.core.errors import ConfigError
-from rowmill.core.frozen_classes import frozen_dataclass
 from rowmill.tabular.schema import Column, ColumnType, RecordSchema
 from rowmill.tabular.table_contract.contract import TIMES, CellType, ColumnContract, TableContract
 from rowmill.tabular.table_contract.declared_types import parse_declared_column
@@ -97,7 +97,7 @@ def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
 # ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class _CandidateType:
     """A candidate type, and the shapes that it reads."""
 

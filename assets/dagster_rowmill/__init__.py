@@ -4,7 +4,6 @@
     import_order.py  the project's folder behind the libraries
     factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
     names.py         the engine's names as Dagster's
-    moved_keys.py    moves the history of assets that had other keys
     partitions.py    the partitioned asset that shows the ranks
     history.py       reads Dagster's event log, and adds events to it
     command_line_builds.py  reports a build of the command line as events

@@ -15,7 +15,6 @@ from dagster_rowmill import metadata, partitions
 from dagster_rowmill.checks import make_asset_check_result
 from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
 from dagster_rowmill.history import report_event
-from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.stage_summary import StageSummary, describe_changes
 from rowmill.build.run_waivers import propose_run_waivers
@@ -30,7 +29,6 @@ FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
 def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) -> int:
     """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
     with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
-        move_history_once(instance)
         return report_finished_steps(instance, project, finished)
 
 

@@ -36,11 +36,7 @@ def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
 
 
 def report_event(
-    instance: dg.DagsterInstance,
-    event: dg.AssetMaterialization | dg.AssetCheckEvaluation,
-    *,
-    timestamp: float | None = None,
-    run_id: str = RUNLESS_RUN_ID,
+    instance: dg.DagsterInstance, event: dg.AssetMaterialization | dg.AssetCheckEvaluation, *, timestamp: float | None
 ) -> None:
     """Add an event of an asset at a time, now if it is None: `report_runless_asset_event` has no argument for it."""
     if isinstance(event, dg.AssetMaterialization):
@@ -49,7 +45,7 @@ def report_event(
         kind, content = dg.DagsterEventType.ASSET_CHECK_EVALUATION, event
     instance.report_dagster_event(
         DagsterEvent(event_type_value=kind.value, event_specific_data=content, job_name=RUNLESS_JOB_NAME),
-        run_id=run_id,
+        run_id=RUNLESS_RUN_ID,
         timestamp=timestamp,
     )
 

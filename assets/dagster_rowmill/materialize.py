@@ -14,7 +14,6 @@ import dagster as dg
 
 from dagster_rowmill.automation import RECIPE_TAG
 from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
-from dagster_rowmill.moved_keys import move_history_once
 from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import delete_old_runs, read_days_kept
 from rowmill.build.steps import Project, plan_steps
@@ -122,7 +121,6 @@ def main(arguments: list[str] | None = None) -> int:
         # The same home as `rowmill ui`, so that its pages show this run.
         os.environ.update(SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
-            move_history_once(instance)
             result = materialize_recipe(path, store, instance)
             delete_old_runs(instance, days=days)
     except PipelineError as error:

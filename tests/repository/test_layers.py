@@ -133,7 +133,7 @@ def test_import_is_found_wherever_it_is_written(line: str) -> None:
 PRIVATE_NAMES = {
     # What a class that `dagster.yaml` names extends (decision 17); Dagster names its own there by this module, too.
     "event_log": ["dagster._core.storage.event_log"],
-    # An event that keeps its time, and its run when it is copied (decision 31).
+    # An event that keeps its time.
     "history": ["dagster._core.events", "dagster._core.instance.utils"],
 }
 """Modules of Dagster without a public name that a module of ours needs; a test of that module notices their loss."""

@@ -64,7 +64,6 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
         )
     _require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
     environment = os.environ | SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
-    _move_history(environment)
     if "ROWMILL_REPORTS_URL" not in environment:
         environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)
     _report_earlier_builds(root, environment)
@@ -73,14 +72,6 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
-
-
-def _move_history(environment: Mapping[str, str]) -> None:
-    """Move the history of a home that was made before assets had their present keys; in a new one, there is none."""
-    home = Path(environment["DAGSTER_HOME"])
-    if (home / "history").exists() and not (home / "rowmill_asset_keys").exists():
-        # If it fails, the pages still work: the next run builds a new history.
-        subprocess.run([sys.executable, "-m", "dagster_rowmill.moved_keys"], env=environment, check=False)
 
 
 def _report_earlier_builds(root: Path, environment: Mapping[str, str]) -> None:

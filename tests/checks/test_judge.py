@@ -225,14 +225,6 @@ def test_bound_of_the_wrong_direction_is_refused() -> None:
         validate_options(Gates, {"rejects": {"at_least": 1}}, "gates")
 
 
-def test_waiver_accepts_law_as_alias_of_check() -> None:
-    older = validate_options(Gates, {"waivers": [{"law": "fill", "at_least": 0, "reason": REASON}]}, "gates")
-    newer = validate_options(Gates, {"waivers": [{"check": "fill", "at_least": 0, "reason": REASON}]}, "gates")
-
-    assert older == newer
-    assert older.waivers[0].check == "fill"
-
-
 def test_unknown_check_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean unknown_roles"):
         validate_options(Gates, {"unknown_role": {"at_most": 1}}, "gates")
@@ -396,12 +388,3 @@ def test_value_that_decides_a_result_has_results_of_its_own(change: dict[str, An
     [threshold] = [one for one in _terms() if one.check == "unknown_roles"]
 
     assert replace(threshold, **change).digest != threshold.digest
-
-
-def test_rule_over_a_renamed_fact_may_have_its_older_name() -> None:
-    rule = {"name": "few_mismatches", "column": "lane_differences", "max_value": 0}
-    gates = validate_options(Gates, {"expectations": {"tokenized_examples": [rule]}}, "gates")
-
-    thresholds = list_thresholds(gates, "tokenized_examples", "chats", row_kind="conversation")
-
-    assert [one.fact for one in thresholds if one.check == "few_mismatches"] == ["fast_path_mismatches"]

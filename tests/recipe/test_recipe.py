@@ -36,20 +36,6 @@ def test_defaults_fill_what_a_dataset_leaves_out_and_its_own_value_wins() -> Non
     assert parsed.limit_of("a") == 32
 
 
-@pytest.mark.parametrize("of_dataset", ["straddle", "crossing_groups"])
-@pytest.mark.parametrize("of_defaults", ["straddle", "crossing_groups"])
-def test_older_name_of_an_option_is_the_option_wherever_either_is_written(of_dataset: str, of_defaults: str) -> None:
-    by_time = {"time_key": "when", "group_key": "who", "boundaries": {"test": "2024-06-01"}}
-
-    own = _parse({"splits": {of_dataset: "reject"}}, defaults={"splits": by_time | {of_defaults: "later"}})
-    shared = _parse(defaults={"splits": by_time | {of_defaults: "reject"}})
-
-    assert own.datasets["a"].splits.crossing_groups == "reject"
-    assert shared.datasets["a"].splits.crossing_groups == "reject"
-    with pytest.raises(ConfigError, match="straddle is another name of crossing_groups; only one is allowed"):
-        _parse({"splits": by_time | {"straddle": "later", "crossing_groups": "later"}})
-
-
 def test_defaults_of_a_group_that_a_kind_does_not_read_leave_it_alone() -> None:
     parsed = _parse({"format": {"kind": "text"}}, defaults={"loss": {"supervise": "last_assistant"}})
 
@@ -112,7 +98,8 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"defaults": {"trunc": {}}}, "defaults.trunc: unknown group; allowed: reasoning, "),
         ({}, {"mixture": {"train_weights": {"b": 1},
          "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is not a dataset; choose a"),
-        ({}, {"gates": {"waivers": [{"law": "rejects", "dataset": "b", "at_most": 1, "reason": "known and counted"}]}},
+        ({}, {"gates": {"waivers": [
+            {"check": "rejects", "dataset": "b", "at_most": 1, "reason": "known and counted"}]}},
          "gates.waivers: 'b' is not a dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),
         ({}, {"cache_dir": "gs://b/c"}, "demo.yaml: cache_dir: a recipe holds only options that affect the output"),

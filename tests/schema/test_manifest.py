@@ -82,13 +82,3 @@ def test_versions_are_listed_oldest_first(tmp_path: Path) -> None:
     early = manifest.save_manifest(store, _manifest(store, b"older", built_at="2026-01-01"))
 
     assert [one.version for one in manifest.list_versions(store, KEY)] == [early.version, late.version]
-
-
-@pytest.mark.parametrize("older", sorted(manifest.OLDER_FACT_NAMES))
-def test_manifest_of_an_earlier_release_has_its_facts_under_their_names_of_today(tmp_path: Path, older: str) -> None:
-    store = Store(str(tmp_path))
-    saved = manifest.save_manifest(store, replace(_manifest(store, b"x"), facts={"rows": 3, older: 7}))
-
-    loaded = manifest.load_version(store, saved.key, saved.version)
-
-    assert loaded.facts == {"rows": 3, manifest.OLDER_FACT_NAMES[older]: 7}

@@ -129,10 +129,6 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     for name in store.list(f"{at}/{judge.RESULTS_FOLDER}"):
         if name.removesuffix(".json") not in versions:
             yield "check result", f"{at}/{judge.RESULTS_FOLDER}/{name}"
-    yield from (
-        ("check result", f"{at}/{judge.OLD_RESULTS_FOLDER}/{name}")
-        for name in store.list(f"{at}/{judge.OLD_RESULTS_FOLDER}")
-    )
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 

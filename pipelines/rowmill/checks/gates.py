@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from pydantic import AliasChoices, Field, create_model, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity, format_measure
 from rowmill.core.config import Config
 from rowmill.core.errors import join_choices, suggest_name
 from rowmill.core.storage import digest_json
-from rowmill.schema.manifest import OLDER_FACT_NAMES, Manifest, StageKey
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import RowKind
 
 
@@ -35,8 +35,8 @@ RUN_WAIVER_PREFIX: Final = "for one run: "
 class Waiver(Config):
     """A failure that was reviewed and accepted, within a bound; shown on every later page."""
 
-    check: str = Field(validation_alias=AliasChoices("check", "law"))
-    """The check that may fail; `law` is an alias of this option."""
+    check: str
+    """The check that may fail."""
     dataset: str | None = None
     """The dataset for which it may fail; null for checks of the whole recipe."""
     at_most: float | int | None = None
@@ -104,11 +104,6 @@ class Expectation(Config):
     """Highest value that passes."""
     severity: Severity = "error"
     """`error` closes the gate, `warn` only shows."""
-
-    @field_validator("column")
-    @classmethod
-    def _rename_fact(cls, value: str) -> str:
-        return OLDER_FACT_NAMES.get(value, value)
 
     @field_validator("type", mode="before")
     @classmethod

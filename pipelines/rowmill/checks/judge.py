@@ -24,8 +24,6 @@ from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stag
 CheckOutcome = Literal["passed", "failed", "not_applicable"]
 RESULTS_FOLDER = "check_results"
 """Folder of a stage's check results."""
-OLD_RESULTS_FOLDER = "verdicts"
-"""Folder of results before `RESULT_VERSION` 5; they are no longer read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,7 @@ class Splits(Config):
     `12h` or `7d`."""
 
     crossing_groups: Literal["later", "reject"] = "later"
-    """Whether a group with rows on both sides of a boundary goes completely to the later split, or is rejected;
-    `straddle` is an alias of this option."""
+    """Whether a group with rows on both sides of a boundary goes completely to the later split, or is rejected."""
 
     method: Literal["hash", "exact"] = "hash"
     """`hash`: a unit's own hash decides, so that new rows move no others; `exact` (records only): complete units in the

@@ -25,10 +25,6 @@ TABLE_READING_OPTIONS = ("header", "skip", "comment", "escape")
 """Options of `source` that may be written in `format.table`, beside the columns of a table."""
 
 
-GROUP_ALIASES = {"splits": {"straddle": "crossing_groups"}}
-"""Older names of options, by group; they are replaced before groups are merged, so that either name overrides."""
-
-
 _CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
 """Cache options of other projects; rowmill finds stored tokens by a digest of everything that affects them."""
 
@@ -45,12 +41,12 @@ def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
 def resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
     """Move options that other tools place at the top level into their groups."""
     _refuse_cache(raw, where)
-    if isinstance(raw.get("defaults"), dict):
-        raw["defaults"] = resolve_group_aliases(raw["defaults"], f"{where}: defaults")
     if "configs" in raw:
         if "datasets" in raw:
             raise ConfigError(f"{where}: configs and datasets are the same key; only one is allowed; delete configs")
         raw["datasets"] = raw.pop("configs")
+    if isinstance(raw.get("defaults"), dict):
+        raw["defaults"] = dict(raw["defaults"])
     moves = {"chat_template": ("template", "chat_template"), "enforce_eos": ("format", "add_eos"),
              "ignore_token_id": ("packing", "ignore_token_id")}  # fmt: skip
     for alias, (group, field) in moves.items():
@@ -102,7 +98,7 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     if not isinstance(value, dict):
         return value
     at = f"{where}: datasets.{name}"
-    raw = resolve_group_aliases(cast("dict[str, Any]", value), at)
+    raw = dict(cast("dict[str, Any]", value))
     _refuse_cache(raw, at)
     form: object = raw.get("format", {})
     if not isinstance(form, dict):
@@ -242,15 +238,6 @@ def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -
         splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
         if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
             raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
-
-
-def resolve_group_aliases(groups: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Return the groups of a dataset, or of the defaults, with options under their current names."""
-    out = dict(groups)
-    for group, aliases in GROUP_ALIASES.items():
-        if isinstance(out.get(group), dict):
-            out[group] = _resolve_aliases(dict(out[group]), aliases, f"{at}.{group}")
-    return out
 
 
 def _resolve_aliases(options: dict[str, Any], aliases: Mapping[str, str], at: str) -> dict[str, Any]:

@@ -14,12 +14,6 @@ from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 
-OLDER_FACT_NAMES = {
-    "usual_way": "reference_path_texts",
-    "lane_differences": "fast_path_mismatches",
-    "straddles": "boundary_tokens",
-}
-"""Facts that were renamed: manifests of earlier releases hold the older name, and rules of recipes may."""
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
@@ -285,7 +279,6 @@ def read_manifest(store: Store, path: str) -> Manifest | None:
 def parse_manifest(raw: dict[str, Any]) -> Manifest:
     """Rebuild a manifest from its JSON."""
     raw["key"] = tuple(raw["key"])
-    raw["facts"] = {OLDER_FACT_NAMES.get(name, name): value for name, value in raw["facts"].items()}
     raw["parts"] = tuple(parse_part(part) for part in raw["parts"])
     raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])
     raw["token_ledger"] = tuple((str(s), str(c), int(n)) for s, c, n in raw["token_ledger"])

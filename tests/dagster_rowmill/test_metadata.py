@@ -1,6 +1,7 @@
 """Pages: pictures small enough to show, numbers under stable keys, and no text from data where it could act."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -12,11 +13,19 @@ from dagster_rowmill import metadata, stage_summary
 from rowmill.build.runner import StepReport
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
+from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
 from rowmill.schema.ledger import TOKEN_CLASSES
-from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"
+
+
+PACKED = PackedShardsFacts(
+    conservation=0, shard_digests=0, fill=0.5, limit_cost=0, packing_loss=0, packing_losses={}, pack_groups=1,
+    sequences=7, segments=9, tokens=90, trained_tokens=60, tokens_left_out=0, content_hash="xxh3:0", padding=0,
+    padding_share=NOT_APPLICABLE,
+)  # fmt: skip
 
 
 def report(**fields: Any) -> StepReport:
@@ -24,8 +33,7 @@ def report(**fields: Any) -> StepReport:
         "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
         "inputs": {}, "parts": (), "facts": {}, "version": "v",
     }  # fmt: skip
-    # What the summary of such a stage says.
-    facts = {"fill": 0.5} | fields.pop("facts", {})
+    facts = fields.pop("facts", name_facts(PACKED))
     return StepReport(
         Manifest(**{**base, **fields, "facts": facts}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
     )
@@ -76,7 +84,7 @@ def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
 
 
 def test_text_from_data_stays_out_of_markdown() -> None:
-    facts = {"rows": 3, "domain": CALLS_OUT}
+    facts = name_facts(replace(PACKED, content_hash=CALLS_OUT))
     table = DisplayTable(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
     histogram = Histogram(CALLS_OUT, CALLS_OUT, (0.0, 1.0), (1,))
     made = report(
@@ -93,13 +101,13 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 
 def test_facts_that_are_no_numbers_are_left_out() -> None:
-    page = metadata.make_stage_page(
-        report(facts={"fill": 0.5, "nan": float("nan"), "flag": True, "nested": {"a": 1}, "sequences": 7}), STORE
-    )
+    odd = replace(PACKED, limit_cost=float("nan"), shard_digests=True, packing_losses={"examples": (0, 1)})
+
+    page = metadata.make_stage_page(report(facts=name_facts(odd)), STORE)
 
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
-    assert not {"nan", "flag", "nested"} & set(page)
+    assert not {"limit_cost", "shard_digests", "packing_losses", "padding_share", "content_hash"} & set(page)
 
 
 def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None:
@@ -132,7 +140,7 @@ def test_columns_are_shown_with_their_arrow_types_and_what_they_hold() -> None:
 
 
 def test_page_begins_with_its_summary_and_ends_with_bookkeeping() -> None:
-    keys = list(metadata.make_stage_page(report(facts={"sequences": 7}, schema=(("input_ids", "list<int32>"),)), STORE))
+    keys = list(metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"),)), STORE))
 
     # Dagster shows a schema under its own key above all metadata.
     assert "dagster/column_schema" not in keys
@@ -155,10 +163,10 @@ def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
 
 
 def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
-    page = metadata.make_stage_page(report(facts={"parts": 18, "reused": 1}), STORE)
+    facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
+    page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
 
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
-    assert (page["reused"].value, page["build_reused"].value) == (1, False)
 
 
 @settings(deadline=None)

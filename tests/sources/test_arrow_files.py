@@ -1,6 +1,5 @@
 """Arrow files and typed values: saved datasets, Feather, folders that name columns, numbers of their width."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +132,6 @@ def test_narrow_floats_have_the_digits_of_their_width(tmp_path: Path) -> None:
         "map": [["k", 0.1]],
     }
     assert (second["single"], second["double"], third["single"], third["double"]) == (None, 5e-324, 3.4e38, 1e308)
-
-
-@pytest.mark.parametrize(("kind", "is_read_again"), [(pa.float32(), True), (pa.float64(), False)])
-def test_file_is_read_again_only_if_it_would_be_read_otherwise(tmp_path: Path, kind: Any, is_read_again: bool) -> None:
-    pq.write_table(pa.table({"x": pa.array([0.1], kind)}), tmp_path / "a.parquet")
-    [found] = scan(tmp_path, "a.parquet")
-    stored = json.loads(json.dumps(found.to_json()))
-    # As the release before wrote it.
-    for name in ("dialect", "encoding", "asked", "reader_version"):
-        del stored[name]
-    older = FileScan.from_json(
-        {**stored, "delimiter": None, "quote": None, "asked": [None, None], "dialect_version": 0}
-    )
-    made: list[str] = []
-
-    source = Files(train_urls=["a.parquet"])
-    sources.scan_source(source, tmp_path, lambda at, _: made.append(at) or "", {older.url: older})
-
-    assert bool(made) is is_read_again
 
 
 def test_named_format_reads_files_of_any_name(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def file_of(name: str, *, content_bytes: int = 2000, parts: int = 1, **other: An
         SourcePart(
             url=name, split_hint=None, index=index, offset=0, length=content_bytes, first_line=1, first_record=1,
             records=1, sha256=hashlib.sha256(f"{name} {index}".encode()).hexdigest(), part_id=f"{name}-{index}",
-            reader="json_lines", arrow=False, stamp="s", staged=None, content_bytes=content_bytes,
+            reader="json_lines", arrow=False, stamp="s", staged=None, content_bytes=content_bytes, lines=None,
         )
         for index in range(parts)
     )  # fmt: skip
@@ -43,7 +43,7 @@ def many(count: int, **options: Any) -> list[FileScan]:
 
 
 def cost(group: PartGroup) -> int:
-    return sum(part.content_bytes or 0 for part in group)
+    return sum(part.content_bytes for part in group)
 
 
 def test_groups_are_the_parts_in_their_order() -> None:
@@ -219,13 +219,6 @@ def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     [trace] = trace_source(made.project, "s17.csv:2")
     assert b"117" in trace.origin.raw
     assert trace.examples
-
-
-def test_manifest_from_before_shared_parts_has_one_file_per_part(built: Built) -> None:
-    made = built.manifest("rows", "raw_dataset")
-    earlier = replace(made, details={"scans": made.details["scans"]})
-
-    assert all(len(group) == 1 for group in inputs.load_part_groups(earlier))
 
 
 def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:

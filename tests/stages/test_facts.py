@@ -58,19 +58,6 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
         assert stage.stats_inputs.rows(made) is not None, "its number of rows is a fact"
 
 
-def test_fact_that_an_earlier_release_did_not_count_is_false() -> None:
-    @dataclass(frozen=True)
-    class Facts:
-        rows: int
-        has_source: bool
-
-    found = read_facts(Facts, {"rows": 2, "old": 3})
-
-    assert found.rows == 2
-    assert found.has_source is UNCOUNTED
-    assert not found.has_source
-
-
 def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
     @dataclass(frozen=True)
     class Facts:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import pytest
 
 from rowmill.tokenization import engines, tokenizer
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.engines import EncodeTexts, FastEngine, FlatIds
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer, deserialize_tokenizer, serialize_tokenizer
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from tests.support import recipes
 
 TEXTS = ["the river", "seven", "", "a\0b", "e\u0301", "x" * 1000]
@@ -95,19 +94,6 @@ def test_engine_of_another_release_is_not_used(loaded: LoadedTokenizer) -> None:
 
     assert Encoder(loaded).encode(["seven"]).reference_texts == 0
     assert Encoder(other).encode(["seven"]).reference_texts == 1
-
-
-def test_kept_tokenizer_of_an_older_build_is_read_and_takes_the_reference_path(loaded: LoadedTokenizer) -> None:
-    kept = orjson.loads(serialize_tokenizer(loaded).partition(b"\n")[2])
-    for name in ("engine", "engine_version", "refused"):
-        del kept["card"][name]
-    kept["card"] |= {"fast": True, "why_usual": "", "name": "old"}
-
-    old = deserialize_tokenizer(orjson.dumps(kept))
-
-    assert old.card.digest == loaded.card.digest
-    assert Encoder(old).encode(["seven"]).reference_texts == 1
-    assert Encoder(old).encode(["seven"]).ids.tolist() == Encoder(loaded).encode(["seven"]).ids.tolist()
 
 
 def test_engine_is_not_part_of_the_tokenizer_card_in_shards(

@@ -225,13 +225,3 @@ def test_lengths_kept_with_a_tokenizer_are_those_of_its_backend(encoder: Encoder
     ):
         assert one.dtype == other.dtype
         assert one.tolist() == other.tolist()
-
-
-def test_a_tokenizer_that_was_stored_without_lengths_has_those_of_its_backend(encoder: Encoder) -> None:
-    stored = json.loads(serialize_tokenizer(encoder.loaded).partition(b"\n")[2])
-    del stored["token_lengths"]
-    older = Encoder(deserialize_tokenizer(json.dumps(stored).encode()))
-
-    assert older.loaded.token_lengths is None
-    texts = ["a b", f" {SPACE}é"]
-    assert older.encode(texts).starts.tolist() == encoder.encode(texts).starts.tolist()

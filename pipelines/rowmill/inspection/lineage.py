@@ -142,7 +142,7 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
     order, note = load_order(lineage)
     found: list[SegmentLocation] = []
     for part in (part for part in packed.parts if "segments" in part.files):
-        segments = _read_segments(lineage, part)
+        segments = lineage.project.store.table(part.files["segments"])
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
             sequence = row + int(part.facts["first_sequence"])
@@ -151,20 +151,11 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
     return found, note
 
 
-def _read_segments(lineage: Lineage, part: manifest.Part) -> pa.Table:
-    table = lineage.project.store.table(part.files["segments"])
-    if "shard_row" in table.column_names:
-        return table
-    # Older builds numbered the sequences of all shards.
-    rows = pc.subtract(table.column("sequence_id"), int(part.facts["first_sequence"]))
-    return table.append_column("shard_row", rows)
-
-
 def locate_segments(
     lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
 ) -> Iterator[tuple[str, SegmentLocation]]:
     """Yield the segments of a sequence, each with its row's id."""
-    segments = _read_segments(lineage, part)
+    segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
     occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
     offset = 0

@@ -171,8 +171,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         step_offsets=offsets.astype(np.int64),
         step_trained_tokens=trained.astype(np.int64),
         card=dict(raw["card"]),
-        # Builds from before there was a choice do not name their layout.
-        layout=raw.get("layout", "copied"),
+        layout=raw["layout"],
         datasets=tuple(raw["datasets"]),
         ranks=ranks,
         fillers={name: Shard(*one["filler"]) for name, one in raw["ranks"].items() if "filler" in one},

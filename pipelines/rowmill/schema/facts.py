@@ -40,11 +40,8 @@ def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
 
 
 def read_facts(kind: type[FactsT], stored: Mapping[str, Any]) -> FactsT:
-    """Return the facts that a manifest stores, as a stage declares them.
-
-    A version made by an earlier release may lack some, and have others: those are `UNCOUNTED`, and left out.
-    """
-    return kind(**{one.name: stored.get(one.name, UNCOUNTED) for one in fields(kind)})
+    """Return the facts that a manifest stores, as a stage declares them."""
+    return kind(**stored)
 
 
 def require_counted(value: ValueT | Uncounted) -> ValueT:

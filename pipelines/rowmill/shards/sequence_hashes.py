@@ -65,7 +65,5 @@ def join_hashes(tables: Sequence[pa.Table]) -> SequenceHashes:
 
 
 def read_hashes(store: Store, part: Part) -> pa.Table:
-    """Return the hashes of a packed shard's sequences; those of shards of older builds are computed."""
-    if "sequences" in part.files:
-        return store.table(part.files["sequences"])
-    return tabulate_hashes(store.table(part.files["shard"]).combine_chunks())
+    """Return the hashes of a packed shard's sequences."""
+    return store.table(part.files["sequences"])

@@ -373,9 +373,6 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
     source = file.source
     if scan.sample_by not in (None, source.sample_by) or scan.max_record_bytes != source.limits.max_record_bytes:
         return False
-    if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
-        # Grouping small files needs the size.
-        return False
     if not find_file_format(scan.reader).is_current(scan, _make_file_options(file)[0]):
         return False
     return all(part.staged is None or urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)

@@ -1,6 +1,5 @@
 """Parquet: one record per row, whatever the columns are."""
 
-import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,22 +102,12 @@ def _unreadable_error(url: str, why: str) -> SourceError:
     )
 
 
-_CHANGED_READING = re.compile(r"\b(?:float|halffloat)\b")
-"""Types that are read otherwise since the first version of this reader; files without them are not read again."""
-
-
 class _Parquet(FileFormat):
     def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
         return replace(scan, keeps_non_finite=file.keeps_non_finite)
 
     def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        columns = scan.columns or {}
-        is_read_alike = scan.reader_version == self.version or (
-            not any(map(_CHANGED_READING.search, columns.values()))
-            and read_folder_columns(scan.url).keys() <= columns.keys()
-        )
-        is_asked = scan.asked == file.list_asked(self.options) and scan.keeps_non_finite == file.keeps_non_finite
-        return is_read_alike and is_asked
+        return super().is_current(scan, file) and scan.keeps_non_finite == file.keeps_non_finite
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         keeps, is_seekable = file.keeps_non_finite, file.is_seekable

@@ -10,7 +10,7 @@ Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO, Literal
 
 from rowmill.sources.dialect import Dialect
@@ -75,10 +75,10 @@ class SourcePart:
     arrow: bool
     stamp: str
     staged: str | None
-    content_bytes: int | None = None
-    """Size of its records as JSON lines; None in scans of older versions."""
-    lines: int | None = None
-    """Lines of the file that it consists of, as in `PartContent`; None in scans of older versions."""
+    content_bytes: int
+    """Size of its records as JSON lines."""
+    lines: int | None
+    """Lines of the file that it consists of, as in `PartContent`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as a JSON object."""
@@ -128,12 +128,9 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
-        known = {one.name for one in fields(cls)}
-        # A scan of an earlier release has other fields; its reader's version says that it is not current.
-        own: dict[str, Any] = {name: value for name, value in values.items() if name in known and name != "asked"}
-        own["parts"] = tuple(SourcePart.from_json(part) for part in values["parts"])
-        own["dialect"] = None if own.get("dialect") is None else Dialect.from_json(own["dialect"])
-        return cls(**own, asked=asked if isinstance(asked := values.get("asked"), Mapping) else {})
+        own: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
+        own["dialect"] = None if own["dialect"] is None else Dialect.from_json(own["dialect"])
+        return cls(**own)
 
 
 def part_bytes(offset: int) -> int:

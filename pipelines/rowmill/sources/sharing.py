@@ -63,11 +63,11 @@ def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
     for scan in scans:
         is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
         for part in scan.parts:
-            yield part, is_alone and part.content_bytes is not None and part.content_bytes < SMALL_FILE_BYTES
+            yield part, is_alone and part.content_bytes < SMALL_FILE_BYTES
 
 
 def _measure_part_cost(part: SourcePart) -> int:
-    return (part.content_bytes or 0) + FILE_OVERHEAD_BYTES
+    return part.content_bytes + FILE_OVERHEAD_BYTES
 
 
 def _can_share_group(one: SourcePart, other: SourcePart) -> bool:

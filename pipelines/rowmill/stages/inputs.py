@@ -36,8 +36,7 @@ def number_source_parts(scanned: Manifest) -> Iterator[tuple[int, sources.Source
 def load_part_groups(scanned: Manifest) -> list[PartGroup]:
     """Recover the groups of parts whose rows are made together: one per part of `canonical_rows`, in order."""
     parts = load_source_parts(scanned)
-    # In manifests older than grouping, every part is its own group.
-    ends = list(accumulate(scanned.details.get("groups", [1] * len(parts)), initial=0))
+    ends = list(accumulate(scanned.details["groups"], initial=0))
     return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]
 
 

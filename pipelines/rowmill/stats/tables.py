@@ -327,17 +327,6 @@ def _list_parquet_files(store: Store, folder: str) -> Iterator[str]:
             yield from _list_parquet_files(store, path)
 
 
-def _read_table(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
-    """Read a table; a column that an older version did not write is null."""
-    content = _read_or_remove(store, path)
-    if content is None:
-        return None
-    absent = [name for name in schema.names if name not in content.column_names]
-    for name in absent:
-        content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
-    return content.select(schema.names)
-
-
 def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
     """Return whether a table has a schema; False if its footer is damaged."""
     try:
@@ -358,7 +347,8 @@ def _list_stamped_files(store: Store, folder: str, prefix: str) -> list[str]:
 
 def _read_newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Table | None:
     names = _list_stamped_files(store, folder, prefix)
-    return _read_table(store, f"{folder}/{names[-1]}", schema) if names else None
+    content = _read_or_remove(store, f"{folder}/{names[-1]}") if names else None
+    return None if content is None else content.select(schema.names)
 
 
 def _append_file(

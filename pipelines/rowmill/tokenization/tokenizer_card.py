@@ -100,18 +100,11 @@ def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
         If the bytes are not those that `serialize_tokenizer` returned.
 
     """
-    # Older builds wrote no digest before the object.
-    digest, _, stored = (b"", b"", content) if content.startswith(b"{") else content.partition(b"\n")
-    if digest and digest != _digest(stored):
+    digest, _, stored = content.partition(b"\n")
+    if digest != _digest(stored):
         raise ValueError("it is not what was written")
     raw = orjson.loads(stored)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
-    # Cards of older builds contain the name by which the tokenizer was first opened, and know one fast engine, of a
-    # release that they do not name: nothing says that the one installed gives the same ids.
-    card.pop("name", None)
-    if card.pop("why_usual", None) is not None:
-        card.pop("fast")
-        card |= {"engine": REFERENCE_ENGINE, "engine_version": None, "refused": {}}
     kept = raw.get("token_lengths")
     lengths = None if kept is None else _parse_token_lengths(kept)
     return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), lengths)

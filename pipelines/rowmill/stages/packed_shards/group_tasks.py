@@ -172,14 +172,9 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
 
 
 def _list_table_sources(parts: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
-    """Return the source parts that the examples of each part are named after: no other is in their lineage.
-
-    Parts of examples that an older version made do not say; they may be named after any.
-    """
-    every = inputs.load_source_parts(scanned)
-    by_id = {part.part_id: part for part in every}
-    named = (part.facts.get("source_parts") for part in parts)
-    return [every if names is None else [by_id[name] for name in names] for names in named]
+    """Return the source parts that the examples of each part are named after: no other is in their lineage."""
+    by_id = {part.part_id: part for part in inputs.load_source_parts(scanned)}
+    return [[by_id[name] for name in part.facts["source_parts"]] for part in parts]
 
 
 def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:
